@@ -17,6 +17,7 @@ import pytest
 from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
+from app.imaging.apart import DECODERS
 from app.main import create_app
 from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import WorkerTable
@@ -29,7 +30,7 @@ from app.zoo.pull import pull
 from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
-from tests.support import REPOSITORY, ROOT, SHARED, TABLE_VARIABLE, OpenTable, started
+from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
@@ -69,6 +70,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     yield
+    DECODERS.close()
     run = session.config.stash.get(_RUN, None)
     if run is None:
         return
@@ -83,9 +85,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget which files were valid, as another host."""
-    monkeypatch.setenv("LAST_VALID_FD", "")  # restored in the end, whatever `create` writes
+    """Forget which files were valid, as another host, and the Tritons of the test, whose number in the shared table is limited."""
+    monkeypatch.setenv("NEREID_INTERNAL_LAST_VALID_FD", "")  # restored in the end, whatever `create` writes
     yield
+    TABLE.keep_aliases(())
     last_valid.refused.clear()
     if last_valid.own.cache_info().currsize:
         os.close(last_valid.own())

@@ -16,23 +16,27 @@ import pytest
 from structlog.testing import CapturedCall, CapturingLogger
 
 from app.api.application import Application
-from app.api.dependencies import Deployment, WorkerResources
-from app.api.receiving.client_watch import BodyLimits
-from app.api.reports.health_schema import LimitsInForce
+from app.api.context import BodyLimits
+from app.api.dependencies import Deployment, LimitsInForce, WorkerResources
 from app.host.ports import find_free
 from app.imaging.header import PixelLimits
-from app.pipeline.inference import Aggregation
+from app.imaging.transform import ImageTransform
+from app.model.spec import ModelSpec
+from app.pipeline.aggregation import Aggregation
 from app.pipeline.pipeline import Limits
-from app.pipeline.preprocess import Workspace
+from app.pipeline.preprocess import Workspace, fill_input
 from app.resilience.admission import Admission, Capacity
+from app.resilience.decode_backlog import DecodeBacklog
+from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
+from app.telemetry.timing import Timing
 from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.shared_memory import SHM
-from app.triton.transport import Mode, Transport
+from app.triton.transport import InputBuffer, Mode, Transport
 from tests.fakes import models
 
 T = TypeVar("T")
@@ -47,17 +51,17 @@ SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a pipeline with one thread."""
-AGGREGATION = Aggregation(is_on=True, calls=0, workers=lambda: 1)
+AGGREGATION = Aggregation(calls=0, workers=lambda: 1)
 """Of a pipeline that is the only worker of its host."""
-TABLE_VARIABLE = "WORKER_TABLE_FD"
+TABLE_VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""
 TABLE = WorkerTable()
 """Of a worker that is alone on its host."""
 METRICS = Metrics(TABLE, "0")
 """Metrics that nobody looks at."""
 DEPLOYMENT = Deployment(
-    BodyLimits(2**20, pause_seconds=10, total_seconds=30),
-    BodyLimits(2**22, pause_seconds=10, total_seconds=30),
+    BodyLimits(2**20, total_seconds=30),
+    BodyLimits(2**22, total_seconds=30),
     LimitsInForce(
         max_file_size_mb=1,
         max_batch_size_mb=4,
@@ -89,7 +93,6 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def lifespan_of(app: Application) -> AsyncIterator[None]:
-    """Run an application's lifespan."""
     to_app: asyncio.Queue[Any] = asyncio.Queue()
     from_app: asyncio.Queue[Any] = asyncio.Queue()
     scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}}
@@ -208,7 +211,12 @@ async def finds(client: httpx.AsyncClient, model: str = "six_columns") -> bool:
 async def transport_in_use(client: httpx.AsyncClient) -> str:
     """Read from /health how tensors travel."""
     report: dict[str, Any] = (await client.get("/health")).json()
-    return str(report["performance"]["optimizations"]["transport"])
+    return str(report["tritons"][0]["transport"])
+
+
+def is_mapped(transport: Transport) -> bool:
+    """Return whether any Triton has mapped an arena."""
+    return any(map(transport.maps_memory, transport.regions))
 
 
 async def eventually(holds: Callable[[], bool]) -> bool:
@@ -233,9 +241,14 @@ def transport_to(client: TritonClient, mode: Mode = "auto") -> Transport:
     return Transport(mode, Regions(client))
 
 
-def workspace(transport: Transport, max_pixels: int = 10**6) -> Workspace:
-    """Make what a worker with memory for any image has for it."""
-    return Workspace(PixelLimits(max_pixels, max_pixels), MemoryBudget(TABLE, "memory", 2**40), transport)
+def workspace(transport: Transport) -> Workspace:
+    """Return a workspace with memory for any image."""
+    return Workspace(PixelLimits(10**6, 10**6), MemoryBudget(TABLE, "memory", 2**40), DecodeBacklog(TABLE, 1), transport)
+
+
+def fill(data: bytes, spec: ModelSpec, transport: Transport, lease: Lease) -> tuple[InputBuffer, ImageTransform]:
+    """Fill the input of a model, with memory for any image."""
+    return fill_input(data, 0, spec, workspace(transport), Timing(), lease)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def test_an_api_that_answers_something_else_has_failed() -> None:
 
 
 def test_all_instances_must_live(tmp_path: Path) -> None:
-    settings = Settings(instances=2, socket_folder=str(tmp_path))
+    settings = Settings(instances=2, socket=str(tmp_path))
     first, second = tmp_path / "nereid-1.sock", tmp_path / "nereid-2.sock"
     with living_on(first):
         assert healthcheck.failure(settings) == f"{second} does not answer"

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from PIL import Image
 from app import main
 from app.main import create_app, open_resources
 from app.pipeline import pipeline
+from app.pipeline.decode_threads import DecodeThreads
 from app.settings.schema import Settings, SettingsError
 from app.triton.shared_memory import SHM
 from app.zoo import registry
@@ -48,10 +48,17 @@ def arenas() -> set[str]:
     return {path.name for path in SHM.glob("nereid-*")}
 
 
-async def test_default_model_is_known_before_the_first_request(settings: Settings) -> None:
+async def test_a_worker_is_prepared_for_its_first_request(settings: Settings) -> None:
+    """The default model is known and warm, by the transport of the settings; the garbage collector passes over the application."""
     fake = FakeTriton()
-    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
-        assert fake.config_reads == 1
+    async with serving(fake) as port:
+        application = create_app(with_triton(settings, port))
+        assert any(thing is application for thing in gc.get_objects())
+        async with started(application):
+            assert fake.config_reads == 1
+            assert [request.id for request in fake.requests] == ["warm-up"]
+            assert not fake.regions
+            assert not any(thing is application for thing in gc.get_objects())
 
 
 async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +97,6 @@ async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
             assert created <= arenas() - before
         assert not fake.regions
         assert not created & arenas()
-
-
-async def test_transport_is_that_of_the_settings(settings: Settings) -> None:
-    fake = FakeTriton()
-    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
-        assert not fake.regions
 
 
 @pytest.fixture
@@ -147,17 +148,17 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     fake, gate = FakeTriton(), Gate()
-    shutdown = ThreadPoolExecutor.shutdown
+    close = DecodeThreads.close
 
-    def shut_down(executor: ThreadPoolExecutor, **options: bool) -> None:
+    def open_and_close(threads: DecodeThreads) -> None:
         gate.opened.set()
-        shutdown(executor, **options)
+        close(threads)
 
     async def answer() -> None:
         await settle()
         fake.may_answer.set()
 
-    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shut_down)  # the end of the application has come so far
+    monkeypatch.setattr(DecodeThreads, "close", open_and_close)  # the end of the application has come so far
     async with serving(fake) as port, started(create_app(with_triton(settings, port))) as client:
         if how == "decoding":
             gate.block(monkeypatch, pipeline, "fill_input")
@@ -171,12 +172,6 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     asyncio.get_running_loop().set_exception_handler(None)
 
     assert reports == []
-
-
-async def test_the_default_model_is_warmed_up(settings: Settings) -> None:
-    fake = FakeTriton()
-    async with serving(fake) as port, started(create_app(with_triton(settings, port))):
-        assert [request.id for request in fake.requests] == ["warm-up"]
 
 
 @pytest.mark.parametrize(("image_format", "side"), [("PNG", 1000), ("AVIF", 707)])
@@ -254,7 +249,7 @@ async def test_what_opentelemetry_complains_of_is_in_the_log(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     async with serving(FakeTriton()) as port:
-        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True, log_format="json")
+        traced = msgspec.structs.replace(with_triton(settings, port), tracing=True)
         async with started(create_app(traced)) as client:
             assert (await client.get("/livez")).status_code == 200
 
@@ -262,15 +257,6 @@ async def test_what_opentelemetry_complains_of_is_in_the_log(
     lines = [msgspec.json.decode(line) for line in out.splitlines()]
     assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
     assert err == ""
-
-
-async def test_objects_of_the_application_are_frozen(settings: Settings) -> None:
-    """The garbage collector does not examine again what lives as long as the worker."""
-    async with serving(FakeTriton()) as port:
-        application = create_app(with_triton(settings, port))
-        assert any(thing is application for thing in gc.get_objects())
-        async with started(application):
-            assert not any(thing is application for thing in gc.get_objects())
 
 
 async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
@@ -312,10 +298,10 @@ def test_invalid_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_process_is_configured(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Logs have the level and the format of the settings, and freed memory is kept."""
+    """Logs have the level of the settings, and freed memory is kept."""
     called: list[int] = []
     monkeypatch.setattr("app.host.allocator.keep_freed_memory", lambda: called.append(1))
-    create_app(msgspec.structs.replace(settings, log_level="warning", log_format="json"))
+    create_app(msgspec.structs.replace(settings, log_level="warning"))
     structlog.get_logger().info("quiet")
     structlog.get_logger().warning("loud")
 

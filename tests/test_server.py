@@ -1,6 +1,8 @@
 """The server of the API as a user runs it, in real processes: it stops in order, and replaces workers that do not respond."""
 
 import asyncio
+import hashlib
+import inspect
 import os
 import signal
 import socket
@@ -19,9 +21,11 @@ import numpy as np
 import psutil
 import pytest
 import trustme
+from granian import _signals
 from granian.constants import HTTPModes, Interfaces
+from granian.server.common import AbstractServer, AbstractWorker
 
-from app.api.admission import keys
+from app.api.caller import keys
 from app.host.processes import SUPERVISED, kill_group
 from app.server import Server
 from app.settings.schema import Settings
@@ -90,6 +94,7 @@ class Api:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=[int(os.environ[SUPERVISED])] if SUPERVISED in os.environ else [],
             )
         # Each request has a connection of its own, so that none is sent to a worker that has stopped meanwhile.
         transport = httpx.AsyncHTTPTransport(uds=str(self.socket), limits=httpx.Limits(max_keepalive_connections=0))
@@ -183,6 +188,14 @@ async def stalled(fake: FakeTriton, api: Api) -> AsyncIterator["asyncio.Task[htt
         await asyncio.gather(request, return_exceptions=True)
 
 
+async def check_graceful_end(fake: FakeTriton, api: Api, request: "asyncio.Task[httpx.Response]") -> None:
+    """The stalled request is answered, and the server ends without a word."""
+    fake.may_answer.set()
+    assert (await request).status_code == 200
+    assert await api.exit_code() == 0
+    assert api.messages == []
+
+
 @pytest.mark.system
 async def test_it_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> None:
     """Whoever may write to the socket may use it; one that a killed server has left there is no obstacle."""
@@ -215,7 +228,7 @@ async def test_an_address_where_it_cannot_listen_is_one_line(fake: FakeTriton, t
     api = Api(fake.url, tmp_path, patch, socket=missing)
 
     assert await api.exit_code() == 1
-    assert api.messages == [f"nereid: cannot listen on unix:{missing}: No such file or directory (os error 2)"]
+    assert api.messages == [f"nereid: cannot listen on {missing}: No such file or directory (os error 2)"]
     await api.client.aclose()
 
 
@@ -231,12 +244,9 @@ async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path)
         await until(api.is_refused)
         assert api.process.poll() is None
         assert not request.done()
-        fake.may_answer.set()
-        assert (await request).status_code == 200
-        assert await api.exit_code() == 0
+        await check_graceful_end(fake, api, request)
         assert has_ended(worker)
         assert not api.socket.exists()
-        assert api.messages == []
 
 
 @pytest.mark.system
@@ -260,8 +270,9 @@ async def test_a_second_signal_ends_it_at_once(fake: FakeTriton, tmp_path: Path,
 async def test_a_second_signal_is_ignored_under_a_supervisor(
     fake: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Systemd may have sent the first one, to all processes; the supervisor kills what it does not want to wait for."""
-    monkeypatch.setenv(SUPERVISED, "1")
+    """Systemd may have sent the first one, to all processes; the supervisor kills what shows no sign of life."""
+    beats = os.eventfd(0)
+    monkeypatch.setenv(SUPERVISED, str(beats))
     patch = SIGNALS.format(same_seconds=0)
     async with running(fake, tmp_path, patch, drain_delay_seconds=0.5) as api, stalled(fake, api) as request:
         api.process.terminate()
@@ -269,10 +280,23 @@ async def test_a_second_signal_is_ignored_under_a_supervisor(
         api.process.terminate()
         await until(partial(api.has_noted, signals=2))
         assert not request.done()
-        fake.may_answer.set()
-        assert (await request).status_code == 200
-        assert await api.exit_code() == 0
-        assert api.messages == []
+        for _ in range(2):
+            assert await asyncio.to_thread(os.eventfd_read, beats)
+        await check_graceful_end(fake, api, request)
+
+
+@pytest.mark.system
+async def test_systemd_is_told_that_it_works(fake: FakeTriton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(PATIENCE_SECONDS)
+        async with running(fake, tmp_path):
+            told: list[bytes] = []
+            while {b"READY=1", b"WATCHDOG=1"} > {*told} or told[-1] == b"READY=1":
+                told.append(await asyncio.to_thread(systemd.recv, 64))
+
+    assert told.count(b"READY=1") == 1
 
 
 @pytest.mark.system
@@ -284,10 +308,7 @@ async def test_a_signal_that_is_sent_twice_is_one(fake: FakeTriton, tmp_path: Pa
             await until(partial(api.has_noted, signals=count))
         await until(api.is_refused)
         assert not request.done()
-        fake.may_answer.set()
-        assert (await request).status_code == 200
-        assert await api.exit_code() == 0
-        assert api.messages == []
+        await check_graceful_end(fake, api, request)
 
 
 @pytest.mark.system
@@ -295,9 +316,7 @@ async def test_ctrl_c_does_not_wait_for_load_balancers(fake: FakeTriton, tmp_pat
     async with running(fake, tmp_path, drain_delay_seconds=FOREVER) as api, stalled(fake, api) as request:
         api.process.send_signal(signal.SIGINT)
         await until(api.is_refused)
-        fake.may_answer.set()
-        assert (await request).status_code == 200
-        assert await api.exit_code() == 0
+        await check_graceful_end(fake, api, request)
 
 
 @pytest.mark.system
@@ -306,10 +325,7 @@ async def test_workers_may_get_the_signal_too(fake: FakeTriton, tmp_path: Path) 
     async with running(fake, tmp_path, drain_delay_seconds=1, workers=2) as api, stalled(fake, api) as request:
         os.killpg(api.process.pid, signal.SIGTERM)
         await until(api.is_refused)
-        fake.may_answer.set()
-        assert (await request).status_code == 200
-        assert await api.exit_code() == 0
-        assert api.messages == []
+        await check_graceful_end(fake, api, request)
 
 
 SLOW_START = f"""
@@ -484,19 +500,24 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
     """Those that start meanwhile use what the files contained before, also after a renewal."""
     credential, table = keys.create("camera-1")
     contents = {
-        "api_keys_file": table.replace('["detect"]', '["detect", "health"]'),
-        "triton_ca_file": trustme.CA().cert_pem.bytes().decode(),
-        "label_studio_token_file": "0123456789",
+        "keys.toml": table.replace('["detect"]', '["detect", "health"]'),
+        "ca.crt": trustme.CA().cert_pem.bytes().decode(),
+        "token": "0123456789",
     }
-    files: dict[str, Any] = {name: tmp_path / name for name in contents}
-    for name, file in files.items():
-        file.write_text(contents[name], encoding="utf-8")
-    more: dict[str, Any] = {"triton_tls": True, "dialects": "label-studio", "label_studio_url": "http://127.0.0.1:8080"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    more: dict[str, Any] = {
+        "api_keys_file": tmp_path / "keys.toml",
+        "triton_tls_folder": tmp_path,
+        "dialects": "label-studio",
+        "label_studio_url": "http://127.0.0.1:8080",
+        "label_studio_token_file": tmp_path / "token",
+    }
     patch = "import app.server; app.server._HANDOVER_SECONDS = 3.0"
-    async with running(fake, tmp_path, patch, workers=2, **more, **files) as api:
+    async with running(fake, tmp_path, patch, workers=2, **more) as api:
         api.client.headers["x-api-key"] = credential
-        for file in files.values():
-            file.write_text("", encoding="utf-8")
+        for name in contents:
+            (tmp_path / name).write_text("", encoding="utf-8")
         first = set(api.workers())
 
         async def are_replaced(count: int) -> bool:
@@ -606,6 +627,22 @@ async def test_host_may_be_a_name(fake: FakeTriton, tmp_path: Path) -> None:
     """The server itself takes only an address."""
     async with running_gateway(fake.url, tmp_path, host="localhost", workers=1) as gateway, httpx.AsyncClient() as client:
         assert (await client.get(f"http://localhost:{gateway.port}/livez")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("function", "digest"),
+    [
+        (AbstractServer.startup, "6b80a44c5e1db15e"),
+        (AbstractServer.shutdown, "e6559a0343cf7bdb"),
+        (AbstractServer.signal_handler_interrupt, "e9efe050e7e2d430"),
+        (AbstractServer._respawn_workers, "164f5281ce938dbe"),  # noqa: SLF001
+        (AbstractWorker.is_alive, "fbf49ffdde8a7170"),
+        (_signals.set_loop_signals, "ce78d76020b2e048"),
+    ],
+)
+def test_what_the_server_overrides_is_as_it_was(function: Callable[..., object], digest: str) -> None:
+    """If Granian has changed it, look through `app/server.py` before the new digest."""
+    assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16] == digest
 
 
 def test_server_is_as_the_settings_say() -> None:

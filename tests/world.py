@@ -14,8 +14,9 @@ import pytest
 
 from app.errors import DeadlinePassed, GatewayError
 from app.model.spec import ModelSpec, from_triton_config
+from app.pipeline.batch import PendingImage
+from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Detections, DetectOptions
-from app.pipeline.inference import InferenceRunner
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls
 from app.resilience.admission import WHOLE, Admission, Share
@@ -97,7 +98,7 @@ class World:
         """Calls that one Triton may have."""
         self.transport = Transport(mode)
         self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
-        self.inferences = InferenceRunner(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
+        self.batchers = Batchers(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
         calls = TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, LIMITS.timeout_seconds)
         self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)
         self.slot: Slot | None = None
@@ -190,7 +191,7 @@ class World:
             buffer = self.transport.allocate(spec.image_shape, np.uint8, spec.image_bytes, permit)
             buffer.tensor[:] = IMAGE
             self.slot = buffer.slot
-            return await self.inferences.run(spec, buffer, call, permit)
+            return await self.batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
 
     async def start(self, images: int = 1, seconds: float = 30, **others: Any) -> list[asyncio.Task[InferResult]]:  # noqa: ANN401
         """Start inferences, and wait until Triton has them."""
@@ -215,7 +216,7 @@ class World:
     async def settle(self) -> None:
         """Let all inferences be answered, also those that nobody waits for any more."""
         self.let_answer()
-        await self.inferences.close(10)
+        await self.batchers.close(10)
         await asyncio.sleep(0)
         assert await eventually(lambda: not any(self.running))
 
@@ -249,7 +250,7 @@ class World:
         """Close everything in the order in which a worker does."""
         self.let_answer()
         await self.pipeline.close()
-        await self.inferences.close(10)
+        await self.batchers.close(10)
         await self.transport.close()
         await self.pool.close()
 

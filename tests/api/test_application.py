@@ -11,7 +11,7 @@ from app.api.application import Application
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
-from tests.support import DEPLOYMENT, METRICS, SCENE, json, lifespan_of, started
+from tests.support import DEPLOYMENT, METRICS, json, lifespan_of, started
 from tests.world import open_world
 
 
@@ -79,38 +79,6 @@ async def test_an_application_can_be_started_only_once(worker: Worker) -> None:
 
     assert "this application was started before; build another one" in await start_and_fail(app)
     assert worker.events == ["opened", "closed"]
-
-
-@pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_every_route_exists_with_and_without_its_version(worker: Worker, prefix: str) -> None:
-    async with started(build(worker)) as client:
-        for path in ("/livez", "/readyz", "/health", "/models"):
-            assert (await client.get(prefix + path)).status_code == 200
-        for path in ("/detect", "/predict/tiny"):
-            assert json(await client.post(prefix + path, content=SCENE), 502)["code"] == "invalid_model_output"
-
-
-async def test_the_documentation_is_not_versioned(worker: Worker) -> None:
-    async with started(build(worker)) as client:
-        assert (await client.get("/docs")).status_code == 200
-        assert (await client.get("/v1/docs")).status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/predict", "/predict/a/b", "/v2/detect", "/schema", "/detect/x"])
-async def test_other_paths_do_not_exist(worker: Worker, path: str) -> None:
-    async with started(build(worker)) as client:
-        response = await client.get(path)
-
-    assert response.status_code == 404
-    assert response.headers["content-type"] == "application/problem+json"
-
-
-async def test_every_response_has_the_headers_of_the_middleware(worker: Worker) -> None:
-    """The middleware is the outermost layer, so even a 404 passes it."""
-    async with started(build(worker)) as client:
-        for path in ("/livez", "/nowhere", "/docs", "/docs-assets/nothing"):
-            headers = (await client.get(path)).headers
-            assert {"x-request-id", "x-process-time", "server-timing"} <= set(headers)
 
 
 async def test_a_worker_that_cannot_be_opened_fails_the_start(worker: Worker) -> None:

@@ -50,16 +50,6 @@ def build(tritons: StubPool, model: str) -> Application:
     return application.build(open_resources, DEPLOYMENT)
 
 
-async def test_each_provider_returns_its_part_of_the_worker() -> None:
-    """It may be set after the providers were made, as the lifespan does."""
-    resources = WorkerResources(DEPLOYMENT)
-    provided = providers(resources)
-    resources.tritons, resources.pipeline = StubPool(), StubPipeline("a")
-
-    assert await provided["triton_client"]() is resources.tritons
-    assert await provided["pipeline"](triton_client=resources.tritons) is resources.pipeline
-
-
 def test_every_application_has_providers_of_its_own() -> None:
     """A provider caches its value, so applications must not share it."""
     first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
@@ -98,13 +88,3 @@ async def test_two_applications_in_one_process_do_not_share_dependencies() -> No
             json(await client.get("/readyz"))
 
     assert (first.asked, second.asked) == (["a", "a"], ["b"])
-
-
-async def test_an_application_that_is_started_after_another_has_its_own_worker() -> None:
-    tritons = []
-    for model in ("a", "b"):
-        tritons.append(StubPool())
-        async with started(build(tritons[-1], model)) as client:
-            json(await client.get("/readyz"))
-
-    assert [triton.asked for triton in tritons] == [["a"], ["b"]]

@@ -1,4 +1,7 @@
-"""Every route at which a model is asked, and every cause for which a request is rejected before its body is received."""
+"""Every route at which a model is asked, and every cause for which a request is rejected before its body is received.
+
+The tests compare all routes, also those of the dialects, with the one order of checks, so no module has them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -11,8 +14,8 @@ import grpc
 import pytest
 
 from app.api import application
-from app.api.admission.keys import ApiKeys
 from app.api.application import Application
+from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
@@ -62,7 +65,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=Settings().dialect_options), ApiKeys(Path(file)))
+        app = application.build(open_resources, DEPLOYMENT._replace(dialects=Settings().dialect_names), ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)
@@ -160,6 +163,8 @@ async def test_an_open_circuit(gateway: Gateway) -> None:
                 nothing = {"type": "http.request", "body": b"", "more_body": False}
                 assert (await call(gateway.app, receiving(nothing), path, [CAMERA])).status != 503, path
             assert (await gateway.ask(path, CAMERA, HTML)).status == status_of(path, 415), path
+            assert (await gateway.ask(path, MONITOR)).status == 403, path
+            assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
 
 async def test_a_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:

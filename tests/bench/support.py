@@ -1,7 +1,6 @@
 """What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -14,7 +13,6 @@ import pytest
 
 from app.triton.shared_memory import SHM
 from bench.harness.environments import REFERENCE
-from bench.harness.processes import ROOT, environment_of
 from bench.load.images import Sample
 from bench.load.outcome import Outcome, encode_latencies
 from bench.report.contests import Contest, ContestantResult
@@ -40,6 +38,15 @@ def answer(body: bytes, status: str = "200 OK", *more: str) -> bytes:
 def always(response: bytes | None) -> Reply:
     async def reply(_number: int, _request: bytes) -> bytes | None:
         return response
+
+    return reply
+
+
+def silent(end: asyncio.Event) -> Reply:
+    """Answer nothing; close the connections at the end."""
+
+    async def reply(_number: int, _request: bytes) -> None:
+        await end.wait()
 
     return reply
 
@@ -90,47 +97,6 @@ async def serving(reply: Reply) -> AsyncIterator[FakeServer]:
 def arenas_of(pids: Iterable[int]) -> list[Path]:
     """Return the shared-memory arenas that processes have created."""
     return [path for pid in pids for path in SHM.glob(f"nereid-{pid}-*")]
-
-
-# Runs an application of `bench.contestants.reference` with stand-ins for its client and the image, and prints what the client does.
-_PRINT_CLIENTS = """
-import sys
-from importlib import import_module
-from bench.contestants import reference
-from bench.experiments.candidates.asgi import AsgiRunner
-
-class Client:
-    def __init__(self, address):
-        assert address == "triton:1"
-        print("created")
-
-    def close(self):
-        print("closed")
-
-class Nothing:
-    canvas = width = height = 0
-
-reference.InferenceServerClient = Client
-reference.letterbox = lambda body: Nothing
-reference.normalize = lambda canvas: canvas
-reference.infer = lambda client, model, image, tensor: print("used")
-reference.describe = lambda image, labels, tensors: {}
-runner = AsgiRunner(import_module("bench.contestants." + sys.argv[1]).app)
-for _ in range(int(sys.argv[2])):
-    runner.send_request(None)
-"""
-
-
-def clients_of(contestant: str, requests: int) -> list[str]:
-    """Return what a variant of the reference does with clients of Triton during so many requests, in order."""
-    environment = environment_of(ROOT) | {
-        "BENCH_TRITON": "triton:1",
-        "BENCH_MODEL": "m",
-        "BENCH_LABELS": "a",
-        "BENCH_TENSOR": "FP32",
-    }
-    command = [str(REFERENCE.python()), "-c", _PRINT_CLIENTS, contestant, str(requests)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
 @cache

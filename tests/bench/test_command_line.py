@@ -12,7 +12,7 @@ from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
     *("quick", "full", "sustained", "sweep", "open", "overload"),
-    *("versus", "limit", "stages", "workers", "accuracy", "instances", "profile", "dashboard", "tune", "scale", "dialects"),
+    *("versus", "limit", "stages", "workers", "options", "profile", "tune", "scale", "dialects"),
     *("compare", "report"),
 }
 

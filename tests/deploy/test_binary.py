@@ -21,7 +21,7 @@ from app.host.ports import find_free
 from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
 from bench.harness.triton import link_installation
-from tests.imaging.samples import FORMATS, encode
+from tests.imaging.samples import FORMATS, HEIC, encode
 from tests.processes import PATIENCE_SECONDS, wait_for, wait_until_gone
 from tests.programs import require_program
 from tests.support import IMAGES, ROOT, free_port, json, sample_image
@@ -163,6 +163,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
     port, plain = find_free(2)
     with running(bare.command("nereid", "api"), bare.root / "tmp", port, "readyz", **outside) as process:
         found = boxes(f"http://127.0.0.1:{port}/detect")
+        assert httpx.post(f"http://127.0.0.1:{port}/detect", content=HEIC, timeout=60).status_code == 200
         doctor = bare.run("nereid", "doctor", "--no-burst", NEREID_PORT=port, **outside)
         bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
         assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")

@@ -185,8 +185,8 @@ def test_nginx_has_the_sockets_of_the_instances() -> None:
     configured = settings(CPU["nereid"])
 
     assert upstream("upstream.conf") == sockets(configured)
-    assert f"sockets:{configured.socket_folder}" in CPU["nereid"]["volumes"]
-    assert f"sockets:{configured.socket_folder}" in CPU["nginx"]["volumes"]
+    assert f"sockets:{configured.socket}" in CPU["nereid"]["volumes"]
+    assert f"sockets:{configured.socket}" in CPU["nginx"]["volumes"]
     assert int(configured.socket_mode, 8) & 0o002
 
 

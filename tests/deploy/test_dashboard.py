@@ -6,11 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.experiments.dashboard import DASHBOARD
-from bench.report.dashboard import Panel, everything, fill_in, load_dashboard
+from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES, Panel
 from tests.deploy.test_prometheus import promtool
 
-PANELS = load_dashboard(DASHBOARD).panels
 CHARTS = [panel for panel in PANELS if panel.type != "row"]
 
 
@@ -42,17 +40,16 @@ def test_variables_are_used_and_defined() -> None:
     """Every panel asks the data source that the user chose, and expressions use no variable that there is not."""
     text = DASHBOARD.read_text(encoding="utf-8")
     sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', text)
-    defined = {variable.name for variable in load_dashboard(DASHBOARD).templating.list}
     used = {name for panel in CHARTS for target in panel.targets for name in re.findall(r"\$(\w+)", target.expr)}
 
     assert set(sources) == {"${datasource}"}
-    assert len(sources) == len(CHARTS) + len(defined) - 1
-    assert defined == {"datasource", *used} - {"__rate_interval"}
+    assert len(sources) == len(CHARTS) + len(VARIABLES) - 1
+    assert {"datasource", *used} - {"__rate_interval"} == VARIABLES
 
 
 def test_every_expression_is_valid(tmp_path: Path) -> None:
     """Promtool checks the expressions as if they were rules."""
-    expressions = [fill_in(target.expr, everything("1m")) for panel in CHARTS for target in panel.targets]
+    expressions = [target.expression("1m") for panel in CHARTS for target in panel.targets]
     rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(expressions)]
     (tmp_path / "rules.yml").write_bytes(msgspec.json.encode({"groups": [{"name": "panels", "rules": rules}]}))
 

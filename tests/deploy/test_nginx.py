@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shlex
-import signal
 import socket
 import ssl
 import subprocess
@@ -42,8 +41,6 @@ DETECT = b"POST /detect HTTP/1.1\r\nHost: nereid\r\n"
 
 
 class Service(NamedTuple):
-    """Three instances that `serve` runs, and NGINX in front of them."""
-
     proxy: Proxy
     process: psutil.Process
     folder: Path
@@ -76,12 +73,11 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
     given = {
         "instances": INSTANCES,
         "workers": 1,
-        "socket_folder": folder / "run",
+        "socket": folder / "run",
         "triton_endpoints": settings.triton_address,
         "triton_control_key_file": settings.control_key_path,
         "model": "six_columns",
         "model_repository": settings.model_repository,
-        "log_format": "json",
     }
     with no_process_left(), (folder / "serve.log").open("wb") as output:
         process = subprocess.Popen(
@@ -238,7 +234,7 @@ def test_http_is_redirected(service: Service) -> None:
 
 @pytest.mark.parametrize(("version", "is_accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
-def test_old_tls_is_refused(service: Service, version: str, is_accepted: bool) -> None:  # noqa: FBT001
+def test_old_tls_is_refused(service: Service, version: str, *, is_accepted: bool) -> None:
     """HTTP/2 is offered with all accepted versions."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -381,7 +377,7 @@ async def test_the_log_of_the_gateway_has_the_address_of_the_client(service: Ser
 @pytest.mark.parametrize(
     ("given", "is_kept"), [("camera-1.42", True), ("x" * 64, True), ("x" * 65, False), ('"}, {', False), ("", False)]
 )
-async def test_one_request_id_in_both_logs(service: Service, client: httpx.AsyncClient, given: str, is_kept: bool) -> None:  # noqa: FBT001
+async def test_one_request_id_in_both_logs(service: Service, client: httpx.AsyncClient, given: str, *, is_kept: bool) -> None:
     used = (await client.get("/models", headers={"X-Request-ID": given})).headers["x-request-id"]
 
     assert (used == given) == is_kept
@@ -507,45 +503,6 @@ async def test_slow_clients_do_not_reach_the_gateway(service: Service) -> None:
     assert during - before < 10  # those that NGINX keeps
 
 
-class Traffic:
-    """Clients of the public listener, each with an address of its own; the last one asks whether the service is ready."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.detected: list[int] = []
-        self.probed: list[int] = []
-        self.tasks = [asyncio.create_task(self._detect(proxy, f"127.0.0.{number}")) for number in range(41, 47)]
-        self.tasks.append(asyncio.create_task(self._probe(proxy)))
-
-    async def until(self, requests: int) -> None:
-        """Wait until this many more detections have ended."""
-        target = len(self.detected) + requests
-        async with asyncio.timeout(60):
-            while len(self.detected) < target:
-                await asyncio.sleep(0.01)
-                assert not any(task.done() for task in self.tasks)
-
-    async def _detect(self, proxy: Proxy, address: str) -> None:
-        async with clients(proxy, address) as client:
-            while True:
-                self.detected.append((await client.post("/detect", content=SCENE)).status_code)
-
-    async def _probe(self, proxy: Proxy) -> None:
-        async with clients(proxy, "127.0.0.47") as client:
-            while True:
-                self.probed.append((await client.get("/readyz")).status_code)
-
-
-@asynccontextmanager
-async def traffic(proxy: Proxy) -> AsyncIterator[Traffic]:
-    running = Traffic(proxy)
-    try:
-        yield running
-    finally:
-        for task in running.tasks:
-            task.cancel()
-        await asyncio.gather(*running.tasks, return_exceptions=True)
-
-
 def test_the_units_reload_reaches_the_instances_and_nothing_else(service: Service) -> None:
     """SIGHUP would end a worker. An instance that has just been started gets its name a moment later."""
     pattern = shlex.split(NEREID["ExecReload"][0])[-1]
@@ -556,19 +513,3 @@ def test_the_units_reload_reaches_the_instances_and_nothing_else(service: Servic
 
     wait_for(lambda: len(reached()) == INSTANCES)
     assert reached() == service.instances()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])
-async def test_an_instance_that_ends_loses_nothing(service: Service, how: signal.Signals) -> None:
-    """Each request is answered, and the service is ready, also until the instance has been started again."""
-    async with traffic(service.proxy) as running:
-        await running.until(100)
-        instance = service.instances()[0]
-        instance.send_signal(how)
-        while not has_ended(instance):
-            await running.until(1)
-        while len(service.instances()) < INSTANCES:
-            await running.until(1)
-        await running.until(200)
-
-    assert set(running.detected) == set(running.probed) == {200}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from app import server
 from app.api.application import table_of
+from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import live, livez, readyz
@@ -40,12 +41,11 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     assert '413 "the limit is $nereid_body_limit";' in TEXT
     for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
         assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
-    assert seconds("client_body_timeout") == settings.body_pause_seconds
+    assert seconds("client_body_timeout") == PAUSE_SECONDS
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
 
 
 def test_the_gateways_own_errors_have_the_same_names() -> None:
-    """A client need not know whether NGINX or the gateway rejected it."""
     for error in (BodyTooLarge, MalformedRequest):
         assert f"    {error.status} {error.code};\n" in TEXT
         assert f'    {error.status} "{error.title}";\n' in TEXT

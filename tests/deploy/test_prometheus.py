@@ -12,9 +12,9 @@ from app.api.application import table_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
 from app.settings.schema import DIALECTS
-from bench.experiments.dashboard import DASHBOARD
-from bench.harness.prometheus import CONFIG
+from tests.deploy.dashboard import DASHBOARD
 from tests.programs import require_program
+from tests.prometheus import CONFIG
 from tests.support import ROOT
 
 FOLDER = CONFIG.parent

@@ -78,7 +78,7 @@ def test_the_unit_can_do_little(unit: str) -> None:
 
 
 @pytest.mark.parametrize("with_own_triton", [False, True])
-def test_settings_are_valid(with_own_triton: bool) -> None:  # noqa: FBT001
+def test_settings_are_valid(*, with_own_triton: bool) -> None:
     """With either Triton; that of the other unit listens where the proposed settings say."""
     configured = settings(with_own_triton=with_own_triton)
 
@@ -94,12 +94,19 @@ def test_requests_in_progress_may_end() -> None:
     assert NEREID["KillMode"] == TRITON["KillMode"] == ["mixed"]
 
 
+def test_a_service_that_hangs_is_started_again() -> None:
+    """The first process of the one file is not the one that tells systemd. One that is stopped obeys no other signal."""
+    assert (NEREID["Type"], NEREID["NotifyAccess"], NEREID["WatchdogSignal"]) == (["notify"], ["all"], ["SIGKILL"])
+    assert int(NEREID["WatchdogSec"][0]) == 30
+    assert NEREID["Restart"] == ["on-failure"]
+
+
 def test_nginx_finds_the_sockets() -> None:
     """As many as it knows, in the folder that systemd makes for its group."""
     configured = settings(with_own_triton=False)
 
     assert upstream("upstream.conf") == sockets(configured)
-    assert configured.socket_folder == f"/run/{NEREID['RuntimeDirectory'][0]}"
+    assert configured.socket == f"/run/{NEREID['RuntimeDirectory'][0]}"
     assert int(NEREID["RuntimeDirectoryMode"][0], 8) & 0o010
     assert int(configured.socket_mode, 8) & 0o020
 

@@ -104,7 +104,7 @@ def test_other_schedulers_are_not_judged(kind: str) -> None:
         (25000, 30.0, False),
     ],
 )
-def test_a_delay_hurts_if_it_is_longer_than_an_inference(microseconds: int, inference_ms: float | None, is_bad: bool) -> None:  # noqa: FBT001
+def test_a_delay_hurts_if_it_is_longer_than_an_inference(microseconds: int, inference_ms: float | None, *, is_bad: bool) -> None:
     """Of an inference whose time is not known, ten milliseconds are assumed; below one, nobody notices."""
     model = batching.read({"name": "m", "dynamic_batching": {"max_queue_delay_microseconds": str(microseconds)}})
     finding = batching.check_delay(model, FILE, inference_ms)

@@ -34,16 +34,18 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def count_images(settings: Settings) -> int:
     client = TritonClient(settings.triton_address, settings.control_key_path)
     try:
-        return (await read_statistics(client, 5))[settings.model].inferences
+        return (await read_statistics(client, 5))[settings.model, "1"].inferences
     finally:
         await client.close()
 
 
-async def measure(fake_triton: Fake, queue: int = 0, *, spec: ModelSpec = SPEC, with_burst: bool = True) -> dict[str, Finding]:
+async def measure(
+    fake_triton: Fake, queue: int = 0, timeout_seconds: float = 60, *, spec: ModelSpec = SPEC, with_burst: bool = True
+) -> dict[str, Finding]:
     """Measure a fake, whose queue has this size; returns the findings by their codes."""
     policy = {"default_queue_policy": {"max_queue_size": queue}}
     model = batching.read({"name": "tiny", "dynamic_batching": policy})
-    found = burst.measure(fake_triton[1], spec, model, FILE, with_burst=with_burst)
+    found = burst.measure(fake_triton[1], spec, model, FILE, timeout_seconds, with_burst=with_burst)
     return {finding.code: finding async for finding in found}
 
 
@@ -52,6 +54,13 @@ def good(fake_triton: Fake) -> Fake:
     """A fake whose answers match its model's config."""
     fake_triton[0].answer = infer_response(output0=np.zeros((2, 6), np.float32))
     return fake_triton
+
+
+async def test_a_model_that_is_too_slow_for_the_deadline(good: Fake) -> None:
+    found = (await measure(good, timeout_seconds=0))["inference"]
+
+    assert found.severity is Severity.FAILURE
+    assert "later than the deadline of 0 s" in found.message
 
 
 @pytest.mark.system
@@ -74,7 +83,7 @@ def test_requests_of_a_burst_are_joined(hurting: Settings, capsys: Capture) -> N
 
 
 @pytest.mark.parametrize(("with_burst", "images"), [(True, SINGLE + AT_ONCE), (False, SINGLE)])
-def test_triton_gets_no_more_than_is_told(small: Settings, capsys: Capture, with_burst: bool, images: int) -> None:  # noqa: FBT001
+def test_triton_gets_no_more_than_is_told(small: Settings, capsys: Capture, images: int, *, with_burst: bool) -> None:
     before = asyncio.run(count_images(small))
     examine(small, capsys, with_burst=with_burst)
 
@@ -122,8 +131,15 @@ async def test_a_model_that_does_not_run(good: Fake) -> None:
     assert len(good[0].requests) == 1
 
 
+async def test_a_model_whose_process_has_died(good: Fake) -> None:
+    good[0].refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+    found = await measure(good)
+
+    assert_useful(found["model_process"], Severity.FAILURE, says=["tiny is ready", "'tiny_0_0' is not healthy"], fix="start Triton")
+    assert len(good[0].requests) == 1
+
+
 async def test_outputs_that_contradict_the_config(fake_triton: Fake) -> None:
-    """An inference that is answered may still be unusable."""
     fake_triton[0].answer = infer_response(output0=np.zeros((2, 5), np.float32))
     found = await measure(fake_triton)
 
@@ -168,7 +184,7 @@ MILLISECOND = 10**6
     ],
     ids=["single images", "batches", "no queue"],
 )
-def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, is_bad: bool) -> None:  # noqa: FBT001
+def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, *, is_bad: bool) -> None:
     """A free instance takes a single image, which is right."""
     model = batching.read({"name": "m", "max_batch_size": 8, "dynamic_batching": {}})
     findings = {finding.code: finding for finding in burst.judge(run(32, counted), model, FILE)}

@@ -41,7 +41,7 @@ def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize("with_workers", [False, True])
-async def test_a_gateway_that_hangs(tmp_path: Path, with_workers: bool) -> None:  # noqa: FBT001
+async def test_a_gateway_that_hangs(tmp_path: Path, *, with_workers: bool) -> None:
     """A container's health check notices as soon as nobody answers; with only the main process stopped, the workers do."""
     fake = FakeTriton()
     async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as running:
@@ -73,24 +73,12 @@ def test_what_answers_like_a_gateway_is_one() -> None:
     assert f"a gateway runs at {url}, and is ready" in finding.message
 
 
-@pytest.mark.system
-async def test_a_gateway_runs(tmp_path: Path) -> None:
-    fake = FakeTriton()
-    async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as running:
-        finding = await asyncio.to_thread(gateway.check, Settings(port=running.port))
-
-    assert finding.severity is Severity.OK
-    assert f"a gateway runs at {running.url}, and is ready" in finding.message
-
-
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "203.0.113.1", "a..b"])
 def test_a_host_of_another_machine(host: str) -> None:
     assert_useful(gateway.check(Settings(host=host)), Severity.FAILURE, says=[host], fix="NEREID_HOST=127.0.0.1")
 
 
 class Live(BaseHTTPRequestHandler):
-    """Answers as a live gateway."""
-
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
@@ -112,7 +100,7 @@ def first_socket(tmp_path: Path) -> Iterator[Path]:
 
 def test_sockets_are_asked(first_socket: Path) -> None:
     one = gateway.check(Settings(socket=str(first_socket)))
-    two = gateway.check(Settings(instances=2, socket_folder=str(first_socket.parent)))
+    two = gateway.check(Settings(instances=2, socket=str(first_socket.parent)))
 
     assert one.severity is two.severity is Severity.OK
     assert f"1 of 1 gateways answer: {first_socket}" in one.message

@@ -136,16 +136,6 @@ def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) ->
     assert [name for name, finding in found.items() if finding.severity is Severity.FAILURE] == [code, "triton"]
 
 
-@pytest.mark.system
-def test_a_decoder_that_leaves_ordinary_files_to_pillow() -> None:
-    """Such a decoder does not fail but is slow, which nobody would notice."""
-    refusing = "from types import ModuleType as M; m = M('simplejpeg'); m.decode_jpeg_header = lambda *_, **__: [][0]"
-    refusing = refusing.replace("[][0]", "{}['4:1:0']")
-    _, found = run_prepared(f"{refusing}; sys.modules['simplejpeg'] = m")
-
-    assert_useful(found["jpeg_decoder"], Severity.WARNING, says=["Pillow does it"], fix="--force-reinstall simplejpeg")
-
-
 def embedded(repository: Path, model: str = "yolo11n") -> Settings:
     return Settings(model_repository=str(repository), model=model)
 

@@ -17,30 +17,6 @@ def with_model(settings: Settings, model: str) -> Settings:
     return msgspec.structs.replace(settings, model=model)
 
 
-def test_a_model_without_a_queue_policy(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    examined = examine(with_model(small, "unbatched"), capsys)
-
-    assert_useful(examined["queue_policy"], Severity.WARNING, says=["unbatched", "max_queue_size"], fix="max_queue_size: 256")
-    assert "allow_timeout_override: true" in str(examined["queue_policy"].fix)
-    assert "queue_delay" not in examined.bad
-
-
-@pytest.mark.system
-def test_a_model_that_keeps_single_requests_waiting(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    examined = examine(with_model(hurting, "long_delay"), capsys)
-
-    assert_useful(examined["queue_delay"], Severity.WARNING, says=["200 ms"], fix="max_queue_delay_microseconds: 0")
-    assert "queue_policy" not in examined.bad
-
-
-@pytest.mark.system
-def test_a_model_that_ignores_deadlines(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a default timeout, Triton does not look at that of a request."""
-    examined = examine(with_model(hurting, "expired"), capsys)
-
-    assert_useful(examined["queue_timeout"], Severity.WARNING, says=["deadline"], fix="default_timeout_microseconds: 600000000")
-
-
 @pytest.mark.system
 def test_a_model_without_class_names(hurting: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     examined = examine(with_model(hurting, "nameless"), capsys)

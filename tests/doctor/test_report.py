@@ -45,7 +45,6 @@ WITH_A_MODEL = {
 def test_a_good_model_gives_no_advice(
     hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the report says of a model whose config is right is ok; every check is in it."""
     monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 10_000)  # this machine may be busy
     examined = examine(hurting, capsys, with_burst=True)
 
@@ -59,7 +58,6 @@ def test_a_good_model_gives_no_advice(
 
 
 def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """The report says how many there are, and the worst is its status."""
     examined = examine(without_triton, capsys)
 
     assert examined.code == 1
@@ -69,10 +67,7 @@ def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.Captu
 
 @pytest.mark.parametrize(("is_strict", "code"), [(False, 0), (True, 1)])
 def test_a_warning_is_exit_code_1_if_it_is_to_be(
-    small: Settings,
-    capsys: pytest.CaptureFixture[str],
-    is_strict: bool,  # noqa: FBT001
-    code: int,
+    small: Settings, capsys: pytest.CaptureFixture[str], code: int, *, is_strict: bool
 ) -> None:
     """Without `--strict`, scripts continue."""
     examined = examine(small, capsys, is_strict=is_strict)

@@ -73,11 +73,12 @@ def test_a_host_that_is_not_known(without_triton: Settings, capsys: Capture) -> 
 
 def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
     """Triton is not asked without it; the machine is checked all the same."""
-    nowhere = str(tmp_path / "nowhere.pem")
-    examined = examine(Settings(triton_endpoints="127.0.0.1:8001", triton_tls=True, triton_ca_file=nowhere), capsys)
+    examined = examine(Settings(triton_endpoints="127.0.0.1:8001", triton_tls_folder=str(tmp_path)), capsys)
 
     assert examined.code == 1
-    assert_useful(examined["tls_files"], Severity.FAILURE, says=[f"{nowhere}: No such file"], fix="NEREID_TRITON_CA_FILE")
+    assert_useful(
+        examined["tls_files"], Severity.FAILURE, says=[f"{tmp_path}/ca.crt: No such file"], fix="NEREID_TRITON_TLS_FOLDER"
+    )
     assert not examined.all("triton")
 
 
@@ -202,3 +203,15 @@ def test_models_that_nobody_asked_for_are_not_missed(without_triton: Settings, c
     examined = examine_fake(FakeTriton(), without_triton, capsys)
 
     assert [finding.message.partition(" ")[0] for finding in examined.all("models")] == ["1", "b"]
+
+
+def test_models_whose_process_has_died_are_named(without_triton: Settings, capsys: Capture) -> None:
+    """Only an inference shows it, whatever the backend: the embedded Triton runs ONNX models in processes as well."""
+    fake = FakeTriton()
+    fake.index = [(name, "1", "READY", "") for name in ("a", "other")]
+    fake.refusal = grpc.StatusCode.INTERNAL, "Stub process '0_0' is not healthy."
+    examined = examine_fake(fake, without_triton, capsys)
+
+    assert examined.code == 1
+    for name, finding in zip(["other", "a"], examined.all("model_process"), strict=True):
+        assert_useful(finding, Severity.FAILURE, says=[f"Triton says that {name} is ready"], fix="nereid serve")

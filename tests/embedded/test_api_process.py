@@ -2,10 +2,8 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import CheckError, StartError
 from app.settings.schema import Settings
+from tests.fakes.http import scripted
 from tests.processes import children, nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
@@ -26,10 +25,10 @@ LIVE = "for _ in $(seq 1200); do sleep 0.05; done"
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without a table of workers, and close the one that was created."""
-    monkeypatch.setenv("WORKER_TABLE_FD", "")  # restored in the end, whatever is written
+    monkeypatch.setenv("NEREID_INTERNAL_WORKER_TABLE_FD", "")  # restored in the end, whatever is written
     yield
-    if os.environ["WORKER_TABLE_FD"]:
-        os.close(int(os.environ["WORKER_TABLE_FD"]))
+    if os.environ["NEREID_INTERNAL_WORKER_TABLE_FD"]:
+        os.close(int(os.environ["NEREID_INTERNAL_WORKER_TABLE_FD"]))
 
 
 def written(folder: Path, script: str) -> Path:
@@ -56,24 +55,9 @@ def notes(folder: Path) -> Path:
     return folder / "notes"
 
 
-@contextmanager
-def answering(listening: socket.socket, status: int) -> Iterator[None]:
-    def answer() -> None:
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(4096)
-            connection.sendall(f"HTTP/1.1 {status} Whatever\r\nContent-Length: 0\r\n\r\n".encode())
-
-    with listening:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        yield
-        thread.join()
-
-
 def test_nothing_happens_before_it_is_started() -> None:
     process = ApiProcess(Settings(port=free_port()))
-    process.drain(signal.SIGTERM)
+    process.send(signal.SIGTERM)
     process.kill()
 
     assert process.poll() is None
@@ -81,29 +65,38 @@ def test_nothing_happens_before_it_is_started() -> None:
         process.check()
 
 
-@pytest.mark.parametrize("is_unix", [False, True])
-def test_it_works_if_it_answers(tmp_path: Path, is_unix: bool) -> None:  # noqa: FBT001
-    if is_unix:
-        path = tmp_path / "nereid-1.sock"
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(path))
-        listening.listen()
-        process = ApiProcess(Settings(port=free_port()), path)
-    else:
-        listening = socket.create_server(("127.0.0.1", 0))
-        process = ApiProcess(Settings(port=listening.getsockname()[1]))
-
-    with answering(listening, 200):
-        process.check()
-
-
-def test_it_does_not_work_if_it_answers_with_an_error() -> None:
+def test_it_works_if_it_answers(tmp_path: Path) -> None:
     """Liveness is always 200."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    process = ApiProcess(Settings(port=listening.getsockname()[1]))
+    path = tmp_path / "nereid-1.sock"
+    with scripted(200) as server, scripted(200, path=path):
+        ApiProcess(Settings(port=int(server.url.rpartition(":")[2]))).check()
+        ApiProcess(Settings(port=free_port()), path).check()
+    with scripted(503) as server, pytest.raises(CheckError):
+        ApiProcess(Settings(port=int(server.url.rpartition(":")[2]))).check()
 
-    with answering(listening, 503), pytest.raises(CheckError):
-        process.check()
+
+def test_it_does_not_work_without_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers may answer although their parent hangs. One that is started anew has to answer first."""
+    script = f'echo "$NEREID_INTERNAL_BEATS_FD" > {tmp_path}/written; mv {tmp_path}/written {notes(tmp_path)}; exec sleep 60'
+    with running(tmp_path, monkeypatch, script) as process:
+        beats = int(notes(tmp_path).read_text(encoding="utf-8"))
+        with scripted(200, path=tmp_path / "nereid-1.sock"):
+            process.check()
+        for _ in range(2):
+            for _ in range(4):
+                process.check()
+            os.eventfd_write(beats, 1)
+            process.check()
+        for _ in range(4):
+            process.check()
+        with pytest.raises(CheckError, match="its main process does not respond") as caught:
+            process.check()
+        assert caught.value.is_final
+
+        process.kill()
+        process.spawn()
+        with pytest.raises(CheckError, match="it does not answer"):
+            process.check()
 
 
 def test_it_is_named_by_its_socket() -> None:
@@ -114,8 +107,10 @@ def test_it_is_named_by_its_socket() -> None:
 def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an open file, of which it is told the number, beside its socket and its number of workers."""
     script = f"""
+    cd /proc/self/fd
+    inherited=$(readlink $NEREID_INTERNAL_WORKER_TABLE_FD $NEREID_INTERNAL_LAST_VALID_FD)
     cd {tmp_path}
-    echo "$NEREID_SOCKET $NEREID_WORKERS $(readlink /proc/self/fd/$WORKER_TABLE_FD /proc/self/fd/$LAST_VALID_FD)" > written
+    echo "$NEREID_SOCKET $NEREID_WORKERS $inherited" > written
     mv written notes
     exec sleep 60"""
     with running(tmp_path, monkeypatch, script):
@@ -133,7 +128,7 @@ def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     script = f"trap 'exit 7' {name}; touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
         assert process.is_running
-        process.drain(number)
+        process.send(number)
         wait_for(lambda: not process.is_running)
 
         assert process.poll() == 7
@@ -145,7 +140,7 @@ def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.
     script = f"trap '' TERM; ({LIVE}) & touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
         (tmp_path / "nereid-1.sock").touch()
-        process.drain(signal.SIGTERM)
+        process.send(signal.SIGTERM)
         process.kill()
         wait_until_gone(children() - before)
         assert not process.is_running

@@ -18,8 +18,7 @@ DOWN = CheckError("it does not answer")
 class Script:
     name = "the program"
 
-    def __init__(self, *checks: Exception | None, is_always_checked: bool = True, ready_seconds: float = 1e9) -> None:
-        self.is_always_checked = is_always_checked
+    def __init__(self, *checks: Exception | None, ready_seconds: float = 1e9) -> None:
         self.ready_seconds = ready_seconds
         self.checks = list(checks)
         """What the next checks find; None is a success, as is every check after the last one."""
@@ -138,9 +137,8 @@ def test_program_that_runs_already_is_not_started(watch: Watch) -> None:
     assert program.spawned == 0
 
 
-@pytest.mark.parametrize("is_always_checked", [False, True])
-def test_ready_program_is_checked_every_five_seconds_or_never(watch: Watch, clock: Clock, is_always_checked: bool) -> None:  # noqa: FBT001
-    program = Script(is_always_checked=is_always_checked)
+def test_ready_program_is_checked_every_five_seconds(watch: Watch, clock: Clock) -> None:
+    program = Script()
     service = watch(program)
     until(service, lambda: service.is_ready)
     clock.now += 4.9
@@ -148,10 +146,7 @@ def test_ready_program_is_checked_every_five_seconds_or_never(watch: Watch, cloc
     assert program.checked == 1
 
     clock.now += 0.2
-    look_often(service)
-    if is_always_checked:
-        until_checked(service, program, 2)
-    assert program.checked == 1 + is_always_checked
+    until_checked(service, program, 2)
 
 
 def test_looking_never_waits_for_a_check(watch: Watch) -> None:
@@ -400,7 +395,6 @@ class Sleeper:
 
     name = "sleep"
     ready_seconds = 60.0
-    is_always_checked = True
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None

@@ -30,7 +30,7 @@ from tests.processes import nothing_left_running, wait_for, wait_until_gone  # n
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 from tests.support import free_port
 
-VARIABLE = "WORKER_TABLE_FD"
+VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 
 # Stands in for `python -m app api`: writes down what happens to it, and answers /livez.
 API = """#!{python} -IS
@@ -176,7 +176,6 @@ def settings(tmp_path: Path) -> Settings:
     http, grpc, metrics = find_free(3)
     return Settings(
         port=free_port(),
-        socket_folder=str(tmp_path / "run"),
         triton_home=str(tmp_path),
         triton_http_port=http,
         triton_grpc_port=grpc,
@@ -185,9 +184,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def two(settings: Settings) -> Settings:
-    Path(settings.socket_folder).mkdir()
-    return msgspec.structs.replace(settings, instances=2, workers=3)
+def two(settings: Settings, tmp_path: Path) -> Settings:
+    return msgspec.structs.replace(settings, instances=2, workers=3, socket=str(tmp_path))
 
 
 @pytest.fixture
@@ -453,17 +451,54 @@ def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Term
     ]
 
 
+def test_api_that_hangs_is_restarted(api: Api, settings: Settings, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers, as its workers would, but shows no sign of life."""
+    monkeypatch.setattr("app.embedded.service._CHECK_SECONDS", 0.02)
+    with meanwhile(stop_when(lambda: api.notes().count(ASKED) >= 2)):
+        assert supervise(settings, None) == 0
+
+    assert api.notes()[:3] == [STARTED, ASKED, STARTED]
+    assert terminal.lines[1] == "the API does not work (its main process does not respond); restarting it"
+
+
+def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(
+    api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until requests in progress have ended. By `serve` alone: an API would hide that it hangs."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    stop_late = f"wait_until(lambda: os.path.exists({str(api.may_end)!r})); os._exit(0)"
+    api.write(begin="note('tells ' + repr(os.environ['NOTIFY_SOCKET']))", stop=stop_late)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(processes.PATIENCE_SECONDS)
+
+        def act() -> None:
+            while systemd.recv(64) != b"READY=1":
+                pass
+            assert ASKED in api.notes()
+            assert systemd.recv(64) == b"WATCHDOG=1"
+            stop()
+            wait_for(terminal.shows("waiting for requests"))
+            for _ in range(20):
+                assert systemd.recv(64) == b"WATCHDOG=1"
+            api.may_end.touch()
+
+        with meanwhile(act):
+            assert supervise(settings, None) == 0
+    assert api.notes()[:2] == [STARTED, "tells ''"]
+
+
 def test_each_instance_has_a_socket(api: Api, two: Settings, terminal: Terminal, tmp_path: Path) -> None:
     """In the folder; they have as many workers as the settings say, and share one table of workers."""
     api.write(
         begin="note(f'listens at {path}')\n"
         "note('has ' + os.environ['NEREID_WORKERS'] + ' workers')\n"
-        "Path(str(notes) + '.tables').open('a').write(str(os.fstat(int(os.environ['WORKER_TABLE_FD'])).st_ino) + '\\n')"
+        "Path(str(notes) + '.tables').open('a').write(str(os.fstat(int(os.environ['" + VARIABLE + "'])).st_ino) + '\\n')"
     )
     with meanwhile(stop_when(terminal.shows("ready"))):
         assert supervise(two, None) == 0
 
-    sockets = [str(tmp_path / "run" / f"nereid-{number}.sock") for number in (1, 2)]
+    sockets = [str(tmp_path / f"nereid-{number}.sock") for number in (1, 2)]
     for number, path in enumerate(sockets, 1):
         assert api.notes(f"nereid-{number}") == [STARTED, f"listens at {path}", "has 3 workers", ASKED, TOLD]
     assert terminal.lines[0] == f"ready: 2 instances at {sockets[0]}, {sockets[1]}; Ctrl-C stops everything"

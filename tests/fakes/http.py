@@ -1,8 +1,10 @@
-"""HTTP servers on loopback."""
+"""HTTP servers on loopback and on unix sockets."""
 
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 
@@ -34,3 +36,65 @@ def answering(body: bytes, status: int = 200) -> Iterator[str]:
 
     with serving(Handler) as url:
         yield url
+
+
+class Script:
+    """Gives each connection the next answer, and keeps what was asked."""
+
+    def __init__(self, listening: socket.socket, answers: tuple[int | bytes | None, ...]) -> None:
+        self.asked: list[bytes] = []
+        self.url = "http://nereid"
+        if listening.family != socket.AF_UNIX:
+            host, port = listening.getsockname()[:2]
+            self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._listening, self._answers = listening, iter(answers)
+        self._silent: list[socket.socket] = []
+
+    def run(self) -> None:
+        with suppress(OSError):  # in the end
+            while True:
+                connection, _ = self._listening.accept()
+                asked = b""
+                while b"\r\n\r\n" not in asked and (chunk := connection.recv(4096)):
+                    asked += chunk
+                self.asked.append(asked)
+                answer = next(self._answers, 200)
+                if isinstance(answer, int):
+                    answer = f"HTTP/1.1 {answer} Whatever\r\nContent-Length: 0\r\n\r\n".encode()
+                if answer is None:
+                    self._silent.append(connection)
+                else:
+                    with connection:
+                        connection.sendall(answer)
+        for connection in self._silent:
+            connection.close()
+
+
+@contextmanager
+def scripted(*answers: int | bytes | None, host: str = "127.0.0.1", port: int = 0, path: Path | None = None) -> Iterator[Script]:
+    """Give one connection after the other these answers: a status, bytes, or None: nothing until the block ends; at last 200.
+
+    Args:
+        *answers: The answers.
+        host: Address of loopback.
+        port: Its port, or 0 for a free one.
+        path: Unix socket to listen on instead.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with listening_on(path) if path else socket.create_server((host, port), family=family) as listening:
+        server = Script(listening, answers)
+        thread = Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def listening_on(path: Path) -> socket.socket:
+    """Make a unix socket that listens."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    return server

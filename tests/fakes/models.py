@@ -142,35 +142,14 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     count_axis = Constant <value_ints = [1]> ()
     count = ReduceSum <keepdims = 1> (ones, count_axis)
     """
+    rows = "output0 = Concat <axis = 2> (corners, score_column, class_column)"
+    output = {"output0": "float[batch, 2, 6]"}
+    with_string = rows + "\nnotes = Cast <to = 8> (score)", {**output, "notes": "string[batch, 2]"}
     return {
-        "six_columns": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
-                {"output0": "float[batch, 2, 6]"},
-            ),
-            {},
-        ),
-        "stretched_columns": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                "output0 = Concat <axis = 2> (corners, score_column, class_column)",
-                {"output0": "float[batch, 2, 6]"},
-            ),
-            {"resize": "stretch"},
-        ),
-        "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, {"output0": "float[batch, 2, 6]"}), {}),
-        "extra_string": (
-            _onnx(
-                "float",
-                _RGB["FLOAT"],
-                "output0 = Concat <axis = 2> (corners, score_column, class_column)\nnotes = Cast <to = 8> (score)",
-                {"output0": "float[batch, 2, 6]", "notes": "string[batch, 2]"},
-            ),
-            {},
-        ),
+        "six_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {}),
+        "stretched_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {"resize": "stretch"}),
+        "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, output), {}),
+        "extra_string": (_onnx("float", _RGB["FLOAT"], *with_string), {}),
         "half_four_tensors": (
             _onnx(
                 "float16",

@@ -117,7 +117,7 @@ def answer(image):
     return respond(**outputs)
 """
 
-_HANGING = """
+_FAULTY = """
 import os
 import time
 
@@ -125,6 +125,10 @@ import time
 def answer(image):
     while os.path.exists("@FOLDER@/hang"):
         time.sleep(0.05)
+    if os.path.exists("@FOLDER@/slow"):
+        time.sleep(3)
+    if os.path.exists("@FOLDER@/fail"):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError("CUDA error: an illegal memory access was encountered"))
     return respond(**nothing())
 """
 
@@ -155,10 +159,10 @@ def solid(red: int, green: int, blue: int) -> bytes:
 def write(repository: Path) -> None:
     """Put the models into a repository.
 
-    They are `checksum`, `nonsense`, `queue_of_4`, whose queue has room for so many requests, and `hanging`, which does not answer
-    while there is a file `hanging/1/hang`.
+    They are `checksum`, `nonsense`, `queue_of_4`, whose queue has room for so many requests, and `faulty`, which does not answer
+    while there is a file `faulty/1/hang`, takes three seconds with a file `slow`, and fails with a file `fail`.
     """
-    for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW), ("hanging", _HANGING)):
+    for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW), ("faulty", _FAULTY)):
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         (folder / "model.py").write_text((_MODEL + code).replace("@FOLDER@", str(folder)), encoding="utf-8")

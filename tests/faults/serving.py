@@ -1,5 +1,6 @@
 """The gateway as it runs in production: its processes, their log, their memory and their open files."""
 
+import asyncio
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from app.host.ports import find_free
+from bench.harness.counters import read_counters
 from bench.harness.processes import running
 from bench.harness.triton import Triton
 from tests.processes import wait_for
@@ -84,13 +86,17 @@ def serving(
         "triton_grpc_port": triton.settings.triton_grpc_port,
         "model": "null",
         "model_repository": triton.repository,
-        "log_format": "json",
         **(settings or {}),
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
     command = [*wrapper, sys.executable, *program, "api"]
     with running(command, environment, port, "/readyz", log) as server:
         yield Gateway(server.url, server.process, log)
+
+
+async def count_images(triton: Triton, model: str) -> int:
+    """Return how many images a model has received."""
+    return (await asyncio.to_thread(read_counters, triton.url, model)).inferences
 
 
 @contextmanager

@@ -5,29 +5,27 @@ All times in the rules are divided by 12, so that 5 minutes take 25 seconds; thr
 
 import asyncio
 import re
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
-from app.api.admission import keys
+from app.api.caller import keys
 from app.embedded.server import EmbeddedTriton
 from app.triton import shared_memory
-from bench.harness import prometheus as prometheus_module
-from bench.harness.prometheus import running_prometheus
 from bench.harness.triton import embedded_triton
+from tests import prometheus as prometheus_module
 from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
+from tests.faults.test_failing_triton import stopped
 from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
 from tests.processes import wait_until_gone
 from tests.programs import require_program
+from tests.prometheus import running_prometheus
 
 _IMAGE = models.solid(10, 20, 30)
 _GOOD = encode(_IMAGE, Content_Type="image/png")
@@ -47,16 +45,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         with running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS, rules=folder) as prometheus:
             yield Watched(gateway, triton, prometheus)
     shared_memory.sweep()  # as `serve` does after a gateway that was killed
-
-
-@contextmanager
-def stopped(process: psutil.Process) -> Iterator[None]:
-    """Stop a process (SIGSTOP) during a block."""
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
@@ -100,7 +88,7 @@ async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
 
 
 async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys of two of three clients are missing in a new file. One that is not valid changes nothing."""
+    """The keys of two of three clients are missing in a new file. One that is not valid changes nothing, and is a ticket."""
     camera, table = keys.create("camera")
     operator, operators = keys.create("operator")
     table, operators = f"{table}\n", operators.replace('["detect"]', '["detect", "health"]')
@@ -122,15 +110,16 @@ async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_pa
             asked = [encode(_IMAGE, Content_Type="image/png", X_Api_Key=key) for key in (camera, camera, operator)]
             async with asking(gateway, *asked) as statuses:
                 file.write_text("", encoding="utf-8")
-                await asyncio.sleep(30)
+                refused = await here.until_firing("NereidFileRefused")
                 assert set(statuses) == {200}
                 file.write_text(operators, encoding="utf-8")
                 said = await here.until_firing("NereidUnauthorized")
                 file.write_text(table + operators, encoding="utf-8")
-                await here.until_silent("NereidUnauthorized")
+                await here.until_silent("NereidUnauthorized", "NereidFileRefused")
 
     assert set(statuses) == {200, 401}
     assert "have been refused with status 401, now 6" in said["description"]
+    assert refused["summary"] == "The file api_keys of Nereid on 127.0.0.1 is not valid"
 
 
 async def test_slow_answers_are_a_page(watched: Watched) -> None:
@@ -158,16 +147,26 @@ async def test_a_full_gateway_is_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
-    asked = encode(_IMAGE, "/predict/hanging?timeout_ms=500", Content_Type="image/png")
-    hang = watched.triton.repository / "hanging" / "1" / "hang"
+    asked = encode(_IMAGE, "/predict/faulty?timeout_ms=500", Content_Type="image/png")
+    hang = watched.triton.repository / "faulty" / "1" / "hang"
     hang.touch()
     async with asking(watched.gateway, *[_GOOD] * 4, asked):
         said = await watched.until_firing("NereidModelFailing")
     hang.unlink()
     await watched.until_silent("NereidModelFailing")
 
-    assert "Triton does not run the model hanging" in said["summary"]
+    assert "Triton does not run the model faulty" in said["summary"]
     assert "NereidTritonDown" not in await watched.firing()
+
+
+async def test_workers_that_nobody_replaces_are_a_ticket(watched: Watched) -> None:
+    """The main process hangs, and `serve` does not watch it here."""
+    async with stopped(watched.gateway.process):
+        watched.gateway.workers()[0].kill()
+        said = await watched.until_firing("NereidWorkersMissing")
+    await watched.until_silent("NereidWorkersMissing")
+
+    assert f"than should, now {WORKERS - 1}." in said["description"]
 
 
 async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
@@ -185,10 +184,9 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
 
 async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
     """With traffic, two alerts fire: users get errors, and Triton is the cause."""
-    with stopped(watched.triton.process):
-        async with asking(watched.gateway, _GOOD) as statuses:
-            said = await watched.until_firing("NereidErrors")
-            await watched.until_firing("NereidTritonDown")
+    async with stopped(watched.triton.process), asking(watched.gateway, _GOOD) as statuses:
+        said = await watched.until_firing("NereidErrors")
+        await watched.until_firing("NereidTritonDown")
     await watched.until_silent("NereidErrors", "NereidTritonDown")
 
     assert set(statuses) <= {200, 503, 504}

@@ -1,17 +1,21 @@
 """Clients that may send their API key in the body, and do not: they hold nothing of those that have one in a header."""
 
 import asyncio
-import multiprocessing
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection as PipeEnd
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
+from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from tests.api.conftest import write_keys
 from tests.fakes.models import scene
@@ -68,10 +72,10 @@ def attackers(statuses: Counter[int]) -> Iterator[Callable[[str], None]]:
     Args:
         statuses: Gets those that the gateway has answered.
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_attack, args=(theirs,))
-    process.start()
+    ours, theirs = Pipe()
+    # A process of multiprocessing's would leave another one behind, which tracks resources.
+    command = f"from {__name__} import attack; attack({theirs.fileno()})"
+    process = subprocess.Popen([sys.executable, "-c", command], cwd=ROOT, pass_fds=[theirs.fileno()])
 
     def aim(url: str) -> None:
         ours.send(url)
@@ -83,15 +87,16 @@ def attackers(statuses: Counter[int]) -> Iterator[Callable[[str], None]]:
         statuses.update(ours.recv())
     finally:
         process.kill()
-        process.join()
+        process.wait()
 
 
-def _attack(parent: Any) -> None:  # noqa: ANN401 - an end of a pipe
+def attack(end_of_pipe: int) -> None:
+    parent = PipeEnd(end_of_pipe)
     os.nice(19)
     parent.send(asyncio.run(_insist_until_enough(parent)))
 
 
-async def _insist_until_enough(parent: Any) -> Counter[int]:  # noqa: ANN401 - as above
+async def _insist_until_enough(parent: PipeEnd) -> Counter[int]:
     """Send each request again some seconds after its answer, until the parent says that it is enough; count the statuses."""
     random = Random(4603)  # noqa: S311 - so that not all of them send at the same time
     bystander = await asyncio.start_server(_reject, "127.0.0.1", 0)

@@ -14,16 +14,14 @@ from PIL import Image
 from bench.experiments.batch import encode_form
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
-from tests.faults.corpus import bombs
 from tests.faults.exchange import Answer, Case, Connection, ask, ask_all, encode
-from tests.faults.serving import Gateway, serving, unharmed
+from tests.faults.serving import Gateway, count_images, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 from tests.processes import wait_for
 from tests.scrape import Samples, scrape
 from tests.support import sample_image
 
 _CAT = sample_image("chelsea.jpg")
-_PARTS = 10_000
 _STREAMS = 60
 _CLIENTS = 64
 _SECONDS = 6.0
@@ -55,38 +53,6 @@ async def _require_free(gateway: Gateway) -> None:
     assert (await ask(gateway.url, encode(_CAT))).status == 200
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("name", sorted(bombs()))
-async def test_64_bombs(gateway: Gateway, name: str) -> None:
-    with unharmed(gateway):
-        answer = await ask(gateway.url, _batch(*[bombs()[name]] * 64))
-    assert sum(_codes(answer).values()) == 64
-    assert json.loads(answer.body)["status"] == "all_failed"
-    await _require_free(gateway)
-
-
-@pytest.mark.system
-async def test_63_good_images_and_a_broken_one(gateway: Gateway) -> None:
-    with unharmed(gateway):
-        answer = await ask(gateway.url, _batch(*[_CAT] * 20, _CAT[:3000], *[_CAT] * 43))
-    assert _codes(answer) == {"invalid_image": 1}
-    assert json.loads(answer.body)["failures"][0]["index"] == 20
-    await _require_free(gateway)
-
-
-@pytest.mark.system
-async def test_thousands_of_parts(gateway: Gateway) -> None:
-    with unharmed(gateway):
-        for request in (
-            _batch(*[b"x"] * _PARTS),
-            encode(json.dumps({"images": [""] * _PARTS}).encode(), "/detect/batch", Content_Type="application/json"),
-        ):
-            answers = await asyncio.gather(*(ask(gateway.url, request) for _ in range(20)))
-            assert {answer.status for answer in answers} == {400}
-            assert b"exceeds the maximum of 64 images" in answers[0].body
-    await _require_free(gateway)
-
-
 async def test_memory_is_returned_after_large_batches(null_triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:
     """A worker that has received bodies of 120 MB is back at 1.5 times what it had within 15 s."""
     image = encode_image(Image.new("RGB", (1_000, 630)), "BMP")  # 1.9 MB
@@ -110,7 +76,7 @@ async def test_memory_is_returned_after_large_batches(null_triton: Triton, tmp_p
 async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway) -> None:
     """What has not begun never does: a model of 20 ms an image does not see most of the images."""
     request = _batch(*[_CAT] * 64, path="/detect/batch?model=wait_20", Accept="application/x-ndjson")
-    lines, seen = len(gateway.log_lines()), await _executions(null_triton)
+    lines, seen = len(gateway.log_lines()), await count_images(null_triton, "wait_20")
     with unharmed(gateway, growth_mb=50):
         for _ in range(_STREAMS // 10):
             connections = [await Connection.open(gateway.url) for _ in range(10)]
@@ -124,7 +90,7 @@ async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway)
     assert len(logged) == _STREAMS
     assert {line["status"] for line in logged} <= {200, 429, 499}
     assert any(line["status"] == 499 for line in logged)
-    assert await _executions(null_triton) - seen < _STREAMS * 64 / 2
+    assert await count_images(null_triton, "wait_20") - seen < _STREAMS * 64 / 2
 
 
 @pytest.mark.system
@@ -179,10 +145,3 @@ async def test_many_clients_with_batches_leave_room_for_single_requests(
     assert set(problems) <= {"gateway_full", "deadline_passed"}
     assert set(singles) <= {200, 429}
     assert singles[200] > 0.8 * singles.total()
-
-
-async def _executions(triton: Triton) -> int:
-    """Return how many images the model `wait_20` has received."""
-    async with httpx.AsyncClient() as client:
-        stats = (await client.get(f"{triton.url}/v2/models/wait_20/stats")).json()
-    return int(stats["model_stats"][0]["inference_stats"]["success"]["count"])

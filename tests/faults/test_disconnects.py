@@ -5,13 +5,12 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-import httpx
 import psutil
 
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Case, Connection, ask, ask_all, encode
-from tests.faults.serving import Gateway, serving, unharmed
+from tests.faults.serving import Gateway, count_images, serving, unharmed
 from tests.processes import wait_for
 from tests.support import sample_image
 
@@ -21,13 +20,6 @@ _GIVE_UPS = 10_000
 _FD_TOLERANCE = 2
 _SETTLE_SECONDS = 3.0  # the workers return the memory of a burst once a second
 _SEED = 4605
-
-
-async def _executions(triton: Triton, model: str) -> int:
-    """Return how many images a model has received."""
-    async with httpx.AsyncClient() as client:
-        stats = (await client.get(f"{triton.url}/v2/models/{model}/stats")).json()
-    return int(stats["model_stats"][0]["inference_stats"]["success"]["count"])
 
 
 async def _seconds_until_closed(gateway: Gateway, fds: int) -> float:
@@ -42,7 +34,7 @@ async def test_a_client_that_leaves_during_the_upload(null_triton: Triton, gatew
     """Row 19: it is logged as 499, costs no call of Triton, and its connection is closed within a second."""
     await ask_all(gateway.url, [Case("", encode(_CAT))] * 50)
     await asyncio.sleep(1)
-    calls, fds, lines = await _executions(null_triton, "null"), gateway.fds(), len(gateway.log_lines())
+    calls, fds, lines = await count_images(null_triton, "null"), gateway.fds(), len(gateway.log_lines())
 
     with unharmed(gateway, growth_mb=50):
         for _ in range(_CLIENTS):
@@ -54,7 +46,7 @@ async def test_a_client_that_leaves_during_the_upload(null_triton: Triton, gatew
     record_figure("left during the upload: connections closed after, s", seconds, 1)
     assert seconds <= 1
     assert [line["status"] for line in gateway.wait_for_log(lines + _CLIENTS)[lines:]] == [499] * _CLIENTS
-    assert await _executions(null_triton, "null") == calls
+    assert await count_images(null_triton, "null") == calls
 
 
 async def test_a_client_that_leaves_during_the_inference(
@@ -63,7 +55,7 @@ async def test_a_client_that_leaves_during_the_inference(
     """Row 20: it is logged as 499, Triton finishes what it has begun, and the next client finds its place free by then."""
     path = "/predict/wait_20"  # 50 ms for each image
     assert (await ask(gateway.url, encode(_CAT, path))).status == 200
-    calls, lines = await _executions(null_triton, "wait_20"), len(gateway.log_lines())
+    calls, lines = await count_images(null_triton, "wait_20"), len(gateway.log_lines())
     clients = 16
 
     with unharmed(gateway, growth_mb=50):
@@ -84,7 +76,7 @@ async def test_a_client_that_leaves_during_the_inference(
     accepted = clients + 1 - statuses.count(429)
     assert set(statuses) <= {200, 499, 429}
     assert statuses.count(499) >= accepted // 2  # some were answered before they left
-    assert await _executions(null_triton, "wait_20") <= calls + accepted
+    assert await count_images(null_triton, "wait_20") <= calls + accepted
 
 
 async def test_ten_thousand_clients_that_give_up(null_triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:

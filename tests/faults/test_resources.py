@@ -3,8 +3,8 @@
 import asyncio
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 
@@ -16,6 +16,7 @@ from tests.fakes.models import scene
 from tests.faults import corpus
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, Case, Connection, ask, ask_all, encode
+from tests.faults.meanwhile import every, meanwhile
 from tests.faults.serving import Gateway, serving, unharmed
 from tests.imaging.samples import encode as encode_image
 
@@ -32,27 +33,11 @@ NEEDS_MOUNTS = pytest.mark.skipif(
 )
 
 
-def on_a_full_disk(folder: Path, redirect: str = "", log: Path | None = None) -> Sequence[str]:
+def on_a_full_disk(folder: Path, log: Path | None = None) -> Sequence[str]:
     """Return a command that runs another one with a full disk at a folder, which no other process sees."""
     log = log or folder.parent / "dd.log"
     mount = f"mount -t tmpfs -o size=1m tmpfs {folder} && ! dd if=/dev/zero of={folder}/full bs=64k status=none 2>{log}"
-    return ["unshare", "--mount", "sh", "-c", f'{mount}; exec "$@" {redirect}', "sh"]
-
-
-@asynccontextmanager
-async def _sampling(gateway: Gateway, samples: list[int]) -> AsyncIterator[None]:
-    async def sample() -> None:
-        while True:
-            samples.append(gateway.rss())
-            await asyncio.sleep(0.05)
-
-    task = asyncio.create_task(sample())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    return ["unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh"]
 
 
 @pytest.mark.system
@@ -68,19 +53,6 @@ async def test_a_full_disk_for_temporary_files(null_triton: Triton, tmp_path: Pa
         form = await ask(gateway.url, encode(_FORM % image, Content_Type="multipart/form-data; boundary=x"))
 
     assert (raw.status, form.status) == (200, 200)
-
-
-@NEEDS_MOUNTS
-async def test_a_full_disk_for_the_log(null_triton: Triton, tmp_path: Path) -> None:
-    """Row 39: requests are answered although their log lines cannot be written."""
-    full = tmp_path / "full"
-    full.mkdir()
-    with serving(null_triton, tmp_path, wrapper=on_a_full_disk(full, f"> {full}/log")) as gateway:
-        pids = gateway.pids()
-        answers = await ask_all(gateway.url, [Case("", encode(_IMAGE))] * 100 + [Case("", encode(b"", "/nothing", "GET"))] * 100)
-        assert gateway.pids() == pids
-
-    assert Counter(answer.status for _, answer in answers) == {200: 100, 404: 100}
 
 
 async def test_no_open_files_are_left(null_triton: Triton, tmp_path: Path, record_figure: RecordFigure) -> None:
@@ -130,7 +102,7 @@ async def test_more_images_than_memory(null_triton: Triton, tmp_path: Path, reco
         (budget,) = (float(line.split()[1]) for line in page.splitlines() if line.startswith(_MEMORY_LIMIT))
         before = gateway.rss()
         with unharmed(gateway, growth_mb=50):
-            async with _sampling(gateway, samples):
+            async with meanwhile(every(0.05, lambda: samples.append(gateway.rss()))):
                 answers = await ask_all(gateway.url, [Case("", encode(images[n % 3])) for n in range(200)], clients=200)
         assert (await ask(gateway.url, encode(_IMAGE))).status == 200
 
@@ -157,10 +129,8 @@ async def test_64_bombs_at_once(gateway: Gateway, record_figure: RecordFigure) -
             await asyncio.sleep(0.05)
 
     with unharmed(gateway, growth_mb=50):
-        task = asyncio.create_task(live())
-        answers = await ask_all(gateway.url, [*cases, *above[:64]], clients=128)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with meanwhile(live()):
+            answers = await ask_all(gateway.url, [*cases, *above[:64]], clients=128)
 
     statuses = {label: Counter(answer.status for name, answer in answers if name == label) for label in ("largest", "above")}
     slowest = max(answer.seconds for answer in others)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from app.api.admission import keys
+from app.api.caller import keys
 from app.triton.shared_memory import SHM
 from bench.harness.triton import Triton
 from tests.faults.conftest import RecordFigure

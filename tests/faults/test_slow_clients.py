@@ -16,6 +16,7 @@ from bench.load.images import unlabelled_samples
 from bench.load.outcome import Outcome, merge_histograms
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Connection
+from tests.faults.meanwhile import meanwhile
 from tests.faults.serving import Gateway, unharmed
 from tests.nginx import proxying
 from tests.processes import wait_for
@@ -78,14 +79,9 @@ async def besieged(url: str, clients: Sequence[SlowClient]) -> AsyncIterator[Non
                 await hold(url, client)
 
     random = Random(_SEED)  # noqa: S311 - so that not all of them send at the same time
-    tasks = [asyncio.create_task(insist(client, random.uniform(0, 3))) for client in clients]
-    await asyncio.sleep(4)
-    try:
+    async with meanwhile(*(insist(client, random.uniform(0, 3)) for client in clients)):
+        await asyncio.sleep(4)
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def drive(url: str, seconds: float) -> Outcome:

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 
+from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Connection, encode
+from tests.faults.meanwhile import meanwhile
 from tests.faults.models import Checksum
 
 _PATH = "/predict/checksum?boxes=pixel"
@@ -35,11 +37,6 @@ class Traffic:
     def requests(self) -> int:
         return self.statuses.total()
 
-    @property
-    def lost(self) -> int:
-        """Requests that got no answer, or one that says that the server failed."""
-        return sum(count for status, count in self.statuses.items() if status == NO_ANSWER or status >= 500)
-
     async def run_client(self, seed: int) -> None:
         """Ask for ever, over one connection as long as it lasts; pause for a moment when told to."""
         source = random.Random(seed)  # noqa: S311 - not a secret
@@ -58,6 +55,13 @@ class Traffic:
             assert monotonic() < until, f"{self.requests} of {requests} requests: {self.statuses}"
             await asyncio.sleep(0.05)
 
+    def record(self, record_figure: RecordFigure, label: str, *, slowest: float | None = None) -> None:
+        """Record what there was: requests, answers by status, and seconds of the slowest answer with their limit."""
+        record_figure(f"{label}: requests", self.requests)
+        for status, count in sorted(self.statuses.items()):
+            record_figure(f"{label}: answers {status or 'none'}", count)
+        record_figure(f"{label}: slowest answer, s", self.slowest, slowest)
+
     async def _ask(self, connection: Connection, checksum: Checksum, statuses: Counter[int]) -> bool:
         """Send one request; return whether the connection can be used again."""
         answer = await connection.ask(encode(checksum.image, _PATH, Content_Type="image/png"))
@@ -74,13 +78,8 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(url: str, clients: int = 8) -> AsyncIterator[Traffic]:
+    """Let clients ask until the block ends; each answer must be that of its own image."""
     counted = Traffic(url)
-    tasks = [asyncio.create_task(counted.run_client(seed)) for seed in range(clients)]
-    try:
+    async with meanwhile(*(counted.run_client(seed) for seed in range(clients))):
         yield counted
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+    assert counted.wrong == []

@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from bench.harness.prometheus import CONFIG, Prometheus
 from bench.harness.triton import Triton
 from bench.models.repository import write_fixture
 from tests.faults import models
 from tests.faults.exchange import ask
+from tests.faults.meanwhile import meanwhile
 from tests.faults.serving import Gateway
+from tests.prometheus import CONFIG, Prometheus
 
 _FACTOR = 12
 SCRAPE_SECONDS = 2.0
@@ -96,10 +97,6 @@ async def asking(gateway: Gateway, *requests: bytes, every: float = 0.05) -> Asy
             task.add_done_callback(asked.discard)
             await asyncio.sleep(every)
 
-    sending = asyncio.create_task(send())
-    try:
+    async with meanwhile(send()):
         yield statuses
-    finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
-        await asyncio.gather(*asked)
+    await asyncio.gather(*asked)

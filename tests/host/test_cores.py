@@ -1,62 +1,12 @@
 """How many cores this process and its siblings may use, and what it has used."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from app.host import cores
 from tests.support import ROOT
-
-SCHEDULED = float(len(os.sched_getaffinity(0)))
-VERSION_1 = "10:cpu:/\n"
-VERSION_2 = "0::/\n"
-NESTED = "0::/system.slice/nereid.service\n"
-
-
-@pytest.mark.parametrize(
-    ("own_group", "files", "expected"),
-    [
-        (VERSION_2, {}, SCHEDULED),
-        (VERSION_2, {"cpu.max": "max 100000\n"}, SCHEDULED),
-        (VERSION_2, {"cpu.max": "50000 100000\n"}, 0.5),
-        (VERSION_2, {"cpu.max": "900000000 100000\n"}, SCHEDULED),
-        (NESTED, {"system.slice/nereid.service/cpu.max": "25000 100000\n"}, 0.25),
-        (NESTED, {"system.slice/nereid.service/cpu.max": "max 100000\n", "system.slice/cpu.max": "50000 100000\n"}, 0.5),
-        (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, SCHEDULED),
-        (VERSION_1, {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
-        (None, {"cpu.max": "50000 100000\n"}, 0.5),
-        (VERSION_2, {"cpu.max": ""}, SCHEDULED),
-    ],
-    ids=[
-        "no files",
-        "no quota",
-        "quota",
-        "more than there is",
-        "of a service",
-        "of a slice",
-        "no quota of version 1",
-        "quota of version 1",
-        "no list of groups",
-        "empty",
-    ],
-)
-def test_cores_are_those_of_the_container_if_it_has_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_group: str | None, files: dict[str, str], expected: float
-) -> None:
-    """The kernel tells the quota in files of the control groups that contain this process."""
-    for name, content in files.items():
-        path = tmp_path / "groups" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="ascii")
-    if own_group is not None:
-        (tmp_path / "own").write_text(own_group, encoding="ascii")
-    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(cores, "_OWN_GROUP", tmp_path / "own")
-
-    assert cores.available() == expected
 
 
 def test_cores_are_those_that_the_scheduler_allows() -> None:

@@ -1,5 +1,6 @@
 """Child processes: waited for, ended, and never left behind."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -7,53 +8,36 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
 from types import SimpleNamespace
 from typing import cast
 
 import psutil
 import pytest
 
-from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, wait_for_answer
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, notify, wait_for_answer
+from tests.fakes.http import scripted
 from tests.processes import has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
 
 Process = subprocess.Popen[bytes]
 
 
-@pytest.mark.parametrize(("how", "prepare"), [("SIGTERM", ":"), ("SIGKILL", "trap '' TERM")])
-def test_child_ends_with_its_parent(how: str, prepare: str) -> None:
+@pytest.mark.parametrize(("how", "said"), [("", b"told\n"), (", signal.SIGKILL", b"")])
+def test_child_ends_with_its_parent(how: str, said: bytes) -> None:
+    """The milder signal is the default, so that a child can clean up."""
     code = f"""
 import os, signal, subprocess
 from functools import partial
 from app.host.processes import die_with_parent
-child = "{prepare}; echo $$; while :; do sleep 0.05; done"
-subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, os.getpid(), signal.{how}))
-signal.pause()"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        process = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-
-    wait_until_gone([process])
-
-
-def test_child_ends_with_its_parent_by_sigterm_unless_told_otherwise() -> None:
-    """The milder signal is the default, so that a child can clean up."""
-    code = """
-import os, signal, subprocess
-from functools import partial
-from app.host.processes import die_with_parent
 child = "trap 'echo told; exit' TERM; echo ready; while :; do sleep 0.05; done"
-subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, os.getpid()))
+subprocess.Popen(["sh", "-c", child], preexec_fn=partial(die_with_parent, os.getpid(){how}))
 signal.pause()"""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         parent.kill()
-        assert parent.stdout.read() == b"told\n"
+        assert parent.stdout.read() == said
 
 
 def test_child_ends_if_its_parent_has_ended_already() -> None:
@@ -62,50 +46,6 @@ def test_child_ends_if_its_parent_has_ended_already() -> None:
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=False)
 
     assert (child.returncode, child.stdout) == (-signal.SIGTERM, b"")
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Gives the next of the server's answers: a status, bytes that are not HTTP, or None: nothing until the test is over."""
-
-    server: "HttpServer"
-
-    def do_GET(self) -> None:
-        self.server.asked += 1
-        answer = self.server.answers.pop(0) if self.server.answers else 200
-        if isinstance(answer, bytes):
-            self.wfile.write(answer)
-        if answer is None:
-            self.server.is_over.wait()
-        if not isinstance(answer, int):
-            self.close_connection = True
-            return
-        self.send_response(answer)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None: ...
-
-
-class HttpServer(ThreadingHTTPServer):
-    def __init__(self, *answers: int | bytes | None, port: int) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
-        self.answers = list(answers)
-        self.asked = 0
-        self.is_over = Event()
-        self.url = f"http://127.0.0.1:{self.server_port}/ready"
-
-
-@contextmanager
-def answering(*answers: int | bytes | None, port: int = 0) -> Iterator[HttpServer]:
-    with HttpServer(*answers, port=port) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.is_over.set()
-            server.shutdown()
-            thread.join()
 
 
 @contextmanager
@@ -131,91 +71,55 @@ def sleeper() -> Iterator[Process]:
         yield process
 
 
-@pytest.mark.parametrize("status", [200, 204, 400, 404, 500, 503])
-def test_first_answer_is_final(sleeper: Process, status: int) -> None:
-    """Whatever the status is, it is returned, and the server is asked once."""
-    with answering(status) as server:
-        assert wait_for_answer(server.url, sleeper, 10) == status
-        assert server.asked == 1
-
-
-def test_statuses_to_retry_are_not_final(sleeper: Process) -> None:
-    """After one of these the server is asked again, until it answers with another one."""
-    with answering(503, 400, 503, 404) as server:
-        assert wait_for_answer(server.url, sleeper, 10, retry={503, 400}) == 404
-        assert server.asked == 4
-
-
 @pytest.mark.parametrize(
-    "answer", [b"", b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX"]
+    ("answers", "asked"),
+    [
+        *(([status], 1) for status in (200, 204, 400, 404, 500)),
+        ([503, 400, 503, 404], 4),  # those to retry are not final
+        *(([said, 200], 2) for said in (b"", b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n")),
+        ([None, 200], 2),  # given up after a second
+    ],
 )
-def test_answer_that_is_not_http_is_not_an_answer(sleeper: Process, answer: bytes) -> None:
-    with answering(answer, 200) as server:
-        assert wait_for_answer(server.url, sleeper, 10) == 200
+def test_a_server_is_asked_until_an_answer_is_final(sleeper: Process, answers: list[int | bytes | None], asked: int) -> None:
+    with scripted(*answers) as server:
+        assert wait_for_answer(server.url, sleeper, 60, retry={503, 400} if asked > 2 else ()) == answers[-1]
+        assert len(server.asked) == asked
 
 
-def test_server_that_says_nothing_is_asked_again(sleeper: Process) -> None:
-    """A connection that is accepted but not answered is given up after a second."""
-    with answering(None, 200) as server:
-        assert wait_for_answer(server.url, sleeper, 60) == 200
-        assert server.asked == 2
-
-
-def looked_after(*looks: Callable[[], int | None]) -> Process:
+def looked_after(look: Callable[[], int | None]) -> Process:
     """Make a process that does something each time when it is asked for its exit code, which is before each request."""
-    left = iter(looks)
-
-    def poll() -> int | None:
-        return next(left)()
-
-    return cast("Process", SimpleNamespace(poll=poll))
+    return cast("Process", SimpleNamespace(poll=look))
 
 
 def test_server_that_does_not_listen_yet_is_waited_for() -> None:
     port = free_port()
+    looks = itertools.count()
     with ExitStack() as stack:
 
         def listen() -> None:
-            stack.enter_context(answering(404, port=port))
+            if next(looks) == 2:
+                stack.enter_context(scripted(404, port=port))
 
-        process = looked_after(lambda: None, lambda: None, listen)
-        assert wait_for_answer(f"http://127.0.0.1:{port}/no-such-file", process, 60) == 404
-
-
-def test_waiting_ends_when_the_process_ends() -> None:
-    """A server that has ended will not answer any more, however much time is left."""
-    assert wait_for_answer(f"http://127.0.0.1:{free_port()}/", looked_after(lambda: None, lambda: 3)) is None
+        assert wait_for_answer(f"http://127.0.0.1:{port}/no-such-file", looked_after(listen), 60) == 404
 
 
-def test_waiting_ends_when_the_process_ends_between_retries() -> None:
-    """A process that ends stops the retries after a 503 as well."""
-    with answering(503, 503) as server:
-        assert wait_for_answer(server.url, looked_after(lambda: None, lambda: 3), retry={503}) is None
-        assert server.asked == 1
-
-
-def test_waiting_ends_when_the_time_is_over(sleeper: Process) -> None:
-    """Without an answer, waiting ends at the time-out, and the process goes on."""
-    start = time.monotonic()
-
-    assert wait_for_answer(f"http://127.0.0.1:{free_port()}/", sleeper, 0.3) is None
-    assert time.monotonic() - start >= 0.3
-    assert sleeper.poll() is None
-
-
-def test_waiting_ends_when_the_time_is_over_between_retries(sleeper: Process) -> None:
-    """A server that answers with nothing but statuses to retry has not answered."""
-    with answering(*[503] * 1000) as server:
-        assert wait_for_answer(server.url, sleeper, 0.3, retry={503}) is None
+@pytest.mark.parametrize(("looks", "seconds"), [(1, float("inf")), (10**6, 0.3)])
+@pytest.mark.parametrize("answers", [[None], [503] * 1000])
+def test_waiting_ends_with_the_process_or_the_time(answers: list[int | None], looks: int, seconds: float) -> None:
+    """Whether the server is silent or asks for retries."""
+    codes = itertools.repeat(None, looks)
+    with scripted(*answers) as server:
+        assert wait_for_answer(server.url, looked_after(lambda: next(codes, 3)), seconds, retry={503}) is None
+        assert looks > 1 or len(server.asked) == 1
 
 
 def test_process_that_has_ended_is_not_asked() -> None:
     """Another process may listen on its port by then."""
-    with answering() as server, running("exit 0") as process:
+    with scripted() as server, running("exit 0") as process:
         process.wait()
 
         assert wait_for_answer(server.url, process, 10) is None
-        assert server.asked == 0
+        assert len(server.asked) == 0
 
 
 def test_loopback_is_never_behind_a_proxy() -> None:
@@ -223,7 +127,7 @@ def test_loopback_is_never_behind_a_proxy() -> None:
     code = "import sys; from app.host.http import LOOPBACK; print(LOOPBACK.open(sys.argv[1], timeout=5).status)"
     proxy = f"http://127.0.0.1:{free_port()}"
     environ = os.environ | dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), proxy) | {"no_proxy": "", "NO_PROXY": ""}
-    with answering() as server:
+    with scripted() as server:
         command = [sys.executable, "-c", code, server.url]
         output = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
 
@@ -308,3 +212,10 @@ def test_other_groups_are_not_killed(sleeper: Process) -> None:
 
         assert process.returncode == -signal.SIGKILL
         assert sleeper.poll() is None
+
+
+def test_systemd_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be started anew; nothing depends on it."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+
+    notify("WATCHDOG=1")

@@ -29,12 +29,13 @@ def test_other_folders_of_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_file_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its modules are inside, so that no variable is needed, and it says which glibc it needs."""
+    """Its modules and libraries are inside; other programs that it starts get the caller's libraries back."""
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
     monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")
     (tmp_path / "glibc").write_text("2.31", encoding="ascii")
 
     assert program.command("app", "api") == [sys.executable, "-m", "app", "api"]
-    assert program.environment() == dict(os.environ)
+    assert program.environment() == {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "LD_LIBRARY_PATH_ORIG": "/usr/lib/own"}
     assert program.version().startswith(f"{__version__} (one file with Python 3.")
     assert program.version().endswith("; needs glibc 2.31 or later)")

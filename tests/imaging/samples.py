@@ -1,4 +1,4 @@
-"""Images that are made for a test: flat blocks, noise, files of every format, and headers written by hand."""
+"""Images for tests: flat blocks, noise, files of every format, and headers written by hand."""
 
 import struct
 import zlib
@@ -14,14 +14,17 @@ from app.imaging.decode import decode
 from app.imaging.fit import Fit
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.transform import ImageTransform
+from tests.support import IMAGES
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "AVIF", "TIFF")
 MEGA = 10**6
 GREY, RGB, GREY_ALPHA, RGBA = 0, 2, 4, 6
 """Colour types of a PNG."""
-# 32 x 16 in blocks of one colour, no two alike, so that JPEG keeps them and every rotation or mirroring shows.
+# 32 x 16 pixels in blocks of different colours, which JPEG preserves, and which show any rotation or mirroring.
 BLOCKS = np.random.default_rng(1).permutation(np.linspace(0, 255, 24)).astype(np.uint8).reshape(2, 4, 3)
 PIXELS = BLOCKS.repeat(8, axis=0).repeat(8, axis=1)
+# The same blocks, stored sideways: a grid of one tile that is larger than the image, with `irot`; an AV1 frame, with `irot`.
+HEIC, AVIF = ((IMAGES / f"blocks.{kind}").read_bytes() for kind in ("heic", "avif"))
 NOISE = Image.fromarray(np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8))
 
 _BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
@@ -33,7 +36,7 @@ def limits(pixels: int) -> PixelLimits:
 
 
 def draw(data: bytes, fit: Fit, canvas: NDArray[np.uint8], pixels: int = 10**8) -> ImageTransform:
-    """Decode an image of up to so many pixels, and draw it as the gateway does."""
+    """Decode an image, and draw it on a canvas as the gateway does."""
     header = read_header(data, limits(pixels))
     transform = fit.fit(header.width, header.height)
     fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
@@ -51,7 +54,7 @@ def encode(image: Image.Image, image_format: str, **options: Any) -> bytes:  # n
 
 
 def store(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Lay upright pixels out as a camera stores them with this EXIF orientation."""
+    """Turn upright pixels to the position in which a camera stores them with this EXIF orientation."""
     stored: dict[int, NDArray[np.uint8]] = {
         1: pixels,
         2: pixels[:, ::-1],
@@ -83,7 +86,7 @@ def insert_segment(jpeg: bytes, marker: int, content: bytes) -> bytes:
 
 
 def png(width: int, height: int, depth: int, colour: int, data: bytes = b"") -> bytes:
-    """Write a PNG by hand; without data it is a valid header and nothing to decode."""
+    """Write a PNG by hand; without data, the header is valid and there are no pixels."""
     lines = [b"\0" + data[i : i + len(data) // height] for i in range(0, len(data), len(data) // height)] if data else []
     header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
     pixels = png_chunk(b"IDAT", zlib.compress(b"".join(lines), 1))

@@ -1,4 +1,4 @@
-"""Frames and labels: where they are drawn, in which colour, and what they leave alone."""
+"""Frames and labels: their positions and colours, and the pixels that do not change."""
 
 from typing import Any
 
@@ -33,7 +33,6 @@ def is_coloured(pixels: NDArray[np.uint8], class_id: int = 0) -> NDArray[np.bool
 
 
 def test_a_frame_lies_on_the_edge_of_its_box() -> None:
-    """All four sides have the colour of the class, and the object inside is left alone."""
     pixels = drawn(640, 480, marks((100, 200, 300, 400)))
 
     for line in (pixels[200, 100:300], pixels[399, 100:300], pixels[200:400, 100], pixels[200:400, 299]):
@@ -58,7 +57,7 @@ def test_nothing_outside_boxes_and_labels_changes() -> None:
     st.lists(st.tuples(*[st.floats(-50, 450, width=32)] * 4, st.integers(0, 200)), max_size=12),
 )
 def test_any_boxes_can_be_drawn(width: int, height: int, boxes: list[Any]) -> None:
-    """Inside the image or not, of any size: rows that are further from all boxes than the height of a label stay as they are."""
+    """Rows that are further from all boxes than the height of a label do not change."""
     sorted_boxes = [(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)) for x1, y1, x2, y2, _ in boxes]
     pixels = drawn(width, height, marks(*sorted_boxes, class_ids=[box[4] for box in boxes]))
 
@@ -79,7 +78,6 @@ def test_a_tiny_image_gets_its_frame(width: int, height: int) -> None:
 
 @pytest.mark.parametrize("box", [(0, 0, 639, 100), (600, 0, 640, 30), (0, 470, 30, 480), (635, 475, 640, 480), (0, 0, 640, 480)])
 def test_a_label_at_the_edge_stays_inside(box: tuple[float, ...]) -> None:
-    """As many pixels are covered as in the middle of the image: background and text, without what frames cover."""
     in_middle, at_edge = (drawn(640, 480, marks(each, names=["person"])) for each in ((200, 200, 230, 210), box))
 
     def white(pixels: NDArray[np.uint8]) -> int:
@@ -89,7 +87,6 @@ def test_a_label_at_the_edge_stays_inside(box: tuple[float, ...]) -> None:
 
 
 def test_labels_do_not_hide_each_other() -> None:
-    """Three objects on the same spot have three labels that can be read."""
     one, three = (
         drawn(640, 480, marks(*[(300 + i, 200 + i, 330, 230) for i in range(n)], class_ids=[0] * n, names=["person"] * n))
         for n in (1, 3)
@@ -111,7 +108,6 @@ def test_the_better_detection_is_on_top() -> None:
 
 
 def test_lines_and_text_grow_with_the_image() -> None:
-    """At twelve megapixels the frame has many times the width that it has at 320 pixels, and so has the label."""
     small, large = (drawn(w, h, marks((w / 4, h / 4, w / 2, h / 2))) for w, h in ((320, 240), (4000, 3000)))
 
     def widths(pixels: NDArray[np.uint8]) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""EXIF orientation: read from any block without being fooled, and undone."""
+"""EXIF orientation: reading it from any block, and turning pixels upright."""
 
 import struct
 import tracemalloc
@@ -40,7 +40,6 @@ MALFORMED = [
 @pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> None:
-    """It is read in either byte order, with or without the identifier in front, wherever the directory lies."""
     other = (ExifTags.Base.Make, 3, 5)
 
     assert read_orientation(prefix + block(order, (0x0112, 3, orientation))) == orientation
@@ -50,7 +49,7 @@ def test_orientation_is_read(order: str, prefix: bytes, orientation: int) -> Non
 @pytest.mark.parametrize(("kind", "number"), [(3, "H2x"), (4, "L"), (6, "b3x"), (8, "h2x"), (9, "l"), (11, "f"), (13, "L")])
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_may_be_any_number_that_pillow_reads(order: str, kind: int, number: str) -> None:
-    """Some programs store it as LONG."""
+    """Some programs store the orientation as LONG."""
     entry = struct.pack(order + "HHHL" + number, 1, 0x0112, kind, 1, 6)
     data = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(order + "L", 8) + entry + bytes(4)
     exif = Image.Exif()
@@ -64,19 +63,16 @@ def test_orientation_may_be_any_number_that_pillow_reads(order: str, kind: int, 
     [*MALFORMED, b"", b"II", b"XX*\0\x08\0\0\0\0\0", block("<"), block("<", (0x0112, 7, 6)), block("<", (0x0113, 3, 6))],
 )
 def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
-    """A broken block, another type or another tag, or a value that does not exist, means that nothing is turned."""
     assert read_orientation(exif) == 1
 
 
 @given(st.sampled_from([b"", b"II*\0", b"MM\0*"]), st.binary(max_size=60))
 def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
-    """Whatever the bytes are, the result is one of the eight orientations."""
     assert read_orientation(start + rest) in range(1, 9)
 
 
 @pytest.mark.parametrize("exif", MALFORMED)
 def test_malformed_exif_is_ignored(exif: bytes) -> None:
-    """An image with a broken EXIF block, or an orientation that does not exist, is decoded as stored."""
     header = read_header(encode(Image.fromarray(PIXELS), "JPEG", exif=exif), limits(MEGA))
 
     assert header.orientation == 1
@@ -86,7 +82,6 @@ def test_malformed_exif_is_ignored(exif: bytes) -> None:
 @pytest.mark.parametrize("endian", ["<", ">"])
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 def test_orientation_is_found_among_other_tags(image_format: str, endian: str) -> None:
-    """Tags before and after the orientation do not matter, in either byte order and in every format with EXIF."""
     exif = exif_of(6)
     exif.endian = endian
     exif[ExifTags.Base.Make] = "maker"
@@ -98,7 +93,7 @@ def test_orientation_is_found_among_other_tags(image_format: str, endian: str) -
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
-    """A block whose tags each claim the whole block, which would be a hundred megabytes for Pillow, costs no memory."""
+    """Each tag claims the whole block; Pillow would copy hundreds of megabytes."""
     image = Image.new(mode if image_format == "JPEG" else "RGB", (32, 16))
     data = encode(image, image_format, exif=b"Exif\0\0" + hostile_tags())
     tracemalloc.start()
@@ -113,7 +108,6 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(2, 9))
 def test_pixels_are_turned_upright(orientation: int) -> None:
-    """Turning undoes what the camera did, and the result has its rows one behind the other in memory."""
     pixels = turn_upright(store(PIXELS, orientation), orientation)
 
     np.testing.assert_array_equal(pixels, PIXELS)
@@ -122,5 +116,4 @@ def test_pixels_are_turned_upright(orientation: int) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_sideways_orientations_swap_width_and_height(orientation: int) -> None:
-    """An orientation is sideways if a stored image has the height of the scene as its width."""
     assert is_sideways(orientation) is (store(PIXELS, orientation).shape != PIXELS.shape)

@@ -1,4 +1,4 @@
-"""Labels: names of any script, cut where there is no room, on a background that they stand out from."""
+"""Labels: names in many scripts, their truncation, and their contrast with the background."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ RED: Colour = (230, 25, 75)
     "name", ["person", "traffic light", "行人", "自転車", "자전거", "Пешеход", "ποδήλατο", "Fußgänger à vélo", "a?b"]
 )
 def test_a_name_is_drawn_in_its_own_script(name: str) -> None:
-    """The scripts are Latin, Chinese, Japanese, Korean, Cyrillic and Greek."""
     assert readable_name(name, 3) == name
 
 
@@ -30,7 +29,7 @@ def test_a_name_that_cannot_be_drawn_is_replaced_by_the_class_id(name: str) -> N
     [("stop\nsign", "stop sign"), ("\x00\x1b[31mcar", "[31mcar"), ("e\u0301te\u0301", "\xe9t\xe9"), ("x" * 1000, "x" * 40 + "…")],
 )
 def test_a_name_is_one_short_line(name: str, shown: str) -> None:
-    """Line breaks and control characters become spaces; accents belong to their letters; nobody reads a thousand characters."""
+    """Control characters become spaces, accents are composed with their letters, and long names are truncated."""
     assert readable_name(name, 3) == shown
 
 
@@ -38,7 +37,6 @@ def test_a_name_is_one_short_line(name: str, shown: str) -> None:
     ("max_width", "text"), [(200, "fire hydrant 0.87"), (100, "fire hydr… 0.87"), (50, "f… 0.87"), (40, "0.87"), (20, None)]
 )
 def test_a_name_is_cut_before_its_score(max_width: int, text: str | None) -> None:
-    """With less and less room, fewer characters remain, then the score alone, then nothing."""
     label = fit("fire hydrant", "0.87", 12, max_width, 100)
 
     assert (label and label.text) == text
@@ -56,7 +54,7 @@ def test_a_label_fits(name: str, text_size: int, max_width: int, max_height: int
 
 @pytest.mark.parametrize("text_size", [12, 40])
 def test_text_lies_inside_its_label(text_size: int) -> None:
-    """There is background on all sides, also around letters that reach below the line."""
+    """There is background on all sides, also below descenders."""
     label = fit("Ågypq 行", "0.87", text_size, 1000, 1000)
 
     assert label is not None
@@ -68,7 +66,7 @@ def test_text_lies_inside_its_label(text_size: int) -> None:
 
 @pytest.mark.parametrize("class_id", range(16))
 def test_text_stands_out_from_its_background(class_id: int) -> None:
-    """The ratio of contrast is at least 3 : 1, as WCAG 2.2 asks for bold text and graphics (1.4.3, 1.4.11)."""
+    """The contrast ratio is at least 3 : 1, as WCAG 2.2 requires for bold text and graphics (1.4.3, 1.4.11)."""
 
     def luminance(colour: Colour) -> float:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in np.array(colour) / 255]

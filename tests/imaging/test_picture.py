@@ -1,4 +1,4 @@
-"""An image in, the same image with boxes out."""
+"""Pictures: images with detections drawn on them."""
 
 from io import BytesIO
 
@@ -27,14 +27,12 @@ def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_an_image_of_any_format_keeps_its_colours(image_format: str) -> None:
-    """Red stays red, at the full size."""
     found = draw(encode(Image.fromarray(PIXELS).convert("RGB"), image_format))
 
     assert np.abs(found.astype(int) - PIXELS).max() <= (0 if image_format in {"PNG", "BMP", "WEBP"} else 12)
 
 
 def test_a_jpeg_looks_like_the_image() -> None:
-    """It differs by what the encoder loses."""
     found = draw(encode(Image.fromarray(PIXELS), "PNG"), picture_type="image/jpeg")
 
     assert np.abs(found.astype(int) - PIXELS).mean() < 3
@@ -42,7 +40,7 @@ def test_a_jpeg_looks_like_the_image() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_picture_is_upright(orientation: int) -> None:
-    """Boxes refer to the upright image, so they are drawn on that."""
+    """Boxes refer to the upright image."""
     data = encode(Image.fromarray(store(PIXELS, orientation)), "PNG", exif=exif_of(orientation))
 
     expected = PIXELS.copy()
@@ -52,14 +50,12 @@ def test_the_picture_is_upright(orientation: int) -> None:
 
 
 def test_a_large_image_is_drawn_on_at_its_full_size() -> None:
-    """A JPEG is not decoded at a reduced size."""
     image = Image.effect_noise((4000, 200), 50).convert("RGB")
 
     assert draw(encode(image, "JPEG")).shape == (200, 4000, 3)
 
 
 def test_memory_is_estimated() -> None:
-    """For the pixels, and for the picture."""
     image = encode(Image.new("RGB", (300, 200)), "JPEG")
 
     assert estimate_picture_bytes(read_header(image, limits(MEGA))) == 300 * 200 * (3 + 6)
@@ -74,6 +70,5 @@ def test_memory_is_estimated() -> None:
     ],
 )
 def test_an_image_that_is_no_good_is_an_error(data: bytes, error: type[Exception]) -> None:
-    """The same as when its objects are looked for."""
     with pytest.raises(error):
         draw(data)

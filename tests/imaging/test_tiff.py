@@ -1,4 +1,4 @@
-"""TIFF: its header, and what the decoder gets of it."""
+"""TIFF: the header, and the rewritten file for the decoder."""
 
 import struct
 from io import BytesIO
@@ -21,7 +21,7 @@ PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)),
 
 
 def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<", size: int | None = None) -> bytes:
-    """Write a TIFF of one strip by hand, all of whose values are LONG."""
+    """Write a TIFF of one strip by hand, with values of the type LONG."""
     tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels) if size is None else size,), **tags}
     behind = 8 + 2 + 12 * len(tags) + 4
     lengths = {tag: 4 * len(values) if len(values) > 1 else 0 for tag, values in tags.items()}
@@ -72,7 +72,6 @@ def test_compressed_strips_are_decoded(compression: int, rows: int) -> None:
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("alpha", [0, 1, 2])
 def test_modes_are_decoded(order: str, alpha: int) -> None:
-    """In either byte order: 16 bits are scaled, and colours are as stored, whatever the alpha is."""
     with_alpha = np.dstack([PIXELS, np.full(GREY.shape, 60, np.uint8)])
     wide = (PIXELS.astype(np.uint16) * 257).astype(order + "u2")
     bits = np.packbits(GREY > 127, axis=1)
@@ -139,7 +138,6 @@ def test_a_kind_that_is_not_read_is_told(tags: dict[int, tuple[int, ...]], messa
 
 @pytest.mark.parametrize("magic", [b"II+\0", b"MM\0+"])
 def test_a_bigtiff_is_told(magic: bytes) -> None:
-    """BigTIFF has 64-bit offsets."""
     with pytest.raises(UnsupportedFormat, match="a BigTIFF; send a plain TIFF"):
         read_header(magic + bytes(100), limits(MEGA))
 
@@ -163,14 +161,14 @@ def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: s
 
 
 def test_too_many_tags_are_refused() -> None:
-    """Each tag costs some time."""
+    """Each tag takes time to parse."""
     with pytest.raises(InvalidImage, match="too many tags"):
         tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
 
 
 @pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
 def test_too_many_values_are_refused(tag: int, values: int) -> None:
-    """Each value takes memory, and it is unclear which one counts."""
+    """Each value takes memory."""
     with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
         tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
 
@@ -189,7 +187,6 @@ def test_the_first_of_several_tags_counts() -> None:
 
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773])
 def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
-    """A compressed strip without data is invalid; an uncompressed strip is invalid if any byte is missing."""
     data = cv2.imencode(".tiff", np.asarray(NOISE), [cv2.IMWRITE_TIFF_COMPRESSION, compression])[1].tobytes()
     header = tiff.read_header(data)
     sizes = [size for _, size in header.parts]
@@ -201,7 +198,7 @@ def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
 
 
 def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
-    """The decoder gets a rewritten file; rewriting that changes nothing."""
+    """To rewrite the file again changes nothing."""
     file = BytesIO()
     Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
     written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
@@ -212,7 +209,7 @@ def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
 
 
 def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    """Libtiff would report oddities there."""
+    """By default, libtiff's warnings are written there."""
     data = encode(NOISE, "TIFF")
     for at in range(8, 60):
         for value in (0, 255):

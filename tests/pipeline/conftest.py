@@ -14,7 +14,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """What the marks `world` of a test and its module say, the nearest one first."""
+    """A world made according to the `world` marks of the test and its module; the test's marks take precedence."""
     marks = list(request.node.iter_markers("world"))
     kinds = next((mark.args for mark in marks if mark.args), ())
     options = {name: value for mark in reversed(marks) for name, value in mark.kwargs.items()}

@@ -1,4 +1,4 @@
-"""A gate in front of a step that runs in a thread."""
+"""A gate that blocks a step in its thread."""
 
 import threading
 from typing import Any
@@ -7,14 +7,14 @@ import pytest
 
 
 class Gate:
-    """Stands in the way of a step, in its thread, until it is opened."""
+    """Blocks a step in its thread until the gate is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
 
     def block(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[str]:  # noqa: ANN401
-        """Block a step; return the names of the threads that it has entered from now on."""
+        """Block a step; return a list that gets the names of the threads that reach it."""
         step = getattr(module, name)
         entered: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Which images go to Triton together."""
+"""Selection of the images for a call."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ def pending(  # noqa: PLR0913 - what an image has
     request_id: str = "id",
     trace: TraceContext | None = None,
 ) -> PendingImage:
-    """Make an image that waits, in the next slot of an arena, or inline."""
+    """Make a waiting image in the next slot of an arena, or inline."""
     slot = None if arena is None else arena.take(nbytes)
     assert arena is None or slot is not None
     buffer: Any = SimpleNamespace(slot=slot, tensor=np.zeros(nbytes, np.uint8))
@@ -85,7 +85,7 @@ async def test_what_is_not_ready_ends_a_batch() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
-    """The end is the model's maximum; the image that has waited longest is always part of the batch."""
+    """A batch never exceeds the model's maximum, and always has the image that has waited longest."""
     with open_arena() as arena:
         images = [pending(arena if is_shared else None) for _ in range(6)]
 
@@ -104,7 +104,7 @@ async def test_slots_and_messages_do_not_mix() -> None:
 
 
 async def test_for_a_triton_that_maps_no_memory_slots_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All images travel inline, wherever they lie, and no other Triton takes the batch for one piece of memory."""
+    """All images are sent inline, whether or not they have slots, and the batch has no slot that another Triton could read."""
     monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
     with open_arena() as arena:
         a, b, _, d = (pending(arena) for _ in range(4))

@@ -1,4 +1,4 @@
-"""Several images of one request: what they hold while they wait, and what becomes of it when they fail or are abandoned."""
+"""Batch requests: memory and outcomes of their images, also after failures and abandonment."""
 
 import asyncio
 from collections import Counter
@@ -43,7 +43,7 @@ async def world(world: World, host: Host) -> World:
 
 
 def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
-    """Report what was found, or the name of the error, and the stages."""
+    """Report the type of the result or error, and the stages."""
     return type(found).__name__, list(timing.stages)
 
 
@@ -57,7 +57,7 @@ async def open_batch(world: World, images: list[Image], seconds: float = 30, opt
 
 
 async def outcomes(batch: BatchRequest) -> list[Any]:
-    """Return what `keep` has reported for each image, in the order in which they were done."""
+    """Return the reports of `keep` in order of completion."""
     async with batch.run(keep) as done:
         return [await image for image in done]
 
@@ -67,7 +67,7 @@ def used(world: World) -> tuple[int, int]:
 
 
 async def test_images_succeed_and_fail_alone(world: World) -> None:
-    """Each image has stages of its own; the list of images is emptied, and all memory is released."""
+    """Each image has its own stages; the list of images is emptied, and all memory is released."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
     found = await outcomes(await open_batch(world, images))
 
@@ -85,7 +85,7 @@ async def test_what_they_have_in_common_fails_at_once(world: World) -> None:
 
 
 async def test_images_are_counted_before_triton_is_asked_for_the_model(world: World) -> None:
-    """A batch without room does not ask Triton, and what was counted is released whatever Triton answers."""
+    """A batch without enough memory does not ask Triton; reserved memory is released after a missed deadline."""
     world.fake.may_tell.clear()
     waiting = asyncio.create_task(open_batch(world, [SCENE] * 15, 20, OPTIONS._replace(model="other")))
     assert await eventually(lambda: world.fake.config_reads > 0)
@@ -102,7 +102,7 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """Only a few of them are queued for a thread at a time, so that a single request soon has its turn."""
+    """Only a few of them are queued for a thread at a time, so that single images do not wait behind all of them."""
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
@@ -153,7 +153,7 @@ async def test_a_slow_model_is_no_matter_of_other_images(world: World) -> None:
 
 
 async def test_batches_take_a_part_of_the_memory(world: World) -> None:
-    """A batch above that part is still possible alone; the next batch is rejected as a whole."""
+    """A larger batch is accepted if it is alone; the next batch is rejected as a whole."""
     async with (await open_batch(world, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
             await outcomes(await open_batch(world, [SCENE]))
@@ -181,7 +181,7 @@ async def test_an_image_waits_for_memory(world: World) -> None:
 
 @pytest.mark.parametrize("part", ["memory", "batch_memory"])
 async def test_an_address_waits_for_memory(world: World, host: Host, part: str) -> None:
-    """It waits like an image that came with the request, also for the memory of batches."""
+    """It waits for the memory for images and for the memory of batches."""
     budget: MemoryBudget = getattr(world.admission, part)
     others = budget.reserve()
     others.add(budget.limit_bytes - 100)  # the address itself has room

@@ -1,4 +1,4 @@
-"""When images leave, with whom, and what each of them gets."""
+"""When images are sent, in which batches, and with which results."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
 
 
 class Calls:
-    """Answers each image with the number in its tensor, when it may; tests set the attributes."""
+    """Answers each image with the number in its tensor, once `may_answer` is set; tests set the attributes."""
 
     def __init__(self, max_calls: float) -> None:
         self.max_calls = max_calls
@@ -37,9 +37,9 @@ class Calls:
         self.most_at_once = 0
         self.may_answer = asyncio.Event()
         self.poison: dict[int, GatewayError] = {}
-        """Errors by the number of the image that causes them, for itself and those with it."""
+        """Errors by the number of the image that causes them; they fail the whole batch."""
         self.missing_rows = 0
-        """Rows that are missing in the answer for several images."""
+        """Number of rows missing in the answer to a batch."""
         self.abandoned: list[tuple[int, bool]] = []
         """Number of each image that left without a result, and whether it was in a call."""
         self._running = 0
@@ -47,7 +47,7 @@ class Calls:
     def find(self, _: ModelSpec) -> ModelOnServer | None:
         return self._served if self._served.calls < self.max_calls else None
 
-    async def infer(self, batch: Batch, _: InFlightCall) -> InferResult:
+    async def infer(self, batch: Batch, _: InFlightCall) -> list[InferResult]:
         numbers = [int(tensor[0]) for tensor in batch.tensors]
         self.batches.append(numbers)
         self._running += 1
@@ -60,10 +60,12 @@ class Calls:
             if number in self.poison:
                 raise self.poison[number]
         rows = numbers[self.missing_rows :] if len(numbers) > 1 else numbers
-        return InferResult({"output0": np.array(rows, np.float32)[:, None]}, "1")
+        return InferResult({"output0": np.array(rows, np.float32)[:, None]}, "1").split(batch.spec, len(numbers))
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
         self.abandoned.append((int(image.buffer.tensor[0]), call is not None))
+
+    async def close(self) -> None: ...
 
 
 class Setup:
@@ -72,13 +74,13 @@ class Setup:
         self.batcher = Batcher(self.calls)
         self.timings: list[Timing] = []
         self.released: list[int] = []
-        """Numbers of the images whose permits were given back."""
+        """Numbers of the images whose permits were released."""
         self._numbers = count()
 
     def start(
         self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC, version: int | None = None
     ) -> list[asyncio.Task[float]]:
-        """Let the requests of as many images wait for their results, which are their numbers, from 0."""
+        """Start requests; their results are the numbers of their images, from 0."""
         return [asyncio.ensure_future(self._infer(next(self._numbers), seconds, spec, version)) for _ in range(images)]
 
     async def _infer(self, number: int, seconds: float, spec: ModelSpec, version: int | None) -> float:
@@ -123,7 +125,7 @@ async def test_a_lone_image_waits_for_nothing(setup: Setup) -> None:
 
 
 async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> None:
-    """They leave when the call returns, up to the model's batch size, in order of arrival; each gets its own result."""
+    """They are sent when the call ends, in order of arrival, up to the model's batch size; each gets its own result."""
     asking = setup.start(8)
     await turns()
     assert setup.calls.batches == [[0]]
@@ -168,7 +170,7 @@ async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
 
 
 async def test_who_leaves_while_waiting_is_taken_out(setup: Setup) -> None:
-    """Nothing is computed for it, and what it held is released at once."""
+    """Triton does not get its image, and its permit is released immediately."""
     asking = setup.start(4)
     await turns()
     asking[2].cancel()
@@ -214,7 +216,7 @@ async def test_what_triton_reads_is_kept_until_the_call_has_ended(setup: Setup) 
 
 
 async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
-    """It may never end; it is still known as long as it lasts."""
+    """It may never end, and remains in `tasks` until it does."""
     (hanging,) = setup.start()
     waiting = setup.start(2)
     await turns()
@@ -250,7 +252,7 @@ async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
 
 @pytest.mark.parametrize("error", [InferenceFailed("no"), InvalidModelOutput("no")])
 async def test_one_image_fails_alone(setup: Setup, error: GatewayError) -> None:
-    """The others of its batch are tried once more, each alone, and get their results."""
+    """The other images of its batch are retried alone, and get their results."""
     setup.calls.poison[2] = error
     asking = setup.start(6)
     await turns()
@@ -273,7 +275,7 @@ async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
 
 
 async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
-    """Trying again one by one would only add load; each request gets an error of its own."""
+    """Retries of single images would only add load; each request gets its own copy of the error."""
     setup.calls.poison[1] = TritonUnavailable("gone")
     asking = setup.start(4)
     await turns()
@@ -302,7 +304,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
 
 
 async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image joins a batch only while there is time to try it alone afterwards, so none ever fails because of another."""
+    """Batches end when no retries are left, so that no image ever fails because of another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
     setup.batcher = Batcher(setup.calls)
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}

@@ -1,13 +1,16 @@
 """Questions about images."""
 
 from typing import get_args
-from unittest.mock import Mock
 
+import msgspec
+import numpy as np
 import pytest
 
-from app.detection.select import Suppression
+from app.imaging.transform import ImageTransform
 from app.model.heads import TASKS, DetectionHead, Head, OutputFormat
+from app.model.spec import from_triton_config
 from app.pipeline import call
+from app.triton.messages import InferResult
 
 HEADS = get_args(Head)
 
@@ -24,29 +27,27 @@ def test_each_task_has_a_trivial_question(head: type[Head]) -> None:
     assert (question.model, question.task) == ("mine", head.task)
 
 
-def head(output_format: OutputFormat, max_iou: float) -> DetectionHead:
-    return DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
-
-
-RAW, SUPPRESSED = head(OutputFormat.YOLO_HEAD, 1.0), head(OutputFormat.END_TO_END, 0.45)
-ONCE = head(OutputFormat.SIX_COLUMNS, 1.0)
-
-
 @pytest.mark.parametrize(
-    ("asked", "iou", "expected"),
+    ("max_iou", "iou", "kept"),
     [
-        (RAW, None, 0.3),
-        (SUPPRESSED, None, 0.3),
-        (ONCE, None, None),
-        (RAW, 0.8, 0.8),
-        (SUPPRESSED, 0.8, None),  # which is what the model leaves
-        (ONCE, 0.8, 0.8),
+        (0.45, None, 1),
+        (0.45, 0.8, 3),  # which is what the model leaves
+        (1.0, None, 3),
+        (1.0, 0.5, 2),
     ],
 )
-def test_an_overlap_can_give_way_to_the_model(asked: DetectionHead, iou: float | None, expected: float | None) -> None:
-    """It is lowered to what the model leaves; and what is only a default does not concern a model that finds each object once."""
-    spec = Mock(labels=(), expect_head=lambda _: asked)
+def test_an_overlap_can_give_way_to_the_model(max_iou: float, iou: float | None, kept: int) -> None:
+    """A threshold above the model's own is lowered to it; a default does not apply to a model without duplicate boxes."""
+    head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
+    config = {
+        "name": "m",
+        "max_batch_size": 1,
+        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
+        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
+    }
+    spec = msgspec.structs.replace(from_triton_config(config, "1"), head=head)
+    rows = [[0, 0, 10, height, score, 0] for height, score in ((10, 0.9), (6, 0.8), (4, 0.7))]  # overlaps of 0.6, 0.4 and 0.67
     options = call.DetectOptions(None, 0.5, None, 10, iou, lowers_iou=True, default_iou=0.3)
-    wanted = options.reader(spec).read.args[1]  # type: ignore[attr-defined]  # a partial
+    answer = InferResult({"o": np.array([rows], np.float32)}, "1")
 
-    assert wanted.keywords["suppression"] == (expected and Suppression(expected, is_agnostic=False))
+    assert len(options.reader(spec).read(answer, ImageTransform(0, 0, 32, 32, 32, 32)).scores) == kept

@@ -47,7 +47,6 @@ def gate() -> Iterator[Gate]:
 
 
 async def test_work_runs_in_a_thread_of_the_pool(pool: DecodeThreads) -> None:
-    """The work does not run on the event loop, and its result is returned."""
     name = await pool.run(lambda: threading.current_thread().name, later(), Lease())
 
     assert name.startswith("decode")
@@ -112,7 +111,7 @@ async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodeThrea
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
-    """A thread cannot be stopped; only the waiting ends, and what the work uses is given back when it has ended."""
+    """A thread cannot be stopped: only the request ends, and the lease is released when the work has ended."""
     released: list[bool] = []
     with Lease() as lease:
         lease.on_release(lambda: released.append(True))
@@ -132,7 +131,7 @@ async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodeThr
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
-    """The request ends at once, although the thread is still busy with another one."""
+    """The request ends immediately, although the thread is still busy with another job."""
     released: list[bool] = []
     blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
     assert await eventually(gate.has_started.is_set)
@@ -156,7 +155,7 @@ class Image: ...
 
 
 async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate) -> None:
-    """The image of a request that has ended does not wait for a thread in memory."""
+    """The image of a request that has ended does not stay in memory until a thread is free."""
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
     assert await eventually(gate.has_started.is_set)
     image = Image()
@@ -185,7 +184,7 @@ async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodeThreads,
 
 
 async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodeThreads) -> None:
-    """An idle thread would start it before the event loop finds that it is too late."""
+    """An idle thread could start it before the event loop notices the missed deadline."""
     ran: list[bool] = []
     for _ in range(100):
         with pytest.raises(DeadlinePassed, match="took too long"):
@@ -211,7 +210,6 @@ async def test_a_cancelled_request_drops_its_queued_job(pool: DecodeThreads, gat
 
 
 async def test_a_job_that_has_ended_keeps_nothing(pool: DecodeThreads) -> None:
-    """`on_start` gets it on the event loop, whether or not its request waits for it later."""
     released: list[bool] = []
     with Lease() as lease:
         lease.on_release(lambda: released.append(True))
@@ -239,7 +237,7 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
 
 
 async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodeThreads) -> None:
-    """The image it was about is freed at once, not when the garbage collector runs."""
+    """Its image is freed immediately, not when the garbage collector runs."""
 
     async def request() -> None:
         image = Image()

@@ -1,4 +1,4 @@
-"""An image of a batch from a real https host, while there is too little memory for it."""
+"""Fetching an image of a batch from a real https host without enough memory."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -25,7 +25,7 @@ async def host() -> AsyncIterator[Host]:
 
 @pytest.fixture
 def admission() -> Iterator[Admission]:
-    """An admission of which batches may use twice the size of the image."""
+    """An admission with twice the size of the image as memory for batches."""
     with open_admission(memory_bytes=4 * len(IMAGE)) as made:
         yield made
 
@@ -36,12 +36,12 @@ def prepare(host: Host, admission: Admission, url: str = URL) -> tuple[Download,
 
 
 def used(admission: Admission) -> tuple[int, int]:
-    """Return the bytes of all images, and of those of batches."""
+    """Return the memory used by all images and by batches, bytes."""
     return admission.memory.used_bytes, admission.batch_memory.used_bytes
 
 
 async def test_an_image_is_fetched_anew_once_there_is_memory(host: Host, admission: Admission) -> None:
-    """Without asking its host while there is not twice as much as before. In the end its bytes are counted, and no more."""
+    """Its host gets no request before twice the previous memory is available. In the end exactly its bytes are counted."""
     download, memory = prepare(host, admission)
     others = admission.memory.reserve()
     others.add(3 * len(IMAGE) + len(IMAGE) // 2)

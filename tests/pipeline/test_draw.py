@@ -1,4 +1,4 @@
-"""Drawing what was found: in a thread, within the deadline and the memory for images, and with nothing kept afterwards."""
+"""Drawing detections: threads, deadline, and memory, which is released afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ def call(seconds: float = 30) -> CallContext:
 
 @pytest.fixture
 async def pipeline(world: World) -> AsyncIterator[Pipeline]:
-    """A pipeline with one thread, whose memory and backlog must be back in the end."""
+    """A pipeline with one thread, whose memory and backlog must be empty after the test."""
     yield world.pipeline
     await world.pipeline.close()
     assert (world.admission.memory.own_bytes, world.admission.decode_backlog.pixels) == (0, 0)
@@ -79,7 +79,6 @@ async def test_memory_and_backlog_count_while_a_picture_is_drawn(
 
 
 async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The thread cannot be stopped, but nobody waits for it."""
     gate.block(monkeypatch, draw_module, "draw_picture")
 
     context = call(0.05)

@@ -1,4 +1,4 @@
-"""Inferences, also those that nobody waits for any more: what Triton still reads stays until their RPC has ended."""
+"""Inferences and their failures, also after their requests have left: slots stay in use until the RPC has ended."""
 
 import asyncio
 import gc
@@ -26,19 +26,22 @@ from app.errors import (
 from app.main import create_app
 from app.model.spec import ModelSpec
 from app.pipeline import triton_calls
+from app.pipeline.batch import PendingImage
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
+from app.resilience.model_queue import Permit
 from app.settings.schema import Settings
 from app.telemetry.instruments import SEPARATOR
 from app.telemetry.metrics import MODEL_DEATHS
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
+from app.triton.messages import InferResult
 from app.triton.shared_memory import SHM, Arena
 from app.triton.status import Disconnected, Draining, ModelDied, Overloaded, Unreachable
 from app.triton.transport import InputBuffer, Mode
 from tests.fakes.triton import SPEC, FakeTriton, infer_response, serving, serving_bytes
-from tests.support import METRICS, SCENE, eventually, finds, json, started
+from tests.support import METRICS, SCENE, eventually, finds, is_mapped, json, started
 from tests.world import HANG_SECONDS, IMAGE, World, open_world
 
 Refusal = tuple[grpc.StatusCode, str]
@@ -49,7 +52,7 @@ REFUSED = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last
 BROKEN = grpc.StatusCode.UNAVAILABLE, "Socket closed"
 SICK = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
 LOST = ((STOPPING, Draining), (REFUSED, Unreachable), (BROKEN, Disconnected), (SICK, ModelDied))
-"""Refusals after which a request is tried again."""
+"""Errors after which a request is retried."""
 ANSWERS: tuple[tuple[Refusal, type[GatewayError]], ...] = (
     ((grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"), Overloaded),
     ((grpc.StatusCode.RESOURCE_EXHAUSTED, "not enough memory"), Overloaded),
@@ -59,7 +62,7 @@ ANSWERS: tuple[tuple[Refusal, type[GatewayError]], ...] = (
     ((grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"), ModelNotReady),
     ((grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"), ModelNotReady),
 )
-"""Refusals by a Triton that works."""
+"""Errors from a Triton that works."""
 
 pytestmark = pytest.mark.world(mode="inline")
 SHARED = pytest.mark.world(mode="auto")
@@ -75,12 +78,18 @@ async def world(world: World) -> World:
 
 @pytest.fixture
 async def unretrieved() -> AsyncIterator[list[dict[str, Any]]]:
-    """The failures that nobody retrieved, as the event loop reports them."""
+    """Exceptions that were never retrieved, as reported by the event loop."""
     loop = asyncio.get_running_loop()
     reports: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reports.append(context))
     yield reports
     loop.set_exception_handler(None)
+
+
+async def run(world: World, buffer: InputBuffer, permit: Permit) -> InferResult:
+    """Run the inference of an image that is ready."""
+    call = CallContext(Deadline.after(30), Timing(), "id")
+    return await world.batchers["tiny"].run(PendingImage(SPEC, buffer, call, permit))
 
 
 def has_slot(request: Any) -> bool:  # noqa: ANN401
@@ -89,7 +98,7 @@ def has_slot(request: Any) -> bool:  # noqa: ANN401
 
 @SHARED_OR_NOT
 async def test_an_inference_is_asked_once_and_answered(world: World, is_shared: bool) -> None:  # noqa: FBT001
-    """Through a slot or inline, with the id of the request and the time that is left."""
+    """The request has its id and its remaining time."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     answer = await world.infer(100, request_id="abc")
 
@@ -138,7 +147,7 @@ async def test_no_time_left_is_no_answer(world: World) -> None:
 @SHARED_OR_NOT
 @pytest.mark.parametrize("version", ["2.51.0", "2.59.1"])
 async def test_an_inference_is_cancelled_only_if_that_is_safe(world: World, version: str, is_shared: bool) -> None:  # noqa: FBT001
-    """Triton survives it and reads no slot; else the RPC goes on, and keeps the slot until it has ended."""
+    """A cancel is safe if Triton survives it and reads no slot. Otherwise the RPC goes on, and keeps its slot until it ends."""
     cancelled = 2 if version == "2.59.1" and not is_shared else 0
     await world.set_version(version)
     world.hold()
@@ -168,7 +177,7 @@ async def test_nothing_is_cancelled_while_the_version_is_unknown(world: World) -
 @SHARED
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_a_slot_stays_with_its_rpc(world: World, how: str) -> None:
-    """Triton reads it until the RPC ends: another image must not take its place before."""
+    """Triton reads the slot until the RPC ends, so no other image may use it before."""
     world.hold()
     if how == "deadline":
         await world.give_up()
@@ -184,7 +193,7 @@ async def test_a_slot_stays_with_its_rpc(world: World, how: str) -> None:
 async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
     world.hold()
     await world.give_up()
-    draining = asyncio.ensure_future(world.inferences.close(10))
+    draining = asyncio.ensure_future(world.batchers.close(10))
     await world.round_trip()
     assert not draining.done()
     assert not world.is_slot_free
@@ -197,11 +206,11 @@ async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
 
 async def test_draining_nothing_returns_at_once(world: World) -> None:
     await world.infer()
-    await world.inferences.close(10)
+    await world.batchers.close(10)
 
 
 async def test_an_abandoned_inference_that_fails_is_not_reported(world: World, unretrieved: list[dict[str, Any]]) -> None:
-    """Triton drops it from its queue at its deadline; its caller has had an answer by then."""
+    """Triton drops it at its deadline, when its caller already has the error."""
     world.hold()
     world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
     await world.give_up()
@@ -237,7 +246,7 @@ async def test_an_answer_in_time_is_measured_once(world: World, monkeypatch: pyt
 
 
 async def test_a_failed_inference_is_not_measured(world: World) -> None:
-    """How fast Triton rejects a request says nothing about the model."""
+    """The duration of a rejection is no measure of the model's speed."""
     with await world.admit():
         before = world.queue.limit
     world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
@@ -259,7 +268,7 @@ async def test_a_forgotten_region_is_registered_again_or_done_without(world: Wor
     assert has_slot(first)
     assert has_slot(second) is accepts_regions
     assert list(second.raw_input_contents) == ([] if accepts_regions else [IMAGE.tobytes()])
-    assert world.transport.active_mode == ("shm" if accepts_regions else "inline")
+    assert is_mapped(world.transport) == accepts_regions
     assert world.is_slot_free
 
 
@@ -299,19 +308,19 @@ async def test_many_inferences_register_a_forgotten_region_together(world: World
     world.fake.regions.clear()
     assert await world.errors(8) == []
 
-    assert world.transport.active_mode == "shm"
+    assert is_mapped(world.transport)
     assert len(world.fake.regions) == 1
 
 
 @SHARED
 async def test_after_the_refusal_of_one_registration_others_do_without(world: World) -> None:
-    """Of two requests with slots in a forgotten region, one was refused to register it again; the other travels inline."""
+    """Two requests have slots in a forgotten region. If registering it again fails for one, the other is sent inline."""
     world.fake.accepts_regions = False
     with await world.admit() as permit:
         buffer = world.transport.allocate(SPEC.image_shape, np.uint8, SPEC.image_bytes, permit)
         assert buffer.slot is not None
         assert not await world.server.regions.add_again(buffer.slot.arena)
-        assert await world.inferences.run(SPEC, buffer, CallContext(Deadline.after(30), Timing(), "id"), permit)
+        assert await run(world, buffer, permit)
 
     assert [has_slot(request) for request in world.fake.requests] == [False]
 
@@ -324,7 +333,7 @@ class ForgetfulSet(set[str]):
 
 @SHARED
 async def test_a_region_that_is_forgotten_twice_is_an_unavailable_triton(world: World) -> None:
-    """This happens with two Tritons behind one address; the caller may retry, and the model is not missing."""
+    """This happens with two Tritons behind one address. The caller may retry; the error is not a missing model."""
     world.fake.regions = ForgetfulSet()
     with pytest.raises(TritonUnavailable):
         await world.infer()
@@ -341,7 +350,7 @@ async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavaila
         await world.infer()
 
     assert world.is_slot_free
-    assert world.transport.active_mode == "shm"
+    assert is_mapped(world.transport)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +369,7 @@ async def test_a_failed_inference_lets_the_spec_be_read_again(
     expected: type[GatewayError],
     reads: int,
 ) -> None:
-    """The model may have changed; a full queue is no reason to think so."""
+    """The model may have changed, but not after a full queue or a missed deadline."""
     specs = world.server.specs
     await specs.get("tiny")
     world.fake.refusal = refusal
@@ -372,7 +381,7 @@ async def test_a_failed_inference_lets_the_spec_be_read_again(
 
 
 async def test_an_inconsistent_response_keeps_the_spec(world: World) -> None:
-    """A model that contradicts its own config does so again: ten such requests read the config once."""
+    """The model would contradict its config again: ten such requests read the config once."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.answer.raw_output_contents[0] = b""
     for _ in range(10):
@@ -390,7 +399,7 @@ class Pixels(np.ndarray[Any, Any]):
 
 @pytest.mark.parametrize("refusal", [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input"), BROKEN])
 async def test_a_failed_inference_leaves_no_reference_cycle(world: World, refusal: Refusal) -> None:
-    """Its image is freed at once, not when the garbage collector runs; also if it was tried again, or could not be."""
+    """Its image is freed immediately, not when the garbage collector runs, with and without a retry."""
     world.fake.refusal = refusal
     gc.collect()
     gc.disable()
@@ -398,7 +407,7 @@ async def test_a_failed_inference_leaves_no_reference_cycle(world: World, refusa
         for _ in range(8):  # more than the retries that are saved up
             with suppress(InferenceFailed, TritonUnavailable), await world.admit() as permit:
                 buffer = InputBuffer(IMAGE.copy().view(Pixels), None)
-                await world.inferences.run(SPEC, buffer, CallContext(Deadline.after(30), Timing(), "id"), permit)
+                await run(world, buffer, permit)
         alive = [thing for thing in gc.get_objects() if isinstance(thing, Pixels)]
     finally:
         gc.enable()
@@ -407,7 +416,7 @@ async def test_a_failed_inference_leaves_no_reference_cycle(world: World, refusa
 
 
 def delaying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[float]:
-    """Let a request wait so long before it is tried again; return the delays that there are."""
+    """Set the delay of retries; return a list that gets an entry for each retry."""
     delays: list[float] = []
 
     def uniform(*_: float) -> float:
@@ -421,7 +430,7 @@ def delaying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[float]:
 @SHARED_OR_NOT
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in LOST])
 async def test_a_request_that_was_lost_is_tried_once_more(world: World, refusal: Refusal, is_shared: bool) -> None:  # noqa: FBT001
-    """Another process of the model may live. Inline, because what Triton has mapped, and what it still reads, is not known then."""
+    """The retry is inline, because it is not known which regions Triton has mapped and which slots it still reads."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.next_refusals = [refusal]
     answer = await world.infer()
@@ -469,7 +478,7 @@ async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusa
 
 
 async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A random part of a time that doubles."""
+    """The delay is a random part of a maximum that doubles."""
     longest: list[float] = []
 
     def uniform(_: float, most: float) -> float:
@@ -503,7 +512,7 @@ async def test_few_requests_are_tried_again(world: World) -> None:
 
 
 async def test_a_request_is_not_tried_again_shortly_before_its_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hears why it failed, and takes none of the retries of others."""
+    """It gets the error of the call, and spends no retry."""
     world.fake.next_refusals = [STOPPING] * 5
     delaying(monkeypatch, 30)
     for _ in range(5):
@@ -554,7 +563,7 @@ async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.Monk
 
 @SHARED
 async def test_slots_of_a_broken_connection_are_not_used_again(world: World) -> None:
-    """Triton may still read them; the arena is removed, and the next request gets a new one."""
+    """Triton may still read them, so the arena is removed and the next request gets a new one."""
     world.hold()
     world.fake.next_refusals = [BROKEN]
     asking = await world.start(8)
@@ -585,7 +594,7 @@ async def test_slots_that_triton_does_not_read_stay_in_use(world: World, refusal
 
 
 async def fail(world: World, times: int, refusal: Refusal = SICK, spec: ModelSpec = SPEC) -> None:
-    """Let inferences fail, one after the other."""
+    """Run inferences that fail, one after the other."""
     for _ in range(times):
         before, world.fake.refusal = world.fake.refusal, refusal
         with pytest.raises(GatewayError):
@@ -642,7 +651,7 @@ async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
 
 
 async def test_dead_processes_of_a_model_are_counted(world: World) -> None:
-    """Also by probes: with an open circuit there are no other calls, and `serve` has to know until all is well."""
+    """Probes also count, because `serve` needs the count while the circuit is open and there are no other calls."""
 
     def deaths() -> int:
         return METRICS.table.total_ever(METRICS.table.counter(SEPARATOR.join((MODEL_DEATHS, "tiny"))))
@@ -675,7 +684,6 @@ async def test_an_answer_never_counts_as_a_failure(world: World, refusal: Refusa
 
 
 async def test_an_answer_that_makes_no_sense_never_counts_as_a_failure(world: World) -> None:
-    """The model is at fault, not Triton."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     world.fake.answer.raw_output_contents[0] = b""
     for failures in (0, 4, 4):
@@ -688,7 +696,7 @@ async def test_an_answer_that_makes_no_sense_never_counts_as_a_failure(world: Wo
 
 
 async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
-    """It is not tried again, does not count as a failure, and says nothing about the spec."""
+    """It is not retried and does not count as a failure."""
     fake = FakeTriton()
     async with serving_bytes(b"\xff\xff\xff") as fake.url, open_world(fake) as world:
         for _ in range(10):
@@ -711,7 +719,7 @@ async def test_a_request_that_succeeds_at_second_try_is_no_failure(world: World,
 
 @pytest.fixture
 async def five_hang(world: World) -> World:
-    """Five inferences without an answer, for which nobody waits any more."""
+    """Five inferences without an answer, whose requests have left."""
     world.hold()
     await world.give_up(5)
     assert is_closed(world)
@@ -728,8 +736,20 @@ async def test_inferences_that_hang_open_the_circuit(five_hang: World) -> None:
     assert await eventually(lambda: is_closed(five_hang))
 
 
+async def test_a_hang_that_fills_the_limit_opens_the_circuit(world: World) -> None:
+    """Fewer requests than a circuit needs failures: no more would be admitted."""
+    await world.infer()
+    world.queue.limit = 2.0
+    world.hold()
+    await world.give_up(2)
+    assert is_closed(world)
+    await world.time.skip(HANG_SECONDS)
+
+    assert not is_closed(world)
+
+
 async def fall_silent(world: World, images: int, seconds: float = 20) -> list[asyncio.Task[Any]]:
-    """Let Triton answer nothing more while some inferences are under way; return once it was asked."""
+    """Stop all answers of Triton while inferences are under way; return once Triton was asked whether it answers."""
     world.hold()
     world.fake.may_tell.clear()
     asked = world.fake.server_reads
@@ -746,7 +766,7 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
     version: str,
     is_shared: bool,  # noqa: FBT001
 ) -> None:
-    """However little time the callers had; the fifth is enough."""
+    """The fifth missed deadline opens it, however short the deadlines are."""
     await world.set_version(version)
     await world.infer()
     assert is_shared is (world.slot is not None)
@@ -769,7 +789,7 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
 
 
 async def test_a_question_without_an_answer_opens_the_circuit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While callers still wait, who have more time; models that it was not called for are left alone."""
+    """It opens while callers still wait, but only for models with calls under way."""
     await world.until_known()
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     other = msgspec.structs.replace(SPEC, name="other")
@@ -784,7 +804,7 @@ async def test_a_question_without_an_answer_opens_the_circuit(world: World, monk
 
 
 async def test_a_lost_inference_gives_everything_back_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute after its deadline; it is not cancelled, because this Triton would not survive that."""
+    """Its RPC is given up a minute after its deadline, but not cancelled, because this Triton would not survive that."""
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 60.0)
     world.hold()
     world.fake.held = {"lost"}
@@ -799,7 +819,7 @@ async def test_a_lost_inference_gives_everything_back_at_last(world: World, monk
 
 
 async def test_inferences_that_are_answered_late_do_not_hang(five_hang: World) -> None:
-    """Their callers had little time; Triton took less than counts as a failure."""
+    """Their deadlines were short, and Triton answered before the time of a hang had passed."""
     await five_hang.settle()
     await five_hang.time.skip(HANG_SECONDS)
 
@@ -852,7 +872,7 @@ async def test_an_answer_before_an_inference_says_nothing_about_its_hang(world: 
 
 @pytest.mark.parametrize(("part", "opens"), [(0.7, True), (0.3, False), pytest.param(0.3, True, marks=SHARED)])
 async def test_an_inference_that_is_cancelled_counts_if_it_was_given_time(world: World, part: float, opens: bool) -> None:  # noqa: FBT001
-    """Half of what counts as a hang is enough; what Triton would have done in the rest is not known. One with a slot goes on."""
+    """After half of the time of a hang, a cancelled inference counts as a failure. An inference with a slot is not cancelled."""
     await world.set_version("2.59.1")
     world.hold()
     await world.give_up(5, part * HANG_SECONDS)
@@ -865,7 +885,7 @@ async def test_an_inference_that_is_cancelled_counts_if_it_was_given_time(world:
 
 @pytest.mark.parametrize("refusal", [ANSWERS[1][0], ANSWERS[2][0]])
 async def test_a_triton_without_memory_is_overloaded(world: World, refusal: Refusal) -> None:
-    """The caller is told to come back, which is no fault of the model."""
+    """The caller is told to retry."""
     world.fake.refusal = refusal
     with pytest.raises(Overloaded, match="no memory left") as caught:
         await world.infer()
@@ -879,7 +899,7 @@ def probing() -> bool:
 
 async def test_nothing_probes_after_the_end(five_hang: World) -> None:
     """The circuit opens only while the shutdown waits for an inference."""
-    ending = asyncio.ensure_future(five_hang.inferences.close(2 * HANG_SECONDS))
+    ending = asyncio.ensure_future(five_hang.batchers.close(2 * HANG_SECONDS))
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
     assert probing()
@@ -892,7 +912,7 @@ async def test_nothing_probes_after_the_end(five_hang: World) -> None:
 
 @SHARED
 async def test_the_end_of_an_unanswered_call_is_no_answer(world: World) -> None:
-    """The gateway itself ends it, at a Triton that survives that: it counts as a failure, and its slot is not used again."""
+    """If the gateway ends the call, it counts as a failure, and its slot is not used again."""
     ended = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
     with await world.admit():
         before = world.queue.limit
@@ -915,10 +935,10 @@ async def test_the_end_of_an_unanswered_call_is_no_answer(world: World) -> None:
 
 
 async def test_the_end_does_not_wait_for_inferences_that_hang(five_hang: World) -> None:
-    """While the circuit of their model is open, they may never end; nothing probes any more then."""
+    """They may never end while the circuit of their model is open. Probing ends."""
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
-    await asyncio.wait_for(five_hang.inferences.close(3600), 30)
+    await asyncio.wait_for(five_hang.batchers.close(3600), 30)
     asked = len(five_hang.fake.requests)
     assert not probing()
     await five_hang.time.skip(10)
@@ -931,7 +951,6 @@ async def test_the_end_does_not_wait_for_inferences_that_hang(five_hang: World) 
 async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(
     own_triton: tuple[Settings, EmbeddedTriton], arenas: list[Arena]
 ) -> None:
-    """A request that gave up leaves its pixels where Triton may still read them."""
     settings, server = own_triton
     hasty = msgspec.structs.replace(settings, timeout_seconds=0.5, transport="shm")
     process = psutil.Process(server.pid)

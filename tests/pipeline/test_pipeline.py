@@ -1,4 +1,4 @@
-"""The whole job: steps in order, each in its in_flight, under one deadline, with nothing kept afterwards."""
+"""The whole pipeline: steps, threads, deadlines, memory and slots."""
 
 import asyncio
 import threading
@@ -40,11 +40,11 @@ from tests.fakes import models
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
-from tests.support import LIMITS, SCENE, eventually, finds, json, started
+from tests.support import LIMITS, SCENE, eventually, finds, is_mapped, json, started
 from tests.world import OPTIONS, World, open_world
 
 TABLE = np.array([[8, 16, 16, 24, 0.5, 1], [0, 8, 32, 24, 0.75, 0]], np.float32)
-"""Two rows in the 32 x 32 canvas, on which the image of 200 x 100 covers 32 x 16."""
+"""Two rows in pixels of the 32 x 32 canvas. The image of 200 x 100 covers 32 x 16 of it."""
 FOUR = {"count": np.array([1], np.int32), "boxes": TABLE[:, :4], "scores": TABLE[:, 4], "classes": TABLE[:, 5].astype(np.int32)}
 YOLO_HEAD = np.zeros((6, 21), np.float32)
 YOLOX_HEAD = np.zeros((21, 7), np.float32)
@@ -61,7 +61,7 @@ def outputs_config(**outputs: NDArray[Any]) -> dict[str, Any]:
 
 
 def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[str]:
-    """Note the names of the threads in which a step of the pipeline runs."""
+    """Record the names of the threads in which a step of the pipeline runs."""
     threads: list[str] = []
     step = getattr(module, name)
 
@@ -81,7 +81,7 @@ async def world(world: World) -> World:
 
 
 async def test_an_image_becomes_detections(world: World) -> None:
-    """Boxes are in pixels of the image and clipped to it, the best first; the model that answered is named."""
+    """Boxes are in pixels of the image and clipped to it, by descending score."""
     world.fake.model_versions = ["7"]
     found = await world.detect()
 
@@ -99,12 +99,12 @@ def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **c
 
 
 def named(found: Detections) -> tuple[str, list[str]]:
-    """Return the version that answered, and the names of what was found."""
+    """Return the version that answered, and the class names of the detections."""
     return found.version, [found.spec.class_name(class_id) for class_id in found.class_ids]
 
 
 async def test_an_answer_has_the_labels_of_the_version_that_gave_it(world: World) -> None:
-    """Also the first one after the model was replaced; what the old version was asked for is asked of the new one."""
+    """This includes the first answer after a replacement, because the request starts over with the new version."""
     replace(world.fake, "1", "old,old")
     assert named(await world.detect()) == ("1", ["old", "old"])
     replace(world.fake)
@@ -124,7 +124,7 @@ async def test_a_version_with_the_same_labels_is_not_asked_twice(world: World) -
 
 
 async def test_a_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
-    """It rejects an image for the old one."""
+    """It rejects an image of the old size."""
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
     world.fake.next_refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input")]
@@ -172,7 +172,6 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
 
 
 async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(world: World) -> None:
-    """The time that earlier steps have used is subtracted."""
     await world.detect(seconds=5)
     (request,) = world.fake.requests
 
@@ -226,7 +225,7 @@ async def test_only_the_detections_asked_for_are_returned(world: World, options:
 
 @pytest.mark.parametrize("box", [(0, 0, 32, 8), (20, 10, 10, 20)], ids=["in the padding", "inverted"])
 async def test_a_box_without_an_area_in_the_image_is_dropped(world: World, box: tuple[int, int, int, int]) -> None:
-    """However high its score, it takes no place of one that shows something."""
+    """It does not count towards the maximum number of detections, however high its score."""
     world.fake.answer = infer_response(output0=np.array([[*box, 0.9, 0], TABLE[1]], np.float32))
 
     found = await world.detect(max_detections=1)
@@ -264,7 +263,7 @@ async def test_a_quick_header_is_read_without_a_thread(
     image_format: str,
     is_threaded: bool,  # noqa: FBT001
 ) -> None:
-    """For a model that takes the file; handing it to a thread would take longer. Pillow's headers may take long."""
+    """For encoded files, a thread costs more than reading a JPEG header. Pillow may take longer for other headers."""
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     world.fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
     threads = in_which_threads(monkeypatch, pipeline_module, "fill_input")
@@ -287,7 +286,7 @@ async def test_a_raw_head_is_decoded_in_a_thread(
     outputs: dict[str, NDArray[Any]],
     is_threaded: bool,  # noqa: FBT001
 ) -> None:
-    """It takes milliseconds of numpy; final detections take so little that a thread would cost more."""
+    """Decoding it takes milliseconds. Other outputs take so little time that a thread would cost more."""
     world.fake.config = outputs_config(**outputs)
     world.fake.answer = infer_response(**outputs)
     threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
@@ -299,7 +298,7 @@ async def test_a_raw_head_is_decoded_in_a_thread(
 
 @pytest.mark.parametrize("options", [{"iou": 0.5}, {"agnostic": True}])
 async def test_boxes_are_suppressed_in_a_thread(monkeypatch: pytest.MonkeyPatch, world: World, options: dict[str, Any]) -> None:
-    """Hundreds of boxes take longer than the event loop should wait, whatever the model's outputs."""
+    """Suppression of hundreds of boxes would block the event loop for too long."""
     threads = in_which_threads(monkeypatch, call_module, "decode_boxes")
     await world.detect(**options)
 
@@ -319,7 +318,7 @@ async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(world: World)
 async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """The pool may be busy with images by then."""
+    """The threads may be busy with images when the result arrives."""
     world.fake.config = outputs_config(head=YOLO_HEAD)
     world.fake.answer = infer_response(head=YOLO_HEAD)
     await world.detect()
@@ -357,17 +356,16 @@ async def test_a_broken_image_never_reaches_triton(world: World) -> None:
 
 
 async def test_a_known_model_is_ready_without_a_question(world: World) -> None:
-    """Its spec is kept, and its slots exist; not even a deadline that has passed is noticed then."""
+    """If its spec is cached and its slots exist, not even the deadline is checked."""
     spec = await world.pipeline.prepare("tiny", Deadline.after(5))
 
     assert await world.pipeline.prepare("tiny", Deadline.after(-1)) is spec
     assert world.fake.config_reads == 1
     assert len(world.fake.registrations) == 1
-    assert world.pipeline.transport_mode == "shm"
+    assert is_mapped(world.transport)
 
 
 async def test_a_model_is_not_ready_while_its_slots_are_missing(world: World) -> None:
-    """A spec that is known does not mean that there is memory for its images."""
     await world.pipeline.spec("tiny")
     assert not world.fake.registrations
     await world.pipeline.prepare("tiny", Deadline.after(5))
@@ -394,7 +392,7 @@ async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, d
 
 
 async def test_a_default_model_that_is_not_there_names_those_that_are(world: World) -> None:
-    """Its name may be mistyped in the settings."""
+    """Its name may be misspelt in the settings."""
     world.fake.index = [("yolo", "1", "READY", ""), ("other", "1", "READY", ""), ("broken", "1", "UNAVAILABLE", "no weights")]
     world.fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
     with pytest.raises(UnknownModel, match=r"^Triton does not have tiny, a default model of the settings; it has other, yolo$"):
@@ -419,7 +417,7 @@ async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
 
 
 async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """`close` waits for decoding threads and RPCs, which use slots, also if their requests do not wait any more."""
+    """Threads and RPCs use slots, also after their requests have left."""
     world.hold()
     asking = [asyncio.ensure_future(world.detect())]
     assert await eventually(lambda: len(world.fake.requests) == 1)
@@ -457,7 +455,7 @@ async def test_a_request_above_the_limit_is_rejected(world: World) -> None:
 @pytest.mark.world(max_requests=1)
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
 async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) -> None:
-    """Triton still works for it, so another one takes its place only then."""
+    """Triton is still busy with it, so no other request is admitted before."""
     world.hold()
     asking = asyncio.ensure_future(world.detect())
     assert await eventually(lambda: len(world.fake.requests) == 1)
@@ -496,7 +494,7 @@ async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
 
 
 async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) -> None:
-    """Not even an image that cannot be decoded is looked at, nor does it use memory; other models go on."""
+    """Requests for it are rejected before their images are checked, and use no memory. Other models are not affected."""
     world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
     for _ in range(5):
         with pytest.raises(TritonUnavailable):
@@ -518,7 +516,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) ->
 
 @pytest.mark.world(memory_bytes=2**20)
 async def test_decoding_needs_memory(world: World) -> None:
-    """An image whose pixels do not fit the memory that is left is rejected before they are decoded; a smaller one is not."""
+    """An image is rejected before decoding if there is not enough memory for its pixels; a smaller image is accepted."""
     with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
         await world.detect(png(1000, 1000, 8, GREY))
     assert world.used_bytes == 0
@@ -554,7 +552,7 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(world: 
 async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """The images before it are known by their pixels; a small image and one with more time are accepted."""
+    """The estimate counts the pixels of the images before it. A small image, and one with more time, are accepted."""
     large = png(3000, 3000, 8, GREY)
     gate.block(monkeypatch, pipeline_module, "fill_input")
     running = [asyncio.ensure_future(world.detect(large))]
@@ -595,7 +593,7 @@ def test_the_caller_may_choose_the_time_of_a_request() -> None:
 
 
 async def test_warming_up_measures_the_model(world: World) -> None:
-    """One inference with the default model; afterwards the limit is that of its speed."""
+    """After one inference with the default model, the limit fits its speed."""
     await world.pipeline.warm_up()
     world.hold()
     asking = [asyncio.ensure_future(world.detect()) for _ in range(20)]
@@ -616,7 +614,7 @@ async def test_a_model_that_cannot_be_warmed_up_is_an_error(world: World) -> Non
 async def test_a_slot_is_free_only_when_its_thread_has_ended(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate, how: str
 ) -> None:
-    """A decoder cannot be stopped, so another image does not get the slot it writes to."""
+    """A decoder cannot be stopped, so no other image may use the slot before."""
     gate.block(monkeypatch, preprocess, "decode")
     asking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
@@ -635,7 +633,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
 
 @pytest.mark.usefixtures("triton")
 async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than there are slots, and shared memory is still available. With a real Triton."""
+    """With a real Triton, and more broken images than slots."""
     monkeypatch.setattr(shared_memory, "SLOTS", 2)
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for _ in range(5):

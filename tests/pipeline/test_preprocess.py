@@ -1,8 +1,9 @@
-"""The input tensor of a model from an encoded image: every type and order of axes and channels, and files as they are."""
+"""Filling the input tensor from an encoded image, for all types, layouts and channel orders, and with encoded files."""
 
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -20,11 +21,12 @@ from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import preprocess
 from app.pipeline.preprocess import fill_input, is_quick_to_check
 from app.resilience.lease import Lease
+from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import encode, exif_of, store
-from tests.support import ROOT, sample_image, workspace
+from tests.support import ROOT, fill, sample_image, workspace
 from tests.world import World
 
 NOISE = np.random.default_rng(2).integers(0, 256, (48, 64, 3), np.uint8)
@@ -71,9 +73,11 @@ from pathlib import Path
 from app.model.spec import from_triton_config
 from app.pipeline.preprocess import Workspace, fill_input
 from app.imaging.header import PixelLimits
+from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
+from app.telemetry.timing import Timing
 from app.triton.transport import Transport
 from tests.fakes.triton import CONFIG
 from tests.imaging.samples import encode, exif_of, store
@@ -87,25 +91,26 @@ class Memory(MemoryBudget):
 image = {"name": "image", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
 hints = {"resize": {"string_value": "center_crop"}, "interpolation": {"string_value": "bicubic"}}
 spec = from_triton_config({**CONFIG, "input": [image], "parameters": hints}, "1")
-memory = Memory(WorkerTable(), "memory", 2**40)
-workspace = Workspace(PixelLimits(10**8, 10**8), memory, Transport("inline"))
+table = WorkerTable()
+memory = Memory(table, "memory", 2**40)
+workspace = Workspace(PixelLimits(10**8, 10**8), memory, DecodeBacklog(table, 1), Transport("inline"))
 data = sys.stdin.buffer.read()
 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 before = status("VmRSS")
-fill_input(data, spec, workspace, Lease())
+fill_input(data, 0, spec, workspace, Timing(), Lease())
 print(status("VmHWM") - before, memory.most)
 """
 
 
 class UsedMemory(Transport):
-    """Lends memory with what others have left there."""
+    """Allocates tensors in memory that is not empty."""
 
     def __init__(self, content: int) -> None:
         super().__init__("inline")
         self._content = content
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:  # noqa: ARG002
-        """Make memory that is full of it."""
+        """Allocate a tensor filled with the content."""
         return InputBuffer(np.full(shape, self._content, dtype), None)
 
 
@@ -118,7 +123,7 @@ def inline() -> Transport:
 def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
     """Fill an input and return a copy of the tensor."""
     with Lease() as lease:
-        return fill_input(data, model, workspace(transport), lease)[0].tensor.copy()
+        return fill(data, model, transport, lease)[0].tensor.copy()
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -128,7 +133,7 @@ def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
 async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     inline: Transport, dims: list[int], data_type: str, dtype: type, channels: str, batch: int
 ) -> None:
-    """Order of axes and channels, type and scale are those of the spec; only a canvas as it is needs no copy."""
+    """Layout, channel order, type and scale are those of the spec. The canvas is only the tensor itself for UINT8, HWC and RGB."""
     model = spec(data_type, dims, batch, channels=channels, scale="127.5")
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
     expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
@@ -148,7 +153,7 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
 async def test_each_channel_is_normalized(
     inline: Transport, dims: list[int], channels: str, data_type: str, tolerance: float
 ) -> None:
-    """By its own mean and deviation, in the order of the model's channels, after the scale; pixels below the mean, too."""
+    """Mean and deviation are those of the channel, in the model's channel order. Pixels below the mean become negative."""
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     model = spec(data_type, dims, channels=channels, mean="0.485,0.456,0.406", std="0.229,0.224,0.225")
     expected = ((PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]) / 255 - mean) / std
@@ -158,14 +163,14 @@ async def test_each_channel_is_normalized(
 
 
 async def test_bytes_are_not_normalized(inline: Transport) -> None:
-    """A model that takes bytes does that itself."""
+    """A model with UINT8 input normalizes the pixels itself."""
     model = spec("TYPE_UINT8", [4, 6, 3], mean="1,2,3", std="2,2,2", scale="2")
 
     np.testing.assert_array_equal(filled(inline, file(PIXELS), model), PIXELS)
 
 
 async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
-    """YOLOX's floats are 0 to 255, and its channels BGR."""
+    """The input of YOLOX is BGR, 0 to 255."""
     pixels = np.random.default_rng(5).integers(0, 256, (32, 32, 3), np.uint8)
     config = {
         **CONFIG,
@@ -185,7 +190,7 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
 async def test_the_tensor_is_the_same_in_shared_memory(
     inline: Transport, world: World, data_type: str, dims: list[int], channels: str
 ) -> None:
-    """A slot gets the same tensor, and nothing of its previous content remains."""
+    """Nothing of the slot's previous content remains."""
     model = spec(data_type, dims, channels=channels)
     await world.transport.prepare(model.image_bytes)
     slot = world.transport.take(model.image_bytes, model.image_bytes)
@@ -194,7 +199,7 @@ async def test_the_tensor_is_the_same_in_shared_memory(
     slot.free()
     data = file(PIXELS[:2])
     with Lease() as lease:
-        buffer, _ = fill_input(data, model, workspace(world.transport), lease)
+        buffer, _ = fill(data, model, world.transport, lease)
         assert buffer.slot == slot
         np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
         np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
@@ -204,7 +209,7 @@ async def test_the_transform_says_where_the_image_lies(inline: Transport) -> Non
     """The rest of the canvas is padding."""
     model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
     with Lease() as lease:
-        buffer, transform = fill_input(file(np.full((50, 100, 3), 200, np.uint8)), model, workspace(inline), lease)
+        buffer, transform = fill(file(np.full((50, 100, 3), 200, np.uint8)), model, inline, lease)
         canvas = buffer.tensor.copy()
 
     assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
@@ -218,7 +223,7 @@ async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: s
     """Placement, enlarging and padding come from the model's config."""
     model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
     with Lease() as lease:
-        _, transform = fill_input(file(PIXELS), model, workspace(inline), lease)
+        _, transform = fill(file(PIXELS), model, inline, lease)
 
     assert (transform.width, transform.height) == (6, 4)
     assert (transform.left, transform.top) == ((13, 14) if placement == "center" else (0, 0))
@@ -230,32 +235,32 @@ async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str
     model = spec("TYPE_STRING", [1], square="64")
     data = file(np.zeros((50, 100, 3), np.uint8), image_format)
     with Lease() as lease:
-        buffer, transform = fill_input(data, model, workspace(inline), lease)
+        buffer, transform = fill(data, model, inline, lease)
 
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
     assert transform == ImageTransform(0, 16, 64, 32, 100, 50)
 
 
 async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> None:
-    """The model that decodes the file applies the EXIF orientation, too."""
+    """The model that decodes the file also applies the EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = 6
     data = file(np.zeros((50, 100, 3), np.uint8), "JPEG", exif=exif)
     with Lease() as lease:
-        _, transform = fill_input(data, spec("TYPE_STRING", [1], square="64"), workspace(inline), lease)
+        _, transform = fill(data, spec("TYPE_STRING", [1], square="64"), inline, lease)
 
     assert (transform.image_width, transform.image_height) == (50, 100)
 
 
 @pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
 async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shared: bool) -> None:  # noqa: FBT001
-    """A file of exactly the slot's size, with its length, fits; a larger one has memory of its own."""
+    """A file of exactly the slot's size, including its length field, fits. A larger one is allocated outside."""
     model = spec("TYPE_STRING", [1], square="64")
     await world.transport.prepare(model.image_bytes)
     data = file(PIXELS)
     data += bytes(model.image_bytes - 4 - len(data) + more)
     with Lease() as lease:
-        buffer, _ = fill_input(data, model, workspace(world.transport), lease)
+        buffer, _ = fill(data, model, world.transport, lease)
 
         assert (buffer.slot is not None) is is_shared
         assert buffer.tensor.tobytes() == len(data).to_bytes(4, "little") + data
@@ -277,12 +282,12 @@ async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shar
 async def test_a_rejected_image_takes_no_memory(
     world: World, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
 ) -> None:
-    """The header is checked before there is a tensor, for every input format."""
+    """The header is checked before the tensor is allocated, for every input format."""
     model = spec(data_type, dims, square="32")
     await world.transport.prepare(model.image_bytes)
     with Lease() as lease:
         with pytest.raises(expected):
-            fill_input(data, model, workspace(world.transport), lease)
+            fill(data, model, world.transport, lease)
         assert world.free_slots(model.image_bytes) == SLOTS
 
 
@@ -291,31 +296,30 @@ async def test_a_rejected_image_takes_no_memory(
 async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
     world: World, data_type: str, dims: list[int], image_format: str
 ) -> None:
-    """It has a slot by then."""
     model = spec(data_type, dims)
     await world.transport.prepare(model.image_bytes)
     noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
     data = file(noise, image_format)
     with Lease() as lease:
         with pytest.raises(InvalidImage):
-            fill_input(data[: len(data) // 2], model, workspace(world.transport), lease)
+            fill(data[: len(data) // 2], model, world.transport, lease)
         assert world.free_slots(model.image_bytes) == SLOTS - 1
 
     assert world.free_slots(model.image_bytes) == SLOTS
 
 
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
-    """The gateway reads only the header of such a file."""
+    """The gateway only reads its header."""
     data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
     with Lease() as lease:
-        buffer, _ = fill_input(data, spec("TYPE_STRING", [1], square="64"), workspace(inline), lease)
+        buffer, _ = fill(data, spec("TYPE_STRING", [1], square="64"), inline, lease)
 
         assert buffer.tensor.nbytes == 2004
 
 
 @pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 1024, 1024]), ("TYPE_UINT8", [3, 1024, 1024])])
 async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_type: str, dims: list[int]) -> None:
-    """The canvas that is converted to the tensor is allocated once the header is accepted, as the tensor is."""
+    """Canvas and tensor are allocated after the header is accepted."""
     model = spec(data_type, dims)
     canvas_bytes = 1024 * 1024 * 3
 
@@ -323,7 +327,7 @@ async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_
         tracemalloc.start()
         try:
             with Lease() as lease:
-                fill_input(data, model, workspace(inline), lease)
+                fill(data, model, inline, lease)
         finally:
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
@@ -341,9 +345,9 @@ async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
 async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
-    """Nothing of the request that had the memory before shows through, and the image is where the transform says."""
+    """Nothing of the previous content remains, and the image is where the transform says."""
     with Lease() as lease:
-        (one, transform), (other, again) = (fill_input(data, model, workspace(UsedMemory(content)), lease) for content in (7, 201))
+        (one, transform), (other, again) = (fill(data, model, UsedMemory(content), lease) for content in (7, 201))
 
     np.testing.assert_array_equal(one.tensor, other.tensor)
     assert transform == again
@@ -360,7 +364,7 @@ async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes
 async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
     inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
 ) -> None:
-    """An upright JPEG that comes out at the size of its area needs no copy."""
+    """An upright JPEG that is decoded at exactly the size of its area needs no copy."""
     decoded: list[NDArray[np.uint8]] = []
 
     def record(*arguments: Any) -> NDArray[np.uint8]:  # noqa: ANN401
@@ -369,18 +373,17 @@ async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
 
     monkeypatch.setattr(preprocess, "decode", record)
     with Lease() as lease:
-        buffer, _ = fill_input(IMAGES[name], LETTERBOXES["full width"], workspace(inline), lease)
+        buffer, _ = fill(IMAGES[name], LETTERBOXES["full width"], inline, lease)
 
     assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
 
 
 async def test_the_header_is_read_once(inline: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may take milliseconds."""
     read: list[bytes] = []
 
-    def record(data: bytes, limits: PixelLimits) -> ImageHeader:
+    def record(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]) -> ImageHeader:
         read.append(data)
-        return read_header(data, limits)
+        return read_header(data, limits, reserve)
 
     monkeypatch.setattr(preprocess, "read_header", record)
     filled(inline, IMAGES["PNG"], LETTERBOXES["centred"])
@@ -389,7 +392,7 @@ async def test_the_header_is_read_once(inline: Transport, monkeypatch: pytest.Mo
 
 
 async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:
-    """The memory for decoding is reserved first, and is free again in the end."""
+    """The memory for decoding is reserved before the slot is taken, and released afterwards."""
     model = LETTERBOXES["centred"]
     await world.transport.prepare(model.image_bytes)
     space = workspace(world.transport)
@@ -398,18 +401,18 @@ async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World)
     with Lease() as lease, memory.reserve() as others:
         others.add(memory.limit_bytes - 64 * 48 * 7 + 1)
         with pytest.raises(GatewayFull):
-            fill_input(broken, model, space, lease)
+            fill_input(broken, 0, model, space, Timing(), lease)
         assert world.free_slots(model.image_bytes) == SLOTS
         others.keep(memory.limit_bytes - 64 * 48 * 7)
         with pytest.raises(InvalidImage):
-            fill_input(broken, model, space, lease)
+            fill_input(broken, 0, model, space, Timing(), lease)
 
     assert memory.own_bytes == 0
 
 
 @pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
 def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
-    """As the kernel counts it, but for a few megabytes; the part of the image that is resized is copied."""
+    """The kernel's peak exceeds the reservation by a few megabytes at most, although the resized part of the image is copied."""
     data = encode(Image.new("RGB", size, "teal"), image_format)
     command = [sys.executable, "-c", MEASURE]
     output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout
@@ -431,5 +434,4 @@ def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: 
     ids=["JPEG of 1 MiB", "larger JPEG", "start of a JPEG", "PNG", "WebP", "empty"],
 )
 def test_only_a_small_jpeg_is_quick_to_check(data: bytes, *, expected: bool) -> None:
-    """The header of a JPEG of up to 1 MiB is read in next to no time; the headers of other formats need Pillow."""
     assert is_quick_to_check(data) is expected

@@ -1,4 +1,4 @@
-"""The probe: an inference whose answer is of no interest, but for its coming."""
+"""The probe, with a fake and with a real Triton."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def config_with(data_type: str, dims: list[int], **others: Any) -> dict[str, Any
 async def test_a_model_of_tensors_gets_a_black_image(
     fake_triton: Fake, config: dict[str, Any], shape: list[int], nbytes: int
 ) -> None:
-    """Of its type and shape, inline, because Triton may not have mapped anything yet."""
+    """It has the model's type and shape, and is sent inline, because Triton may not have mapped an arena yet."""
     fake, client = fake_triton
     await run_probe(client, from_triton_config(config, "1"))
 
@@ -55,7 +55,7 @@ async def test_a_model_of_tensors_gets_a_black_image(
 
 
 async def test_a_model_of_files_gets_a_file(fake_triton: Fake) -> None:
-    """An image that can be decoded, as the one element of its tensor."""
+    """Its tensor has one element, an image that can be decoded."""
     fake, client = fake_triton
     config = config_with("TYPE_STRING", [1], parameters={"square": {"string_value": "32"}})
     spec = from_triton_config(config, "1")
@@ -82,7 +82,7 @@ async def test_a_model_of_files_gets_a_file(fake_triton: Fake) -> None:
     ],
 )
 async def test_a_refusal_of_the_model_is_an_answer(fake_triton: Fake, refusal: tuple[grpc.StatusCode, str]) -> None:
-    """Triton works; requests are to hear the same from it, and not from the circuit."""
+    """Triton works, and requests should get the same error from it instead of `CircuitOpen`."""
     fake, client = fake_triton
     fake.refusal = refusal
     can_run = await run_probe(client, SPEC)
@@ -92,7 +92,7 @@ async def test_a_refusal_of_the_model_is_an_answer(fake_triton: Fake, refusal: t
 
 
 async def test_a_probe_that_is_lost_is_given_up(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also at a Triton that does not survive a cancelled call, so that another probe can be made."""
+    """It is given up even if Triton does not survive a cancel, so that another probe can follow."""
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.1)
     monkeypatch.setattr(probe, "_QUEUE_SECONDS", 0.1)
     fake, client = fake_triton
@@ -106,7 +106,7 @@ async def test_a_probe_that_is_lost_is_given_up(fake_triton: Fake, monkeypatch: 
 
 
 async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:
-    """Outputs that do not fit their shape, and bytes that are no message at all."""
+    """The outputs do not fit their shape, or the bytes are no message."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     fake.answer.raw_output_contents[0] = b""
@@ -142,7 +142,7 @@ async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
 
 
 async def test_a_probe_waits_until_triton_can_be_reached() -> None:
-    """The circuit then closes as soon as Triton is back."""
+    """So the circuit closes as soon as Triton is back."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     probing = asyncio.create_task(run_probe(client, SPEC))
@@ -157,7 +157,7 @@ async def test_a_probe_waits_until_triton_can_be_reached() -> None:
 
 
 async def test_a_probe_waits_for_its_answer(fake_triton: Fake) -> None:
-    """One that hangs is not repeated, because Triton may hang for the same reason as before."""
+    """A probe that hangs is not repeated."""
     fake, client = fake_triton
     fake.may_answer.clear()
     probing = asyncio.create_task(run_probe(client, SPEC))
@@ -224,7 +224,7 @@ async def test_a_real_model_runs_the_probe(
     model: str,
     succeeds: bool,  # noqa: FBT001
 ) -> None:
-    """It succeeds; the one that takes files reads only BMP, and says so. Neither is refused before it is run."""
+    """The model that takes files only reads BMP, so it fails, but it is run."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_address, settings.control_key_path)
     spec = from_triton_config(*await client.read_config(model))

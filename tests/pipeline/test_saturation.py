@@ -1,4 +1,4 @@
-"""Gauges of a worker, from what it has in use."""
+"""Gauges of a worker."""
 
 import asyncio
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
 
 @pytest.mark.world(memory_bytes=1000)
 async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, world: World, decode_threads: DecodeThreads) -> None:
-    """Those that wait for their turn, whatever their API key; the memory is a part of that for images."""
+    """Images that wait are counted for all API keys. The memory of batches is a part of the memory for images."""
     admission = world.admission
     with ExitStack() as admitted:
         shares = (Share("a", 0.5), Share("b", 0.5))
@@ -92,7 +92,7 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
 async def test_tritons_that_come_and_go_leave_room_for_admission(
     table: WorkerTable, metrics: Metrics, world: World, decode_threads: DecodeThreads, time: Time
 ) -> None:
-    """Pods of another address each, for a day, with many models: requests are admitted to one more model, all metrics shown."""
+    """After a day of pods with new addresses and many models, a new model is admitted and all metrics are shown."""
     (stays,) = world.pool.servers
     for pod in range(150):
         server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"), table)

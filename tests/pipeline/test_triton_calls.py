@@ -1,4 +1,4 @@
-"""Calls to two Tritons, of which one fails, hangs, forgets or is on another host."""
+"""Calls to two Tritons, one of which fails, hangs, is restarted or runs on another host."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ RESTRICTED = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"
 
 
 class AnsweringTriton(FakeTriton):
-    """Answers as many images as it was asked for; its probes have the id `probe`."""
+    """Answers batches of any size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ async def test_both_get_calls_and_images_wait_only_while_both_are_busy(world: Wo
 
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED, POISON, FULL, NOT_LOADED, GONE])
 async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: Refusal) -> None:
-    """No caller notices, however many there are at once, because each call may be retried."""
+    """No caller gets an error, however many calls fail, because a retry at another Triton needs no budget."""
     world.max_calls = 100
     world.fake.refusal = refusal
     world.fake.model_refusal = refusal
@@ -104,7 +104,7 @@ async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: R
 
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED])
 async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
-    """It gets a probe now and then, and calls again once it has answered one."""
+    """It gets probes, and calls again once a probe succeeds."""
     world.fake.refusal = refusal
     await until_busy(world, 0)
     assert world.usable == [False, True]
@@ -120,7 +120,7 @@ async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: 
 
 
 async def test_one_that_has_too_much_to_do_works(world: World) -> None:
-    """It is asked again once it may have room; if neither has room, the caller gets the error."""
+    """Its circuit stays closed. If both queues are full, the caller gets the error."""
     world.fake.refusal = FULL
     assert await world.errors(30) == []
     assert world.usable == [True, True]
@@ -134,7 +134,7 @@ async def test_one_that_has_too_much_to_do_works(world: World) -> None:
 
 
 async def test_the_last_one_that_works_is_not_left_out_at_once(world: World) -> None:
-    """Five failures in a row open its circuit, as if there were no other; only then are requests rejected."""
+    """Only five failures in a row open its circuit, as with a single Triton."""
     world.fake.refusal = REFUSED
     await until_busy(world, 0)
     world.fakes[1].refusal = REFUSED
@@ -160,9 +160,10 @@ async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: Wor
 
 
 async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world: World) -> None:
-    """No caller notices. A probe that fails only there does not bring it back."""
+    """No caller gets an error. The circuit stays open while probes fail only there."""
     world.fake.refusal = POISON
     while world.usable != [False, True]:
+        world.server.model("tiny").forget_speed()  # otherwise it is hardly ever chosen again
         assert await world.errors(1) == []
         await world.until_known()
     failed = world.fake.images
@@ -179,7 +180,7 @@ async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world
 
 
 async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
-    """The model cannot read the blank image."""
+    """Then the model cannot process the blank image, and Triton is not the cause."""
     world.pool.servers[0].model("tiny")
     await until_busy(world, 0)
     circuit = world.pool.servers[0].model("tiny").circuit
@@ -192,7 +193,7 @@ async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(
 
 
 async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) -> None:
-    """Only the callers of its one call miss their deadline; it is used again when it answers."""
+    """Only the caller of its one call misses the deadline. It is used again when it answers."""
     assert await world.errors(8) == []
     world.fake.may_answer.clear()
     asking = [asyncio.ensure_future(world.infer(100)) for _ in range(2)]
@@ -214,7 +215,7 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) 
 
 
 async def test_one_that_is_slow_is_used_beside_a_fast_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be left out once, until it is known how long its calls take."""
+    """Its circuit may open once, until the duration of its calls is known."""
     log = captured_log(monkeypatch, circuit_breaker)
     for _ in range(6):
         world.hold()
@@ -231,6 +232,21 @@ async def test_one_that_is_slow_is_used_beside_a_fast_one(world: World, monkeypa
     assert [call.args for call in log].count(("circuit opened",)) <= 1
 
 
+async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(world: World) -> None:
+    await world.set_version("2.59.1")
+    world.hold()
+    first = await world.start(1, HANG_SECONDS * 0.7)
+    others = await world.start(1, 1000)
+    assert await eventually(lambda: world.running == [1, 1])
+    await world.time.skip(HANG_SECONDS * 0.7)
+    await asyncio.gather(*first, return_exceptions=True)
+    circuits = [server.model("tiny").circuit for server in world.pool.servers]
+
+    assert sorted(circuit.consecutive for circuit in circuits if circuit) == [0, 1]
+    world.let_answer()
+    await asyncio.gather(*others)
+
+
 async def test_one_alone_that_hangs_is_not_compared(world: World) -> None:
     """With a single Triton, only the results of calls count."""
     world.pool.remove(world.pool.servers[1])
@@ -243,7 +259,7 @@ async def test_one_alone_that_hangs_is_not_compared(world: World) -> None:
 
 @SHARED
 async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(world: World) -> None:
-    """The tensor lies in the slot; the Triton on another host gets a copy of it."""
+    """The Triton on another host gets a copy of the tensor in the slot."""
     world.fakes[1].accepts_regions = False
     assert await world.errors(30) == []
 
@@ -269,7 +285,7 @@ async def test_one_that_was_restarted_registers_again_and_the_other_does_not(wor
 @SHARED
 @pytest.mark.parametrize(("refusal", "is_usable"), [(RESTRICTED, True), (REFUSED, False)])
 async def test_one_that_cannot_register_again_costs_nobody_an_answer(world: World, refusal: Refusal, is_usable: bool) -> None:  # noqa: FBT001
-    """It has no key for its controls yet, and gets the images inline; or it is gone again, and the other one gets them."""
+    """Without a key for its controls, it gets the images inline. If it has been stopped, the other Triton gets them."""
     assert await world.errors(20) == []
     world.fake.regions.clear()
     world.fake.refusal = refusal
@@ -281,7 +297,7 @@ async def test_one_that_cannot_register_again_costs_nobody_an_answer(world: Worl
 
 @SHARED
 async def test_slots_that_a_lost_triton_may_read_are_not_used_again(world: World) -> None:
-    """The other one reads the same slots until it has answered; then the arena is removed."""
+    """The other Triton reads the same slots until it has answered. Then the arena is removed."""
     await until_busy(world, 0)
     await until_busy(world, 1)
     (region,) = world.fakes[1].regions
@@ -298,7 +314,7 @@ async def test_slots_that_a_lost_triton_may_read_are_not_used_again(world: World
 
 @pytest.mark.parametrize("cancelled", [1, pytest.param(0, marks=SHARED)])
 async def test_only_a_call_that_reads_no_slot_is_cancelled(world: World, cancelled: int) -> None:
-    """The image lies in a slot, but only what that Triton reads counts."""
+    """A call is inline if Triton has not mapped the arena, even if the image is in a slot."""
     await world.set_version("2.59.1")
     world.hold()
     await world.give_up()
@@ -318,12 +334,12 @@ async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(wor
 
 
 async def test_images_that_wait_leave_when_a_triton_comes_back(world: World) -> None:
-    """No call ends and no image arrives that could trigger it."""
+    """`send` is called regularly, because no ending call and no new image triggers it."""
     world.hold()
     asking = [asyncio.ensure_future(world.infer()) for _ in range(3)]
     assert await eventually(lambda: world.running == [1, 1])
     world.pool.servers[0].model("tiny").calls = 0
-    world.inferences.send()
+    world.batchers.send()
     assert await eventually(lambda: sum(world.running) == 3)
     world.let_answer()
 

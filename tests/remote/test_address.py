@@ -48,7 +48,7 @@ def test_base64_and_data_urls_are_none(text: str) -> None:
         ([], ("a.org", 443), False),
     ],
 )
-def test_hosts_are_allowed_by_name_and_port(patterns: list[str], host: tuple[str, int], expected: bool) -> None:  # noqa: FBT001
+def test_hosts_are_allowed_by_name_and_port(patterns: list[str], host: tuple[str, int], *, expected: bool) -> None:
     """A name, all names below one, or all names; the port is 443 unless the pattern has another one."""
     assert (host in AllowedHosts(patterns)) is expected
 
@@ -149,7 +149,6 @@ def test_user_names_and_passwords_are_rejected(url: str) -> None:
     ],
 )
 def test_a_host_is_named_by_a_name(host: str) -> None:
-    """No form of an IP address is accepted, nor what is no name."""
     with pytest.raises(UrlNotAllowed, match=r"must name its host|only https"):
         parse(f"https://{host}/x", ANY)
 

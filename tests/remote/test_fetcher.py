@@ -69,7 +69,7 @@ async def test_proxies_of_the_environment_are_not_used(host: Host, monkeypatch: 
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["another name", "another authority"])
-async def test_the_certificate_must_be_valid_for_the_name(host: Host, trusted: bool) -> None:  # noqa: FBT001
+async def test_the_certificate_must_be_valid_for_the_name(host: Host, *, trusted: bool) -> None:
     host.names["other.example.org"] = [LOOPBACK]
     fetcher = host.fetcher() if trusted else host.fetcher(trust=ssl.create_default_context())
     error = await failure(fetcher, host.url(host="other.example.org" if trusted else HOST))
@@ -118,7 +118,6 @@ async def test_at_most_three_redirects_are_followed(host: Host) -> None:
     ],
 )
 async def test_redirects_are_checked_like_the_first_address(host: Host, location: str, detail: str) -> None:
-    """Scheme, user, host, port and IP address; what the host sent is not repeated."""
     host.names["internal.example.net"] = ["192.168.0.1"]
     host.answers["/redirect"] = redirect(location.format(host.port))
     error = await failure(host.fetcher(), host.url("/redirect"))

@@ -17,16 +17,7 @@ NOT_PUBLIC = "the host of the image has no IP address that may be connected to"
 @pytest.mark.parametrize(
     "addresses",
     [
-        ["127.0.0.2"],
-        ["10.0.0.1"],
         ["169.254.169.254"],
-        ["100.64.0.1"],
-        ["224.0.0.1"],
-        ["0.0.0.0"],  # noqa: S104 - means this host
-        ["::1"],
-        ["::ffff:127.0.0.1"],
-        ["64:ff9b::7f00:1"],
-        ["2002:7f00:1::"],
         ["fe80::1%lo"],
         [LOOPBACK, "10.0.0.1"],
         ["10.0.0.1", LOOPBACK],

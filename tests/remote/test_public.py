@@ -38,16 +38,6 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
         "239.255.255.250",
         "240.0.0.1",
         "255.255.255.255",
-    ],
-)
-def test_special_ipv4_addresses_are_not_public(address: str) -> None:
-    """This host and network, private ones, metadata of clouds, documentation, multicast, what is reserved."""
-    assert not is_public(address)
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
         "::",
         "::1",
         "::8.8.8.8",  # compatible IPv4
@@ -75,17 +65,15 @@ def test_special_ipv4_addresses_are_not_public(address: str) -> None:
         "ff02::1",
         "ff0e::1",
         "2606:2800:21f:cb07:6820:80da:af6b:8b2c%1",
+        *("", "localhost", "0x7f.1", "127.1", "2130706433", "017700000001", "[::1]", "\u0661.1.1.1"),
     ],
 )
-def test_special_ipv6_addresses_are_not_public(address: str) -> None:
-    """Nor those that contain an IPv4 address, even a public one, nor any with a zone."""
+def test_other_addresses_are_not_public(address: str) -> None:
+    """This host and network, private ones, metadata of clouds, documentation, multicast, and what is reserved.
+
+    Nor those that contain an IPv4 address, even a public one, nor any with a zone or in a form that resolvers do not return.
+    """
     assert not is_public(address)
-
-
-@pytest.mark.parametrize("text", ["", "localhost", "0x7f.1", "127.1", "2130706433", "017700000001", "[::1]", "\u0661.1.1.1"])
-def test_what_is_no_address_is_not_public(text: str) -> None:
-    """Resolvers return addresses in the usual form; other forms are not interpreted."""
-    assert not is_public(text)
 
 
 @pytest.mark.parametrize(

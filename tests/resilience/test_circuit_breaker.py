@@ -1,340 +1,160 @@
 """A circuit opens after failures, and a probe closes it again."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
-import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+from structlog.testing import CapturingLogger
 
 from app.errors import TritonUnavailable
 from app.resilience import circuit_breaker
 from app.resilience.circuit_breaker import CircuitBreaker
-from app.resilience.worker_table import WorkerTable
-from tests.fakes.clock import Clock
-from tests.support import OpenTable, captured_log, eventually
+from tests.machines import Machine, check
+
+WORKERS = st.integers(0, 2)
+CALLS = st.sampled_from([".", "x", "xxx", "xxxxx", "..", "x.x.x.x", "xx.xx.xx.", "." * 11, ".x" * 10, "x." * 9 + "x", "." * 100])
+"""Calls that succeeded (.) and failed (x)."""
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.resilience.circuit_breaker")
+class Circuit:
+    """A circuit, and what its state should be."""
+
+    def __init__(self, table: Any, triton: str = "triton:8001") -> None:  # noqa: ANN401
+        self.breaker = CircuitBreaker(table, "tiny", triton, self._probe)
+        self.state = "closed"
+        self.calls: list[tuple[int, str]] = []
+        """Second and result of each call since it was closed."""
+        self.opened = 0.0
+        self.succeeded = 0.0
+        self.wait = self.probe_at = 0.0
+        self.probes: list[asyncio.Future[None]] = []
+        """The one that has not ended, if any."""
+
+    async def _probe(self) -> None:
+        self.probes.append(asyncio.get_running_loop().create_future())
+        try:
+            await self.probes[-1]
+        finally:
+            self.probes.clear()
+
+    def is_to_open(self, now: float) -> bool:
+        """Five failures in a row are too many, and so is half of at least twenty calls within ten seconds."""
+        recent = [call for second, call in self.calls if int(now) - second < 10]
+        return [call for _, call in self.calls[-5:]] == ["x"] * 5 or 20 <= len(recent) <= 2 * recent.count("x")
+
+    def open(self, now: float, at: float) -> None:
+        self.state, self.opened, self.wait, self.probe_at = "open", at, 0.1, now + 0.1
 
 
-@pytest.fixture(autouse=True)
-def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probe every few milliseconds."""
-    monkeypatch.setattr(circuit_breaker, "_FIRST_PROBE_SECONDS", 0.005)
-    monkeypatch.setattr(circuit_breaker, "_MAX_PROBE_SECONDS", 0.005)
+class Circuits(Machine):
+    """Three workers call one Triton, whose probes end when a rule says so; a fourth circuit, of another Triton, stays closed."""
 
-
-class Probe:
-    """A probe that waits until the test lets it succeed or fail."""
+    TIMED = ("app.resilience.circuit_breaker",)
 
     def __init__(self) -> None:
-        self.error: Exception | None = TritonUnavailable("Triton does not answer")
-        self.may_end = asyncio.Event()
-        self.may_end.set()
-        self.calls = 0
-        self.running = 0
-        self.most_running = 0
+        super().__init__()
+        self.log = CapturingLogger()
+        self.patch.setattr(circuit_breaker, "LOG", self.log)
+        self.logged: list[str] = []
+        tables = self.open_tables(3)
+        self.circuits = [Circuit(table) for table in tables]
+        self.elsewhere = Circuit(tables[0], "another:8001")
+
+    def opens(self, circuit: Circuit, at: float) -> None:
+        circuit.open(self.clock.now, at)
+        self.logged.append("circuit opened")
+
+    @rule(worker=WORKERS, calls=CALLS)
+    def note(self, worker: int, calls: str) -> None:
+        circuit = self.circuits[worker]
+        note = {".": circuit.breaker.note_success, "x": circuit.breaker.note_failure}
+        for call in calls:
+            self.call(note[call]) if call == "x" else note[call]()
+            circuit.calls.append((int(self.clock.now), call))
+            if call == ".":
+                circuit.succeeded = self.clock.now
+            elif circuit.state == "closed" and circuit.is_to_open(self.clock.now):
+                self.opens(circuit, self.clock.now)
+            assert circuit.breaker.state == circuit.state
+
+    @rule(worker=WORKERS)
+    def ask(self, worker: int) -> None:
+        """What was opened elsewhere opens here, unless a call has succeeded since."""
+        circuit = self.circuits[worker]
+        opened = max(other.opened for other in self.circuits)
+        if circuit.state == "closed" and opened > circuit.succeeded:
+            self.opens(circuit, opened)
+        asked: list[bool] = []
+        self.call(lambda: asked.append(circuit.breaker.is_closed))
+        assert asked == [circuit.state == "closed"]
+
+    @rule(seconds=st.sampled_from([0.125, 0.25, 0.5, 0.875, 1, 5, 9.75, 10, 60]))
+    def let_pass(self, seconds: float) -> None:
+        """Probes become rarer, but at least one a second."""
+        self.skip(seconds)
+        for circuit in self.circuits:
+            if circuit.state == "open" and circuit.probe_at <= self.clock.now:
+                circuit.state, circuit.wait = "half_open", min(2 * circuit.wait, 1.0)
+
+    @precondition(lambda self: any(circuit.probes for circuit in self.circuits))
+    @rule(data=st.data(), error=st.sampled_from([None, None, TritonUnavailable("no"), ValueError("out of order")]))
+    def end_probe(self, data: st.DataObject, error: Exception | None) -> None:
+        self.end(data.draw(st.sampled_from([circuit for circuit in self.circuits if circuit.probes])), error)
+
+    @rule(workers=st.permutations(range(3)))
+    def spread(self, workers: list[int]) -> None:
+        """The first worker opens its circuit, the second succeeds after that, the third is told, and then the second is asked."""
+        self.note(workers[0], "xxxxx")
+        self.let_pass(0.0625)
+        self.note(workers[1], ".")
+        self.let_pass(0.0625)
+        self.ask(workers[2])
+        self.ask(workers[1])
+
+    @rule(worker=WORKERS, seconds=st.sampled_from([9, 9.75, 10, 11]))
+    def fail_slowly(self, worker: int, seconds: float) -> None:
+        self.let_pass(60)
+        self.note(worker, "x." * 9 + "x")
+        self.let_pass(seconds)
+        self.note(worker, ".x")
+
+    @rule(worker=WORKERS, failures=st.integers(0, 6), error=st.sampled_from([TritonUnavailable("no"), ValueError("out of order")]))
+    def recover(self, worker: int, failures: int, error: Exception) -> None:
+        circuit = self.circuits[worker]
+        for failure in range(failures + 1):
+            self.let_pass(1)
+            if circuit.probes:
+                self.end(circuit, error if failure < failures else None)
+
+    def end(self, circuit: Circuit, error: Exception | None) -> None:
+        (probe,) = circuit.probes
+        self.call(partial(probe.set_exception, error) if error else partial(probe.set_result, None))
+        circuit.state, circuit.probe_at = "open", self.clock.now + circuit.wait
+        if error is None:
+            circuit.state, circuit.calls, circuit.opened, circuit.succeeded = "closed", [], 0.0, self.clock.now
+            self.logged.append("circuit closed")
+        elif isinstance(error, ValueError):
+            self.logged.append("probe failed unexpectedly")
+
+    @invariant()
+    def states_are_as_expected(self) -> None:
+        for circuit in self.circuits:
+            assert circuit.breaker.state == circuit.state
+            assert len(circuit.probes) == (circuit.state == "half_open")
+        assert self.elsewhere.breaker.is_closed
+        assert [call.args[0] for call in self.log.calls] == self.logged
+        assert {call.kwargs["model"] for call in self.log.calls} <= {"tiny"}
+
+    def finish(self) -> None:
+        """Closing ends the probing, at any time and more than once; what is open stays open."""
+        for circuit in [*self.circuits, self.elsewhere] * 2:
+            state = circuit.breaker.state
+            self.run(circuit.breaker.close())
+            assert circuit.breaker.state == state
+        assert not [task for task in asyncio.all_tasks(self.loop) if not task.done()]
+
 
-    async def __call__(self) -> None:
-        self.calls += 1
-        self.running += 1
-        self.most_running = max(self.running, self.most_running)
-        try:
-            await self.may_end.wait()
-        finally:
-            self.running -= 1
-        if self.error is not None:
-            raise self.error
-
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
-@pytest.fixture
-async def breaker(table: WorkerTable, probe: Probe) -> AsyncIterator[CircuitBreaker]:
-    """A closed circuit; nothing of it may be left in the end."""
-    made = CircuitBreaker(table, "tiny", "triton:8001", probe)
-    yield made
-    await made.close()
-    assert probing() == []
-
-
-def state_of(breaker: CircuitBreaker) -> str:
-    """Return the state; mypy would narrow the attribute to a constant."""
-    return breaker.state
-
-
-def probing() -> list[str]:
-    return [repr(task) for task in asyncio.all_tasks() if "_recover" in repr(task)]
-
-
-def note(breaker: CircuitBreaker, calls: str) -> None:
-    """Record calls that succeeded (.) and failed (x)."""
-    for one in calls:
-        if one == "x":
-            breaker.note_failure()
-        else:
-            breaker.note_success()
-
-
-async def is_closed_again(breaker: CircuitBreaker) -> bool:
-    """Wait until the circuit is closed."""
-    return await eventually(lambda: breaker.state == "closed")
-
-
-@pytest.mark.parametrize(
-    ("calls", "state"),
-    [
-        ("", "closed"),
-        ("xxxx", "closed"),
-        ("xxxxx", "open"),
-        (".....xxxxx", "open"),
-        ("xxxx.xxxx", "closed"),
-        ("xxxx.xxxxx", "open"),
-        ("xxx.xxx.xxxx", "closed"),
-        ("xxxxx...", "open"),
-    ],
-)
-async def test_five_failures_in_succession_open_the_circuit(breaker: CircuitBreaker, calls: str, state: str) -> None:
-    """A success in between is a new start; once it is open, only the probe closes it."""
-    note(breaker, calls)
-
-    assert state_of(breaker) == state
-
-
-@pytest.mark.parametrize(
-    ("calls", "state"),
-    [
-        ("x." * 9 + "x", "closed"),  # 19 calls
-        ("x." * 9 + "xx", "open"),
-        ("." * 11 + "xx." * 9 + "x", "closed"),  # 19 of 39
-        ("." * 11 + "xx." * 9 + "xx", "open"),  # 20 of 40
-        (".." + ".x" * 49, "closed"),  # 49 of 100
-        (".x" * 9 + ".." + "x", "closed"),  # 10 of 21
-        (".x" * 9 + ".." + "xx", "open"),  # 11 of 22
-    ],
-)
-@pytest.mark.usefixtures("clock")
-async def test_the_circuit_opens_when_half_of_the_calls_fail(breaker: CircuitBreaker, calls: str, state: str) -> None:
-    """Half of at least twenty calls must fail; fewer say too little."""
-    note(breaker, calls)
-
-    assert state_of(breaker) == state
-
-
-@pytest.mark.parametrize(
-    ("seconds", "state"),
-    [(0, "open"), (5, "open"), (9.9, "open"), (10, "closed"), (11, "closed"), (19.9, "closed"), (20, "closed"), (1e6, "closed")],
-)
-@pytest.mark.parametrize("start", [1000, 1007])
-async def test_only_the_calls_of_the_last_ten_seconds_count(
-    breaker: CircuitBreaker, clock: Clock, start: int, seconds: float, state: str
-) -> None:
-    clock.now = start
-    note(breaker, "x." * 9 + "x")
-    clock.now += seconds
-    note(breaker, ".x")
-
-    assert state_of(breaker) == state
-
-
-async def test_calls_of_different_seconds_count_together(breaker: CircuitBreaker, clock: Clock) -> None:
-    """The test has two calls in each of the last ten seconds."""
-    for _ in range(9):
-        note(breaker, "x.")
-        clock.now += 1
-    note(breaker, ".")
-    assert state_of(breaker) == "closed"
-    note(breaker, "x")
-
-    assert state_of(breaker) == "open"
-
-
-async def test_old_successes_do_not_hide_failures(breaker: CircuitBreaker, clock: Clock) -> None:
-    """Half of the calls of the last ten seconds are enough to open the circuit, however many were answered before."""
-    note(breaker, "." * 1000)
-    clock.now += 10
-    note(breaker, "x." * 9 + "xx")
-
-    assert state_of(breaker) == "open"
-
-
-async def test_failures_in_succession_may_be_rare(breaker: CircuitBreaker, clock: Clock) -> None:
-    for _ in range(5):
-        assert state_of(breaker) == "closed"
-        note(breaker, "x")
-        clock.now += 60
-
-    assert state_of(breaker) == "open"
-
-
-async def test_a_circuit_that_opens_in_one_worker_opens_in_all(open_table: OpenTable, probe: Probe, clock: Clock) -> None:
-    """Each worker closes its own, with a probe of its own; one in which a call has succeeded since is not told again."""
-    probes = [probe, Probe(), Probe()]
-    one, other, third = (CircuitBreaker(open_table(), "tiny", "triton:8001", own) for own in probes)
-    elsewhere = CircuitBreaker(open_table(), "tiny", "another:8001", probe)
-    other.note_success()
-    clock.now += 1
-    note(one, "xxxxx")
-    clock.now += 1
-    third.note_success()
-
-    assert [breaker.is_closed for breaker in (one, other, third, elsewhere)] == [False, False, True, True]
-    probes[1].error = None
-    clock.now += 1
-    assert await is_closed_again(other)
-    assert [breaker.is_closed for breaker in (one, other, third)] == [False, True, True]
-    probe.error = None
-    assert await is_closed_again(one)
-    for breaker in (one, other, third):
-        await breaker.close()
-
-
-async def test_the_probe_closes_the_circuit(breaker: CircuitBreaker, probe: Probe) -> None:
-    probe.error = None
-    note(breaker, "xxxxx")
-    assert (state_of(breaker), probe.calls) == ("open", 0)
-
-    assert await is_closed_again(breaker)
-    assert await eventually(lambda: probing() == [])
-    assert probe.calls == 1
-
-
-async def test_the_probe_is_repeated_while_it_fails(breaker: CircuitBreaker, probe: Probe) -> None:
-    note(breaker, "xxxxx")
-    assert await eventually(lambda: probe.calls > 3)
-    assert state_of(breaker) != "closed"
-    probe.error = None
-
-    assert await is_closed_again(breaker)
-
-
-async def test_there_is_one_probe_at_a_time(breaker: CircuitBreaker, probe: Probe) -> None:
-    """A slow probe is waited for, whatever the results of calls still in progress."""
-    probe.error = None
-    probe.may_end.clear()
-    note(breaker, "xxxxx")
-    assert await eventually(lambda: probe.running == 1)
-    note(breaker, "xxxxx.xxxxx.....")
-    await asyncio.sleep(0)
-    assert (probe.calls, state_of(breaker), len(probing())) == (1, "half_open", 1)
-    probe.may_end.set()
-
-    assert await is_closed_again(breaker)
-    assert (probe.calls, probe.most_running) == (1, 1)
-
-
-async def test_a_closed_circuit_starts_anew(breaker: CircuitBreaker, probe: Probe, clock: Clock) -> None:
-    """What was counted before it closed is forgotten, of both kinds; it can open again."""
-    probe.error = None
-    note(breaker, "x." * 12 + "xxxxx")
-    assert await is_closed_again(breaker)
-    assert clock.now == 1000
-    note(breaker, "xxxx")
-    assert state_of(breaker) == "closed"
-    note(breaker, "." + "x." * 6 + "x")
-    assert state_of(breaker) == "closed"  # 11 of 19 since then
-    note(breaker, "xxxx")
-    assert state_of(breaker) == "open"
-
-    assert await is_closed_again(breaker)
-
-
-async def test_the_circuit_passes_from_open_to_half_open_to_closed(table: WorkerTable, probe: Probe) -> None:
-    """Back to open if the probe fails; while it is half open, only the probe is tried."""
-    states: list[str] = []
-
-    class Noting(CircuitBreaker):
-        def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
-            super().__setattr__(name, value)
-            if name == "state":
-                states.append(value)
-                if len(states) > 3:
-                    probe.error = None
-
-    breaker = Noting(table, "tiny", "triton:8001", probe)
-    note(breaker, "xxxxx")
-    assert await is_closed_again(breaker)
-    await breaker.close()
-
-    assert states == ["closed", "open", "half_open", "open", "half_open", "closed"]
-
-
-async def test_a_probe_that_fails_unexpectedly_is_repeated(
-    breaker: CircuitBreaker, probe: Probe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log has the exception; the circuit would else stay open for ever."""
-    log = captured_log(monkeypatch, circuit_breaker)
-    probe.error = ValueError("out of order")
-    note(breaker, "xxxxx")
-    assert await eventually(lambda: probe.calls > 1)
-    probe.error = None
-
-    assert await is_closed_again(breaker)
-    unexpected = [call for call in log if call.method_name == "exception"]
-    assert unexpected
-    assert {(call.args, call.kwargs["model"]) for call in unexpected} == {(("probe failed unexpectedly",), "tiny")}
-
-
-async def test_opening_and_closing_are_logged(breaker: CircuitBreaker, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once each; a probe that fails as expected is not worth a line."""
-    log = captured_log(monkeypatch, circuit_breaker)
-    note(breaker, "xxxxxxx")
-    assert await eventually(lambda: probe.calls > 2)
-    probe.error = None
-    assert await is_closed_again(breaker)
-    assert await eventually(lambda: probing() == [])
-
-    assert [(call.method_name, call.args, call.kwargs["model"]) for call in log] == [
-        ("warning", ("circuit opened",), "tiny"),
-        ("warning", ("circuit closed",), "tiny"),
-    ]
-
-
-async def test_probes_become_rarer_but_not_rare(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    async def probe() -> None:
-        if len(waited) < 7:
-            raise TritonUnavailable("Triton does not answer")
-
-    patched = SimpleNamespace(sleep=sleep, create_task=asyncio.create_task, gather=asyncio.gather)
-    monkeypatch.setattr(circuit_breaker, "asyncio", patched)
-    breaker = CircuitBreaker(table, "tiny", "triton:8001", probe)
-    note(breaker, "xxxxx")
-    assert await is_closed_again(breaker)
-    await breaker.close()
-
-    assert waited == [0.1, 0.2, 0.4, 0.8, 1, 1, 1]
-
-
-@pytest.mark.parametrize("is_slow", [True, False])
-async def test_closing_ends_the_probing(breaker: CircuitBreaker, probe: Probe, is_slow: bool) -> None:  # noqa: FBT001
-    """During a probe as well as between two of them; the circuit stays open."""
-    if is_slow:
-        probe.may_end.clear()
-    note(breaker, "xxxxx")
-    assert await eventually(lambda: probe.calls > 0)
-    await breaker.close()
-
-    assert probing() == []
-    assert probe.running == 0
-    assert state_of(breaker) != "closed"
-
-
-@pytest.mark.parametrize("calls", ["", "x.x", "xxxxx"])
-async def test_closing_is_possible_at_any_time(breaker: CircuitBreaker, calls: str) -> None:
-    note(breaker, calls)
-    await breaker.close()
-    await breaker.close()
-
-    assert probing() == []
+def test_circuits_of_a_host() -> None:
+    check(Circuits, runs=50, steps=30)

@@ -53,34 +53,6 @@ async def fill(queue: ModelQueue, requests: int) -> list[Permit]:
     return [await enter(queue) for _ in range(requests)]
 
 
-@pytest.fixture
-async def waiting(table: WorkerTable) -> AsyncIterator[tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]]:
-    """A queue with a limit of one, the request that is in progress, and three that wait."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
-    await asyncio.sleep(0)
-    yield queue, permit, tasks
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_as_many_requests_as_the_limit_says_are_admitted(table: WorkerTable) -> None:
-    queue = open_queue(table, 3)
-    permits = await fill(queue, 3)
-    assert (queue.in_progress, queue.limit) == (3, 3)
-    with pytest.raises(GatewayFull, match="as many requests as can be answered in time"):
-        await enter(queue)
-    leave(permits.pop())
-    permits.append(await enter(queue))
-
-    assert queue.in_progress == 3
-    for permit in permits:
-        leave(permit)
-    assert queue.in_progress == 0
-
-
 async def test_a_queue_that_is_full_because_triton_is_silent_says_so(table: WorkerTable) -> None:
     """A caller that is told that the gateway is full would look for the reason here."""
     queue = ModelQueue(table, "tiny", 1, 1e6, is_silent=lambda: True)
@@ -90,52 +62,6 @@ async def test_a_queue_that_is_full_because_triton_is_silent_says_so(table: Work
     with pytest.raises(CircuitOpen):
         await enter(queue)
     leave(permit)
-
-
-async def test_the_early_check_agrees(table: WorkerTable) -> None:
-    """A request is rejected before its body is received if there is no room and none will be soon."""
-    queue = open_queue(table, 1)
-    queue.check("", 1.0, 0)
-    permit = await enter(queue)
-    with pytest.raises(GatewayFull):
-        queue.check("", 1.0, 0)
-    leave(permit)
-
-    queue.check("", 1.0, 0)
-
-
-async def test_the_early_check_accepts_a_request_that_may_wait(table: WorkerTable) -> None:
-    """Its turn comes soon, so its body may be received."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    queue.check("", 1.0, 0)
-    leave(permit)
-
-
-async def test_bodies_that_are_being_received_come_first(table: WorkerTable) -> None:
-    """A request is worth its body only if its turn comes soon after theirs."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    queue.check("", 1.0, 5)
-    with pytest.raises(GatewayFull):
-        queue.check("", 1.0, 100)
-    leave(permit)
-
-    queue.check("", 1.0, 100)
-
-
-async def test_the_limit_is_that_of_the_host(open_table: OpenTable) -> None:
-    """Requests of all workers count, and a worker is told by nobody when one of another ends."""
-    one, other = (open_queue(open_table(), 2, QUICK) for _ in range(2))
-    permits = [await enter(one), await enter(one)]
-    assert other.in_progress == 2
-    waiting = asyncio.create_task(enter(other))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    leave(permits[0])
-
-    leave(await waiting)
-    leave(permits[1])
 
 
 async def test_the_limit_is_the_average_of_what_workers_have_measured(open_table: OpenTable) -> None:
@@ -176,88 +102,6 @@ async def test_models_do_not_count_together(table: WorkerTable) -> None:
         leave(permit)
 
 
-async def test_requests_enter_in_order_of_arrival(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
-    queue, permit, tasks = waiting
-    for index, task in enumerate(tasks):
-        leave(permit)
-        permit = await task
-
-        assert [other.done() for other in tasks] == [number <= index for number in range(3)]
-        assert queue.in_progress == 1
-    leave(permit)
-
-
-async def test_waiting_is_bounded(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request whose turn does not come soon is rejected, however late its deadline is."""
-    monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 0.03)
-    queue = open_queue(table, 1, 0.001)
-    permit = await enter(queue)
-    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
-    await asyncio.sleep(0)
-    assert queue.waiting == 3
-    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert {type(outcome) for outcome in outcomes} == {GatewayFull}
-    assert queue.in_progress == 1
-    leave(permit)
-    assert queue.in_progress == 0
-    leave(await enter(queue))
-
-
-async def test_only_those_wait_whose_turn_will_come_in_time(table: WorkerTable) -> None:
-    """If the next three ends come within the time that a request may wait, three wait; the fourth is rejected at once."""
-    queue = open_queue(table, 1, 10.0)
-    permit = await enter(queue)
-    tasks = [asyncio.create_task(enter(queue)) for _ in range(4)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-    assert [task.done() for task in tasks] == [False, False, False, True]
-    assert isinstance(tasks[3].exception(), GatewayFull)
-    leave(permit)
-    for task in tasks[:3]:
-        leave(await task)
-
-
-async def test_a_cancelled_request_leaves_the_line(waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]) -> None:
-    queue, permit, (first, second, _) = waiting
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    leave(permit)
-
-    leave(await second)
-    assert queue.in_progress <= 1
-
-
-async def test_a_request_that_is_cancelled_when_its_turn_has_come_takes_no_place(
-    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
-) -> None:
-    queue, permit, (first, *others) = waiting
-    leave(permit)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    for task in others:
-        leave(await task)
-
-    assert queue.in_progress == 0
-
-
-async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
-    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
-) -> None:
-    """It arrives after the end of one request and before the next one runs; the limit is kept."""
-    queue, permit, tasks = waiting
-    leave(permit)
-    late = asyncio.create_task(enter(queue))
-    first = await tasks[0]
-    assert queue.in_progress == 1
-    leave(first)
-    for task in (*tasks[1:], late):
-        leave(await task)
-
-
 async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers must not pile up while requests come, wait and leave."""
     queue = open_queue(table, 1, QUICK)
@@ -284,57 +128,45 @@ async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, mo
     leave(permit)
 
 
-async def test_shares_do_not_take_each_others_room(table: WorkerTable) -> None:
-    """Half of the limit is for one key; both halves can be full at the same time, and neither exceeds its own."""
-    queue = open_queue(table, 4)
-    permits = [await enter(queue, key, 0.5) for key in ("camera", "camera", "", "")]
-    assert queue.in_progress == 4
-    for key in ("camera", ""):
-        with pytest.raises(GatewayFull):
-            queue.check(key, 0.5, 0)
-        with pytest.raises(GatewayFull):
-            await enter(queue, key, 0.5)
-    leave(permits.pop())
-    with pytest.raises(GatewayFull):
-        queue.check("camera", 0.5, 0)
-
-    queue.check("", 0.5, 0)
-    for permit in permits:
-        leave(permit)
-
-
-async def test_a_small_share_allows_one_request(table: WorkerTable) -> None:
-    queue = open_queue(table, 2)
-    permit = await enter(queue, "camera", 0.01)
-
-    with pytest.raises(GatewayFull):
-        await enter(queue, "camera", 0.01)
-    leave(permit)
-
-
-async def test_those_who_wait_in_one_share_do_not_block_another(table: WorkerTable) -> None:
-    queue = open_queue(table, 2, QUICK)
-    permits = {key: await enter(queue, key, 0.5) for key in ("camera", "")}
-    waiting = {key: asyncio.create_task(enter(queue, key, 0.5)) for key in ("camera", "")}
+@pytest.fixture
+async def waiting(table: WorkerTable) -> AsyncIterator[tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]]:
+    """A queue with a limit of one, the request that is in progress, and three that wait."""
+    queue = open_queue(table, 1, QUICK)
+    permit = await enter(queue)
+    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
     await asyncio.sleep(0)
-    leave(permits["camera"])
-    leave(await waiting["camera"])
-    assert not waiting[""].done()
-    leave(permits[""])
-
-    leave(await waiting[""])
+    yield queue, permit, tasks
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
-    """The file of keys can be edited while the gateway runs."""
-    queue = open_queue(table, 4)
-    permits = [await enter(queue, "camera", 0.5) for _ in range(2)]
-    with pytest.raises(GatewayFull):
-        queue.check("camera", 0.5, 0)
+async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
+    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
+) -> None:
+    """It arrives after the end of one request and before the next one runs; the limit is kept."""
+    queue, permit, tasks = waiting
+    leave(permit)
+    late = asyncio.create_task(enter(queue))
+    first = await tasks[0]
+    assert queue.in_progress == 1
+    leave(first)
+    for task in (*tasks[1:], late):
+        leave(await task)
 
-    queue.check("camera", 0.75, 0)
-    for permit in permits:
-        leave(permit)
+
+async def test_the_limit_is_that_of_the_host(open_table: OpenTable) -> None:
+    """Requests of all workers count, and a worker is told by nobody when one of another ends."""
+    one, other = (open_queue(open_table(), 2, QUICK) for _ in range(2))
+    permits = [await enter(one), await enter(one)]
+    assert other.in_progress == 2
+    waiting = asyncio.create_task(enter(other))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    leave(permits[0])
+
+    leave(await waiting)
+    leave(permits[1])
 
 
 async def test_a_request_that_would_be_late_is_rejected_at_once(table: WorkerTable) -> None:
@@ -358,6 +190,18 @@ async def test_a_request_is_admitted_while_none_is_in_progress(table: WorkerTabl
     leave(await enter(queue, deadline=Deadline.after(0.5)))
 
 
+async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
+    """The file of keys can be edited while the gateway runs."""
+    queue = open_queue(table, 4)
+    permits = [await enter(queue, "camera", 0.5) for _ in range(2)]
+    with pytest.raises(GatewayFull):
+        queue.check("camera", 0.5, 0)
+
+    queue.check("camera", 0.75, 0)
+    for permit in permits:
+        leave(permit)
+
+
 async def test_a_stall_makes_the_model_slower(table: WorkerTable, clock: Clock) -> None:
     """While nothing ends, requests are rejected that would have been admitted; one end later they are admitted again."""
     queue = open_queue(table, 10, 0.2)
@@ -371,17 +215,6 @@ async def test_a_stall_makes_the_model_slower(table: WorkerTable, clock: Clock) 
 
     leave(await enter(queue, deadline=Deadline.after(5)))
     leave(permits.pop())
-
-
-async def test_a_pause_without_requests_is_no_stall(table: WorkerTable, clock: Clock) -> None:
-    queue = open_queue(table, 10, 0.2)
-    leave(await enter(queue))
-    clock.now += 3600
-    permits = await fill(queue, 3)
-
-    leave(await enter(queue, deadline=Deadline.after(5)))
-    for permit in permits:
-        leave(permit)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """Settings from the environment."""
 
+import re
+
 import msgspec
 import pytest
 
-from app.settings.environment import RENAMED, load
+from app.host.processes import SUPERVISED
+from app.settings.environment import REMOVED, RENAMED, load
 from app.settings.schema import PREFIX, Settings, SettingsError
 
 
@@ -15,7 +18,6 @@ from app.settings.schema import PREFIX, Settings, SettingsError
         ("SOCKET", "/run/nereid/api.sock", "/run/nereid/api.sock"),
         ("SOCKET_MODE", "600", "600"),
         ("INSTANCES", "64", 64),
-        ("SOCKET_FOLDER", "/run/nereid", "/run/nereid"),
         ("API_KEYS_FILE", "/etc/nereid/keys.toml", "/etc/nereid/keys.toml"),
         ("WORKERS", "1", 1),
         ("WORKER_MAX_AGE_SECONDS", "86400", 86400),
@@ -27,7 +29,6 @@ from app.settings.schema import PREFIX, Settings, SettingsError
         ("TIMEOUT_SECONDS", "0.5", 0.5),
         ("TIMEOUT_SECONDS", "600", 600.0),
         ("MAX_TIMEOUT_SECONDS", "600", 600.0),
-        ("BODY_PAUSE_SECONDS", "0.5", 0.5),
         ("BODY_SECONDS", "3600", 3600.0),
         ("MAX_REQUESTS", "0", 0),
         ("MAX_UPLOADS", "65536", 65536),
@@ -35,12 +36,10 @@ from app.settings.schema import PREFIX, Settings, SettingsError
         ("MAX_FILE_SIZE_MB", "1024", 1024.0),
         ("MAX_MEGAPIXELS", "178", 178.0),
         ("LOG_LEVEL", "debug", "debug"),
-        ("LOG_FORMAT", "json", "json"),
         ("SLOW_REQUEST_MS", "0", 0.0),
         ("SLOW_REQUEST_MS", "250.5", 250.5),
         ("TRACING", "true", True),
         ("TRITON_HOME", "/srv/triton", "/srv/triton"),
-        ("TRITON_TLS", "false", False),
     ],
 )
 def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
@@ -48,7 +47,7 @@ def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
     assert load({PREFIX + name: text}) == msgspec.structs.replace(Settings(), **{name.lower(): value})
 
 
-@pytest.mark.parametrize("name", ["PORT", "DIALECTS", "TRITON_TLS", "SLOW_REQUEST_MS"])
+@pytest.mark.parametrize("name", ["PORT", "DIALECTS", "TRACING", "SLOW_REQUEST_MS"])
 def test_empty_variable_counts_as_not_set(name: str) -> None:
     assert load({PREFIX + name: ""}) == Settings()
 
@@ -59,8 +58,18 @@ def test_an_old_name_is_still_read(old: str, new: str) -> None:
     assert load({PREFIX + old: "7", PREFIX + new: ""}) == load({PREFIX + new: "7"})
 
 
-def test_variables_of_others_are_ignored() -> None:
-    assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3"}) == Settings()
+def test_removed_variables_are_told_with_what_to_do_instead() -> None:
+    known = {name.upper() for name in Settings.__struct_fields__}
+    assert not REMOVED.keys() & (known | RENAMED.keys())
+    assert {name for text in REMOVED.values() for name in re.findall(f"{PREFIX}([A-Z_]+)", text)} <= known
+
+    with pytest.raises(SettingsError) as caught:
+        load({"NEREID_PROT": "1", "NEREID_SOCKET_FOLDER": "run", "NEREID_AGGREGATE": ""})
+    assert str(caught.value) == "; ".join(f"NEREID_{name} was removed: {REMOVED[name]}" for name in ("AGGREGATE", "SOCKET_FOLDER"))
+
+
+def test_variables_of_others_and_internal_ones_are_ignored() -> None:
+    assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", SUPERVISED: "4"}) == Settings()
 
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
@@ -81,9 +90,7 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("SOCKET_MODE", "rw-rw----"),
         ("INSTANCES", "-1"),
         ("INSTANCES", "65"),
-        ("SOCKET_FOLDER", "/" + "x" * 80),
         ("TRITON_GRPC_PORT", "-1"),
-        ("TRITON_TLS", "on"),
         ("WORKERS", "-1"),
         ("WORKERS", "1.5"),
         ("WORKERS", "257"),
@@ -99,7 +106,6 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("TRACING", "on"),
         ("TIMEOUT_SECONDS", "10s"),
         ("MAX_TIMEOUT_SECONDS", "0"),
-        ("BODY_PAUSE_SECONDS", "0"),
         ("BODY_SECONDS", "3601"),
         ("MAX_REQUESTS", "-1"),
         ("MAX_UPLOADS", "0"),
@@ -108,7 +114,6 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("MAX_FILE_SIZE_MB", "inf"),
         ("MAX_MEGAPIXELS", "179"),
         ("LOG_LEVEL", "INFO"),
-        ("LOG_FORMAT", "text"),
     ],
 )
 def test_invalid_value_is_named(name: str, text: str) -> None:
@@ -122,8 +127,7 @@ def test_invalid_value_is_named(name: str, text: str) -> None:
     [
         ("TRANSPORT", "tcp", "auto, shm, inline"),
         ("LOG_LEVEL", "INFO", "debug, info, warning, error"),
-        ("LOG_FORMAT", "xml", "auto, json, console"),
-        ("TRITON_TLS", "on", "true, false"),
+        ("TRACING", "on", "true, false"),
     ],
 )
 def test_values_to_choose_from_are_named(name: str, text: str, choices: str) -> None:

@@ -7,8 +7,6 @@ from app.settings.rules import check
 from app.settings.schema import SettingsError
 
 REMOTE = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
-TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
-OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
 
 
 def complaint(environ: dict[str, str]) -> str:
@@ -115,23 +113,11 @@ def test_workers_are_not_replaced_all_the_time(seconds: str) -> None:
     assert complaint({"NEREID_WORKER_MAX_AGE_SECONDS": seconds}) == "NEREID_WORKER_MAX_AGE_SECONDS: Expected 0, or at least 60"
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        (
-            {"NEREID_TRITON_TLS": "true"},
-            "NEREID_TRITON_TLS: NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS",
-        ),
-        ({**REMOTE, "NEREID_TRITON_CA_FILE": "ca.pem"}, "NEREID_TRITON_CA_FILE: it needs NEREID_TRITON_TLS=true"),
-        ({**REMOTE, **OWN}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_TLS=true"),
-        ({"NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_TLS=true"),
-        ({**TLS, "NEREID_TRITON_CERT_FILE": "own.pem"}, "NEREID_TRITON_CERT_FILE: it needs NEREID_TRITON_KEY_FILE"),
-        ({**TLS, "NEREID_TRITON_KEY_FILE": "own.key"}, "NEREID_TRITON_KEY_FILE: it needs NEREID_TRITON_CERT_FILE"),
-    ],
-)
-def test_settings_of_tls_that_do_not_fit_are_named(environ: dict[str, str], message: str) -> None:
-    """A setting that would have no effect, or needs another one, is rejected instead of ignored."""
-    assert complaint(environ) == message
+def test_tls_needs_a_triton_elsewhere() -> None:
+    """A setting that would have no effect is rejected instead of ignored."""
+    said = complaint({"NEREID_TRITON_TLS_FOLDER": "tls"})
+
+    assert said == "NEREID_TRITON_TLS_FOLDER: NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS"
 
 
 @pytest.mark.parametrize(

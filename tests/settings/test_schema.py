@@ -48,26 +48,6 @@ def test_requests_have_the_time_to_end_that_any_of_them_may_take(body: float, us
     assert settings.drain_seconds == seconds
 
 
-REMOTE = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
-TLS = {**REMOTE, "NEREID_TRITON_TLS": "true"}
-OWN = {"NEREID_TRITON_CERT_FILE": "own.pem", "NEREID_TRITON_KEY_FILE": "own.key"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "files"),
-    [
-        ({}, None),
-        (REMOTE, None),
-        (TLS, ("", "", "")),
-        ({**TLS, "NEREID_TRITON_CA_FILE": "ca.pem"}, ("ca.pem", "", "")),
-        ({**TLS, **OWN}, ("", "own.pem", "own.key")),
-    ],
-)
-def test_files_for_tls_may_be_left_out(environ: dict[str, str], files: tuple[str, str, str] | None) -> None:
-    """There are none without TLS; with it each of them may be empty."""
-    assert load(environ).triton_tls_files == files
-
-
 def test_limits_are_whole_bytes_and_pixels() -> None:
     settings = load({"NEREID_MAX_FILE_SIZE_MB": "1.5", "NEREID_MAX_MEGAPIXELS": "0.5"})
 
@@ -98,6 +78,37 @@ def test_trusted_proxies_are_addresses_or_networks() -> None:
     assert load({}).trusted_networks == ()
 
 
+def test_one_instance_listens_on_host_and_port_or_on_its_socket(tmp_path: Path) -> None:
+    """None stands for host and port."""
+    assert Settings().sockets == [None]
+    assert Settings(socket=str(tmp_path / "api.sock")).sockets == [tmp_path / "api.sock"]
+
+
+def test_several_instances_have_numbered_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is resolved, because instances are told the path."""
+    monkeypatch.chdir(tmp_path)
+
+    found = Settings(instances=2, socket="sockets").sockets
+
+    assert found == [tmp_path / "sockets" / "nereid-1.sock", tmp_path / "sockets" / "nereid-2.sock"]
+    assert Settings(instances=1).sockets == [tmp_path / "run" / "nereid-1.sock"]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:4603"),
+        ("0.0.0.0", "http://127.0.0.1:4603"),  # noqa: S104 - nobody listens
+        ("::", "http://[::1]:4603"),
+        ("fd00::1", "http://[fd00::1]:4603"),
+        ("gateway", "http://gateway:4603"),
+    ],
+)
+def test_local_url_names_an_address_that_can_be_connected_to(host: str, url: str) -> None:
+    """An address to listen on need not be one."""
+    assert Settings(host=host).local_url == url
+
+
 def test_table_has_a_row_for_each_setting() -> None:
     lines = render().splitlines()
 
@@ -109,7 +120,7 @@ def test_table_has_a_row_for_each_setting() -> None:
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
     assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
-    assert any(line.startswith("| `NEREID_TRITON_TLS` | `false` | ") for line in lines)
+    assert any(line.startswith("| `NEREID_TRACING` | `false` | ") for line in lines)
     assert any(line.startswith("| `NEREID_TRITON_ENDPOINTS` |  | gRPC endpoints of running Tritons") for line in lines)
 
 

@@ -1,8 +1,16 @@
-"""All tests of this folder are `system`."""
+"""All tests of this folder are `system`; fixtures of modules whose Triton has the settings of their fixture `own`."""
 
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from app.triton.client import TritonClient
+from tests.support import started
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks
@@ -10,3 +18,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.system)
+
+
+@pytest.fixture(scope="module")
+def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
+    server = EmbeddedTriton(own)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the gateway in front of that Triton."""
+    assert own_triton.poll() is None
+    async with started(create_app(own)) as client:
+        yield client
+
+
+@pytest.fixture
+async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
+    """A client that talks to that Triton directly."""
+    assert own_triton.poll() is None
+    client = TritonClient(own.triton_address, own.control_key_path)
+    yield client
+    await client.close()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from app.model.spec import ModelSpec
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
-from bench.harness.reference_detector import QUERY, MatchCounts, boxes
+from tests.reference_detector import QUERY, MatchCounts, boxes
 from tests.support import IMAGES, SHARED, json
 
 IMAGE_SETS = pytest.mark.parametrize(

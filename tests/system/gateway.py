@@ -24,7 +24,6 @@ class RunningGateway(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The URL at which it answers."""
         return f"http://127.0.0.1:{self.port}"
 
     def workers(self) -> list[psutil.Process]:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from app.imaging import jpeg
-from bench.harness.reference_detector import QUERY, MatchCounts, ReferenceDetector, boxes
+from tests.reference_detector import QUERY, MatchCounts, ReferenceDetector, boxes
 from tests.support import IMAGES, SHARED, json
 
 BOTH = pytest.mark.parametrize(

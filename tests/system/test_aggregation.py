@@ -92,13 +92,13 @@ async def test_a_poison_picture_costs_nobody_else(one_by_one: httpx.AsyncClient,
 async def test_nor_where_triton_makes_the_batches(settings: Settings, triton: EmbeddedTriton, poison: bytes, code: str) -> None:
     """The embedded Triton's ONNX backend runs the requests of a failed batch one by one."""
     assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
+    async with started(create_app(msgspec.structs.replace(settings, calls_in_flight=4096))) as client:
         await check_poison(client, poison, code)
 
 
 async def test_without_aggregation_each_image_goes_alone(settings: Settings, triton: EmbeddedTriton) -> None:
     assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, aggregate=False))) as client:
+    async with started(create_app(msgspec.structs.replace(settings, calls_in_flight=4096))) as client:
         before = await batch_sizes(client, "six_columns")
         responses = await asyncio.gather(*(client.post("/predict/six_columns", content=SCENE) for _ in range(REQUESTS)))
         after = await batch_sizes(client, "six_columns")

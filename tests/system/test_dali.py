@@ -6,7 +6,6 @@ Triton: `.triton/python/bin/python -m pip install nvidia-dali-cuda120`.
 
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.embedded.install import install
-from app.embedded.server import EmbeddedTriton
 from app.host.ports import find_free
 from app.imaging.fit import Letterbox
-from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from tests.imaging import samples
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, store
-from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, started
+from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image
 from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
 ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
@@ -68,31 +65,6 @@ def change(config: Path, *replacements: tuple[str, str]) -> None:
         assert old in text
         text = text.replace(old, new)
     config.write_text(text, encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
-    server = EmbeddedTriton(own)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client that talks to that Triton directly."""
-    assert own_triton.poll() is None
-    client = TritonClient(own.triton_address, own.control_key_path)
-    yield client
-    await client.close()
-
-
-@pytest.fixture(scope="module")
-async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the gateway in front of that Triton."""
-    assert own_triton.poll() is None
-    async with started(create_app(own)) as client:
-        yield client
 
 
 async def draw(client: TritonClient, files: list[bytes], model: str = LETTERBOX) -> dict[str, NDArray[Any]]:

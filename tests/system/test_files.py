@@ -3,8 +3,6 @@
 import asyncio
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,13 +17,12 @@ from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError
 from app.errors import InvalidImage
 from app.host.ports import find_free
-from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.zoo import registry
 from app.zoo.pull import pull
-from tests.support import REPOSITORY, json, sample_image, started
+from tests.support import REPOSITORY, json, sample_image
 from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
@@ -48,39 +45,6 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
 def with_own_ports(settings: Settings) -> Settings:
     http, grpc, metrics = find_free(3)
     return msgspec.structs.replace(settings, triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics)
-
-
-@contextmanager
-def running(settings: Settings) -> Iterator[EmbeddedTriton]:
-    server = EmbeddedTriton(settings)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
-    with running(own) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the gateway in front of that Triton."""
-    assert own_triton.poll() is None
-    async with started(create_app(own)) as client:
-        yield client
-
-
-@pytest.fixture
-async def own_client(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
-    """A client that talks to that Triton directly."""
-    assert own_triton.poll() is None
-    client = TritonClient(own.triton_address, own.control_key_path)
-    yield client
-    await client.close()
 
 
 @IMAGE_SETS
@@ -151,14 +115,17 @@ async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient)
 def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings) -> None:
     """The checks of `serve` need no image, so they succeed until then."""
     mortal = with_own_ports(own)
-    with running(mortal) as server:
+    server = EmbeddedTriton(mortal)
+    server.start()
+    try:
         check_inference(mortal.triton_http_port, FILE_MODEL, 30)
         children = psutil.Process(server.pid).children(recursive=True)
         processes = [child for child in children if FILE_MODEL in " ".join(child.cmdline())]
         assert processes
         for process in processes:
             process.kill()
-
         with pytest.raises(CheckError, match="has died") as caught:
             check_inference(mortal.triton_http_port, FILE_MODEL, 30)
+    finally:
+        server.stop()
         assert caught.value.is_final

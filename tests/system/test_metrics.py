@@ -127,7 +127,9 @@ async def test_promtool_accepts_the_metrics(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (fake, running):
         add_version(fake, "tiny", "1", 8, 2, 4, 4_000_000, 4, 20_000_000)
         await load(running.url)
-        async with httpx.AsyncClient() as client:
-            text = (await client.get(f"{running.url}/metrics")).content
+        text = b""
+        async with httpx.AsyncClient() as client, asyncio.timeout(30):
+            while b"triton_queue_time_ms{" not in text:  # the host reads Triton's statistics every 5 s
+                text = (await client.get(f"{running.url}/metrics")).content
 
     assert {line.split()[0] for line in promtool(text)} == {"triton_queue_time_ms", "triton_inference_time_ms"}

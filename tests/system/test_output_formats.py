@@ -13,14 +13,13 @@ from app.detection.outputs import decode_outputs
 from app.detection.select import select, to_suppression
 from app.embedded.server import EmbeddedTriton
 from app.model.heads import DetectionHead
-from app.pipeline.preprocess import fill_input
 from app.resilience.lease import Lease
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from app.triton.transport import Mode
 from tests.fakes import models
-from tests.support import NEEDS_BYTES, SCENE, json, transport_to, workspace
+from tests.support import NEEDS_BYTES, SCENE, fill, json, transport_to
 
 BATCHED = ["six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"]
 # The rectangles lie between pixels of the canvas, which is 0.64 of the scene.
@@ -99,7 +98,7 @@ async def test_several_images_in_one_inference_keep_their_own_detections(
     with Lease() as lease:
         batch, slot = transport.allocate(spec.batch_shape(3), spec.dtype, 3 * spec.image_bytes, lease)
         for index, file in enumerate((SCENE, turned.getvalue(), SCENE)):
-            single, transform = fill_input(file, spec, workspace(transport_to(triton_client, "inline")), lease)
+            single, transform = fill(file, spec, transport_to(triton_client, "inline"), lease)
             transforms.append(transform)
             batch[index] = single.tensor
         assert (slot is not None) is (mode == "shm")
@@ -125,7 +124,6 @@ async def test_a_model_that_fails_on_the_file_is_a_bad_gateway(client: httpx.Asy
 
 
 async def test_the_header_is_checked_before_a_file_is_passed_on(client: httpx.AsyncClient) -> None:
-    """A file that is not an image never reaches a model that takes files."""
     response = await client.post("/predict/file_in", content=b"GIF, not really")
 
     assert json(response, 415)["code"] == "unsupported_format"

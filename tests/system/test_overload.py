@@ -2,23 +2,19 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
-import pytest
 
-from bench.harness.triton import Triton, embedded_triton
-from bench.models.repository import write_fixture
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.scrape import scrape
 from tests.support import SCENE, eventually
 from tests.system.gateway import RunningGateway, running_gateway
 
-MODEL = "wait_20"
 LIMIT = 4
 
 
@@ -31,30 +27,6 @@ async def calling(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
 
 async def ask(client: httpx.AsyncClient) -> httpx.Response:
     return await client.post("/detect", content=SCENE)
-
-
-@pytest.fixture(scope="module")
-def waiting_triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
-    """A real Triton with a model that answers 20 images a second."""
-    repository = tmp_path_factory.mktemp("models")
-    write_fixture(MODEL, repository)
-    with embedded_triton(repository, MODEL) as triton:
-        yield triton
-
-
-async def test_what_cannot_be_answered_is_rejected_and_the_rest_is_answered(waiting_triton: Triton, tmp_path: Path) -> None:
-    """40 requests at once, four at a time: some 200, all others 429 that say when to come back; afterwards there is room."""
-    settings = {"workers": 2, "model": MODEL, "max_requests": LIMIT}
-    async with running_gateway(waiting_triton.settings.triton_address, tmp_path, **settings) as gateway, calling(gateway) as client:
-        responses = await asyncio.gather(*(ask(client) for _ in range(40)))
-        statuses = Counter(response.status_code for response in responses)
-        rejected = [response for response in responses if response.status_code == 429]
-
-        assert set(statuses) == {200, 429}
-        assert statuses[200] >= LIMIT
-        assert {response.json()["code"] for response in rejected} == {"gateway_full"}
-        assert all(int(response.headers["retry-after"]) >= 1 for response in rejected)
-        assert (await ask(client)).status_code == 200
 
 
 def connections(worker: psutil.Process, port: int) -> int:
@@ -106,27 +78,6 @@ async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
 
             assert statuses == {200: LIMIT, 429: 40 - LIMIT}
         assert fake.most_running == LIMIT
-
-
-async def test_clients_that_leave_give_their_places_back_when_triton_has_ended(tmp_path: Path) -> None:
-    """Triton goes on working for them, so until then further requests are rejected; the log says 499."""
-    async with stalled(tmp_path) as (fake, _, client):
-        asking = [asyncio.create_task(ask(client)) for _ in range(LIMIT)]
-        assert await eventually(lambda: fake.running == LIMIT)
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        log = tmp_path / "gateway.log"
-        assert await eventually(lambda: log.read_text().count('"status":499') == LIMIT)
-        assert fake.running == LIMIT
-        assert (await ask(client)).status_code == 429
-        fake.may_answer.set()
-
-        async with asyncio.timeout(60):  # the gateway learns of it a moment later
-            while (await scrape(client))['api_model_active_requests{model="tiny"}']:
-                pass
-        assert {response.status_code for response in await asyncio.gather(*(ask(client) for _ in range(LIMIT)))} == {200}
-    assert fake.cancelled == 0
 
 
 async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) -> None:

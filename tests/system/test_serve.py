@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -26,8 +25,7 @@ from app.triton import shared_memory
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake
 from tests.processes import has_ended, wait_for
-from tests.scrape import read_samples
-from tests.support import REPOSITORY, ROOT, SCENE, json, sample_image
+from tests.support import REPOSITORY, ROOT, SCENE, sample_image
 
 TRITON_WAS_KILLED = "nereid: Triton exited with code -9; restarting it"
 CAT = sample_image("chelsea.jpg")
@@ -218,51 +216,6 @@ def test_a_port_in_use_is_reported_in_one_line(settings: Settings, running: Runn
     assert running.is_ready()
 
 
-def test_concurrent_requests_get_their_own_answers(running: Running) -> None:
-    images = {name: sample_image(f"{name}.jpg") for name in ("astronaut", "chelsea", "coffee")}
-
-    async def ask(client: httpx.AsyncClient, name: str) -> tuple[str, set[str]]:
-        answer = await client.post(f"{running.url}/detect", content=images[name], timeout=60)
-        return name, {detection["class_name"] for detection in json(answer)["detections"]}
-
-    async def ask_all() -> list[tuple[str, set[str]]]:
-        async with httpx.AsyncClient() as client:
-            return await asyncio.gather(*(ask(client, name) for name in list(images) * 4))
-
-    expected = {"astronaut": "person", "chelsea": "cat", "coffee": "cup"}
-    assert all(expected[name] in classes for name, classes in asyncio.run(ask_all()))
-
-
-def test_a_body_declared_too_large_is_rejected_unread(running: Running) -> None:
-    head = b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 99999999\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
-        connection.sendall(head)
-
-        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
-
-
-def test_an_endless_body_is_cut_off(running: Running) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
-        connection.sendall(b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\n\r\n")
-        chunk = b"10000\r\n" + b"\xff" * 65536 + b"\r\n"
-        for _ in range(17):
-            connection.sendall(chunk)
-
-        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
-
-
-def test_a_client_that_disconnects_early_is_not_a_failure(running: Running) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as connection:
-        connection.sendall(
-            b"POST /detect HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 50000\r\n\r\n" + CAT[:1000]
-        )
-        eventually(lambda: read_samples(httpx.get(f"{running.url}/metrics", timeout=30).text)["api_active_requests"] == 2)
-
-    eventually(lambda: "client_gone" in running.log.read_text())
-    assert '"status":499' in running.log.read_text()
-    assert httpx.post(f"{running.url}/detect", content=CAT, timeout=30).status_code == 200
-
-
 class Instances:
     """A `serve` process that runs two instances on a Triton of the test's own."""
 
@@ -271,7 +224,7 @@ class Instances:
         self.log = folder / "serve.log"
         environ = {
             **os.environ,
-            "NEREID_SOCKET_FOLDER": str(folder / "run"),
+            "NEREID_SOCKET": str(folder / "run"),
             "NEREID_MODEL": "tiny",
             "NEREID_MODEL_REPOSITORY": str(REPOSITORY),
             "NEREID_MAX_REQUESTS": "1",

@@ -17,7 +17,6 @@ STOP_SECONDS = 60
 
 
 def test_serve_detects_and_stops(tmp_path: Path) -> None:
-    """`serve` finds the cat and the cup on the sample images, and ends with exit code 0."""
     port, http, grpc, metrics = find_free(4)
     environment = {
         **os.environ,

@@ -132,15 +132,6 @@ async def test_a_version_that_is_not_there_names_those_that_are(client: httpx.As
     assert json(await client.post("/predict/absent?version=1", content=SCENE), 404)["code"] == "unknown_model"
 
 
-async def test_the_list_of_models_has_the_versions(client: httpx.AsyncClient) -> None:
-    """Ascending; `version` is the one that answers unless a request asks for another one."""
-    models = {model["name"]: model for model in json(await client.get("/models"))["models"]}
-
-    assert (models["two_versions"]["version"], models["two_versions"]["versions"]) == ("2", ["1", "2"])
-    assert models["six_columns"]["versions"] == ["1"]
-    assert models["yolo11n"]["versions"] == ["1"]
-
-
 async def test_a_version_of_the_default_model_finds_the_same(client: httpx.AsyncClient) -> None:
     image = sample_image("chelsea.jpg")
     pinned, newest = [json(await client.post(f"/detect{query}", content=image)) for query in ("?version=1", "")]

@@ -10,10 +10,11 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import structlog
@@ -41,7 +42,7 @@ def restored_configuration() -> Iterator[None]:
 
 def test_each_event_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     """It has the level, the time in UTC and everything that is bound to it."""
-    logging.configure("info", "json")
+    logging.configure("info")
 
     logger = structlog.get_logger().bind(request_id="r1")
     logger.info("request", status=200, text="two\nlines")
@@ -56,18 +57,19 @@ def test_each_event_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[s
 
 def test_text_that_is_not_unicode_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """A lone surrogate, which Python makes of bytes that are not UTF-8, is escaped."""
-    logging.configure("info", "json")
+    logging.configure("info")
     structlog.get_logger().info("request", path="/\udcff")
 
     assert json.loads(capsys.readouterr().out)["path"] == "/\udcff"
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, log_format: Literal["json", "console"]) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> None:
     """A full disk must not affect the caller."""
     with Path("/dev/full").open("w", encoding="ascii") as full:
+        monkeypatch.setattr(full, "isatty", lambda: is_terminal)
         monkeypatch.setattr(sys, "stdout", full)
-        logging.configure("info", log_format)
+        logging.configure("info")
         structlog.get_logger().info("request", text="x" * 100_000)
         structlog.get_logger().warning("slow")
         with suppress(OSError):
@@ -98,7 +100,7 @@ def full_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     with io.TextIOWrapper(io.BufferedWriter(raw := Full())) as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        logging.configure("info", "json")
+        logging.configure("info")
         for module in (circuit_breaker, membership):
             monkeypatch.setattr(module, "LOG", structlog.get_logger())
         yield errors
@@ -115,7 +117,7 @@ async def test_a_circuit_opens_and_closes_without_a_log(full_log: list[int]) -> 
     circuit = CircuitBreaker(TABLE, "tiny", "triton:8001", probe)
     circuit.open()
     assert circuit.state == "open"
-    assert full_log
+    assert await eventually(lambda: bool(full_log))
     written = len(full_log)
     works.set()
     assert await eventually(lambda: circuit.state == "closed" and len(full_log) > written)
@@ -154,7 +156,7 @@ async def test_the_tritons_change_without_a_log(full_log: list[int], monkeypatch
     ],
 )
 def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str], level: str, logged: list[str]) -> None:
-    logging.configure(level, "json")
+    logging.configure(level)
 
     for name in ("debug", "info", "warning", "error"):
         getattr(structlog.get_logger(), name)(name)
@@ -167,10 +169,13 @@ def fail() -> None:
     raise ValueError(len(secret))
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
-def test_traceback_has_no_local_variables(capsys: pytest.CaptureFixture[str], log_format: Literal["json", "console"]) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_traceback_has_no_local_variables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
     """An exception is logged with the place where it was raised, but not with the values in memory there."""
-    logging.configure("info", log_format)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    logging.configure("info")
 
     try:
         fail()
@@ -185,7 +190,7 @@ def test_traceback_has_no_local_variables(capsys: pytest.CaptureFixture[str], lo
 
 def test_traceback_does_not_break_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     """An event with an exception stays one line, with the traceback as a member."""
-    logging.configure("info", "json")
+    logging.configure("info")
 
     try:
         fail()
@@ -198,39 +203,23 @@ def test_traceback_does_not_break_the_line(capsys: pytest.CaptureFixture[str]) -
     assert event["exception"].endswith("ValueError: 18")
 
 
-@pytest.mark.parametrize(
-    ("log_format", "is_terminal", "is_json"),
-    [
-        ("json", True, True),
-        ("json", False, True),
-        ("console", True, False),
-        ("console", False, False),
-        ("auto", True, False),
-        ("auto", False, True),
-    ],
-)
-def test_format_follows_the_terminal_only_with_auto(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    log_format: Literal["auto", "json", "console"],
-    *,
-    is_terminal: bool,
-    is_json: bool,
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_are_json_unless_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
 ) -> None:
-    """`auto` means console on a terminal and JSON elsewhere; the other two values do not depend on it."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    logging.configure("info", log_format)
+    logging.configure("info")
 
     structlog.get_logger().info("ready", port=4603)
 
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("{") is is_json
+    assert line.startswith("{") is not is_terminal
     assert "ready" in line
 
 
 def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     """Each message is a line of JSON with its level and its traceback; none goes to stderr, and what may tell secrets nowhere."""
-    logging.configure("info", "json")
+    logging.configure("info")
     logging.forward("some.library", silent="some.library.headers")
     logger = python_logging.getLogger("some.library.part")
     logger.info("too much")
@@ -256,8 +245,8 @@ def test_messages_for_people_go_to_stderr(capsys: pytest.CaptureFixture[str]) ->
     assert tuple(capsys.readouterr()) == ("", "nereid: downloading\n")
 
 
-@pytest.mark.parametrize("log_format", ["json", "console"])
-def test_each_line_is_one_write(log_format: str) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_each_line_is_one_write(*, is_terminal: bool) -> None:
     """Messages, events and tracebacks of several processes do not merge, also where Python is told not to buffer."""
     script = f"""
 import sys
@@ -265,7 +254,8 @@ import structlog
 from granian.log import LogLevels, configure_logging, logger
 from app.telemetry import logging
 logging.write_whole_lines()
-logging.configure("info", {log_format!r})
+sys.stdout.isatty = lambda: {is_terminal}
+logging.configure("info")
 configure_logging(LogLevels.info)
 logging.say("a message")
 structlog.get_logger().info("an event")
@@ -289,3 +279,52 @@ print("in", "parts", file=sys.stderr)
     for text in ("nereid: a message\n", "[ERROR] a worker ended\n", "ZeroDivisionError: division by zero\n"):
         assert text in writes
     assert [text for text in writes if "an event" in text]
+
+
+def test_processes_that_share_a_slow_pipe_write_whole_lines() -> None:
+    """Lines of one iteration of the event loop are written together, in blocks that the pipe does not split."""
+    script = """
+import asyncio
+import structlog
+from app.telemetry import logging
+
+async def log():
+    for burst in range(20):
+        for n in range(20):
+            structlog.get_logger().info("request", burst=burst, n=n, text="x" * (n * 37 % 500))
+        await asyncio.sleep(0)
+
+logging.configure("info")
+asyncio.run(log())
+"""
+    read, write = os.pipe()
+    processes = [subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=write) for _ in range(4)]
+    os.close(write)
+    written = b""
+    while some := os.read(read, 1000):
+        written += some
+    os.close(read)
+
+    assert [process.wait() for process in processes] == [0] * 4
+    events = [json.loads(line) for line in written.splitlines()]
+    assert Counter((event["burst"], event["n"]) for event in events) == {(burst, n): 4 for burst in range(20) for n in range(20)}
+
+
+async def test_lines_of_one_iteration_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of another thread is written at once, after those that wait."""
+    read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
+    with open(write, "w", encoding="ascii") as stream:  # noqa: ASYNC230, PTH123
+        monkeypatch.setattr(sys, "stdout", stream)
+        logging.configure("info")
+        log = structlog.get_logger()
+        log.info("first")
+        log.info("second")
+        await asyncio.sleep(0)
+        log.info("third")
+        thread = threading.Thread(target=log.info, args=("fourth",))
+        thread.start()
+        thread.join()
+        writes = [os.read(read, 4096).decode() for _ in range(2)]
+    os.close(read)
+
+    assert [re.findall('"event":"(.*?)"', text) for text in writes] == [["first", "second"], ["third", "fourth"]]

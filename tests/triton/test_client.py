@@ -1,4 +1,4 @@
-"""The calls to Triton, and what the client knows of the server it is connected to."""
+"""The RPCs of the client, and what it knows about the server."""
 
 import asyncio
 import gc
@@ -58,7 +58,7 @@ async def alone() -> AsyncIterator[TritonClient]:
     [("2.51.0", False), ("2.59.0", False), ("2.59.1", True), ("2.60.0dev", True), ("3.0.0", True), ("2", False), ("", False)],
 )
 def test_only_a_new_triton_survives_a_cancelled_inference(version: str, survives: bool) -> None:  # noqa: FBT001
-    """Older ones can crash; a version that cannot be read counts as old."""
+    """Older versions can crash; a version that cannot be parsed counts as old."""
     assert ServerInfo(version).survives_cancel is survives
 
 
@@ -71,7 +71,7 @@ async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: s
 
 
 async def test_the_server_is_read_when_the_channel_connects() -> None:
-    """Before that it is None; it is read once for each connection, without any request."""
+    """Before that, `server` is None. It is read once per connection, without any request."""
     fake = FakeTriton()
     async with serving(fake):
         client = TritonClient(fake.url)
@@ -84,7 +84,7 @@ async def test_the_server_is_read_when_the_channel_connects() -> None:
 
 
 async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton: Fake) -> None:
-    """Only the connection decides what `server` is, so that it does not depend on who asks and when."""
+    """Only a new connection changes `server`, whoever asks and when."""
     fake, client = fake_triton
     fake.version = "2.59.1"
     assert await eventually(lambda: client.server == ServerInfo("2.59.1"))
@@ -110,7 +110,7 @@ async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -
 
 
 async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may still be starting; until it answers, nothing is assumed of it."""
+    """Triton may still be starting. Until it answers, `server` is None."""
     fake, client = fake_triton
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     fake.query_refusal = SILENCE
@@ -136,7 +136,7 @@ async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: 
 
 
 async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -> None:
-    """Questions other than inferences have no deadline of a caller that could be missed."""
+    """A time-out is a missed deadline of the caller only for an inference."""
     fake, client = fake_triton
     fake.refusal = fake.query_refusal = SILENCE
 
@@ -160,11 +160,11 @@ async def test_a_triton_that_hangs_is_unavailable(fake_triton: Fake, arena: Aren
 
 
 async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, arena: Arena) -> None:
-    """Unregistering is only tidying up, so it fails silently."""
+    """`unregister` only cleans up, so it fails silently."""
     for question in (alone.read_server(), alone.list_models(), alone.read_config("tiny"), alone.register(arena)):
         with pytest.raises(TritonUnavailable):
             await question
-    for _ in range(3):  # the first one before a connection is attempted, later ones maybe after that
+    for _ in range(3):  # the first before a connection attempt, the others possibly after it
         with pytest.raises(Unreachable):
             await alone.infer(SPEC, [IMAGE], timeout_seconds=5)
     assert not await alone.is_ready("tiny")
@@ -196,7 +196,7 @@ async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, sta
 
 @pytest.mark.parametrize(("versions", "newest"), [(["1"], "1"), (["2", "10", "9"], "10"), (["dev", "3"], "3"), ([], "")])
 async def test_a_config_comes_with_the_newest_version(fake_triton: Fake, versions: list[str], newest: str) -> None:
-    """Versions are numbers; the config is Triton's JSON under the names of config.pbtxt."""
+    """Versions are compared as numbers; the config has the field names of config.pbtxt."""
     fake, client = fake_triton
     fake.model_versions = versions
     config, version = await client.read_config("tiny")
@@ -240,7 +240,7 @@ async def test_a_config_that_cannot_be_read_says_why(
 
 
 async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena: Arena) -> None:
-    """All of the file in /dev/shm is mapped; the name of the region is another one, which the file does not tell."""
+    """The whole file is mapped. The name of the region is not that of the file."""
     fake, client = fake_triton
     await client.register(arena)
 
@@ -250,7 +250,7 @@ async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena:
 
 
 async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fake, arena: Arena) -> None:
-    """Names are never reused, so another request has registered it."""
+    """Names are never reused, so another request has registered this arena."""
     fake, client = fake_triton
     await client.register(arena)
     await client.register(arena)
@@ -269,7 +269,7 @@ async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton:
 
 
 async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was killed may have left an inference behind that reads it."""
+    """A killed worker may have left an inference that reads the region."""
     fake, client = fake_triton
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 20.0)
     monkeypatch.setattr(client_module, "_UNREGISTER_ATTEMPTS", 2000)
@@ -280,7 +280,7 @@ async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fa
 
 
 async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a worker does not wait for an inference that hangs."""
+    """A worker that ends does not wait for an inference that hangs."""
     fake, client = fake_triton
     await client.read_server()
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.5)
@@ -299,7 +299,7 @@ async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
 
 
 async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None:
-    """The time is in microseconds, for Triton's queue."""
+    """The time-out for Triton's queue is in microseconds."""
     fake, client = fake_triton
     await client.infer(SPEC, [IMAGE], timeout_seconds=1.5, request_id="abc")
     (request,) = fake.requests
@@ -310,7 +310,7 @@ async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None
 
 
 async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
-    """Triton's tracing reads it from the metadata."""
+    """Triton's tracing reads the trace from the metadata."""
     fake, client = fake_triton
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
     await client.infer(SPEC, [IMAGE], timeout_seconds=5, trace=trace)
@@ -363,7 +363,7 @@ async def test_an_inconsistent_answer_is_an_invalid_output(fake_triton: Fake) ->
 
 
 async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) -> None:
-    """One FP32 image is larger than four megabytes already, and so is a raw head for a large input."""
+    """One FP32 image is larger than four megabytes, and so is a raw head for a large input."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=np.zeros((1, 84, 16_800), np.float32))
     answer = await client.infer(SPEC, [np.zeros(5_000_000, np.uint8)], timeout_seconds=5)
@@ -372,14 +372,14 @@ async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) 
 
 
 async def until_a_question_is_late(fake: FakeTriton, client: TritonClient, seconds: float) -> None:
-    """Let a call end at its deadline: one that was made before and had less time would have ended, too."""
+    """Wait until a call has timed out; an earlier call with less time would have timed out as well."""
     fake.may_tell.clear()
     with pytest.raises(TritonUnavailable):
         await client.ask("ServerMetadata", messages.ServerMetadataRequest(), seconds)
 
 
 async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> None:
-    """The time is for Triton's queue; the RPC itself is not cut off, because that can crash Triton."""
+    """The time limits the wait in Triton's queue. The RPC is not cancelled then, because that can crash Triton."""
     fake, client = fake_triton
     fake.may_answer.clear()
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=0.05))
@@ -393,7 +393,7 @@ async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> 
 
 @pytest.mark.parametrize("seconds", [0, -10])
 async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, seconds: float) -> None:
-    """Triton drops it from its queue after a microsecond; who waits for it is not decided here."""
+    """Triton drops the request from its queue after a microsecond."""
     fake, client = fake_triton
     await client.infer(SPEC, [IMAGE], timeout_seconds=seconds)
 
@@ -401,7 +401,6 @@ async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, secon
 
 
 async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_triton: Fake) -> None:
-    """Triton reports this after the time-out in the request."""
     fake, client = fake_triton
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
 
@@ -435,7 +434,7 @@ async def test_a_lost_connection_ends_inferences() -> None:
 
 
 async def test_an_inference_may_wait_for_a_connection() -> None:
-    """If it is told to; it is then sent as soon as there is one."""
+    """With `waits_for_connection`, the RPC is sent as soon as there is a connection."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=5, waits_for_connection=True))
@@ -451,7 +450,7 @@ async def test_an_inference_may_wait_for_a_connection() -> None:
 async def test_an_inference_without_an_answer_is_given_up(
     fake_triton: Fake, monkeypatch: pytest.MonkeyPatch, version: str, cancelled: int
 ) -> None:
-    """A minute after its time; an older Triton may crash if the RPC is cancelled then, so that it goes on."""
+    """An RPC to an old Triton, which may crash if it is cancelled, continues afterwards."""
     fake, client = fake_triton
     fake.version = version
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
@@ -469,7 +468,7 @@ async def test_an_inference_without_an_answer_is_given_up(
 
 
 async def test_an_inference_that_was_never_sent_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no Triton that could crash; kept, one for each probe would be sent as soon as there is one."""
+    """Otherwise all unsent probes would be sent on the next connection."""
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.0)
     client = TritonClient(f"127.0.0.1:{free_port()}")
     with pytest.raises(Unanswered):
@@ -480,7 +479,7 @@ async def test_an_inference_that_was_never_sent_is_cancelled(monkeypatch: pytest
 
 
 async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
-    """Whatever was asked: a program of another kind listens there. It is not taken for a Triton whose version is known."""
+    """Another program listens at the address, so `server` stays None."""
     async with serving_bytes(b"\xff\xff\xff") as url:
         client = TritonClient(url)
         for question in (
@@ -505,34 +504,9 @@ async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Are
     assert await client.list_regions() == {arena.region: arena.name, "theirs": "file"}
 
 
-class PeersTriton(FakeTriton):
-    """Records the connection on which each inference came."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peers: list[str] = []
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.peers.append(context.peer())
-        return await super().ModelInfer(request, context)
-
-
-@pytest.mark.parametrize("connections", [1, 3])
-async def test_inferences_take_turns_on_the_connections(connections: int) -> None:
-    fake = PeersTriton()
-    async with serving(fake):
-        client = TritonClient(fake.url, connections=connections)
-        for _ in range(2 * connections):
-            await client.infer(SPEC, [IMAGE], timeout_seconds=10)
-        await client.close()
-
-    assert len(set(fake.peers)) == connections
-    assert fake.peers[:connections] == fake.peers[connections:]
-
-
 @pytest.mark.faults
 async def test_a_connection_may_take_as_long_as_a_lost_packet_delays_it() -> None:
-    """TCP sends the first packet again after a second; here, each connection is answered that late."""
+    """TCP repeats a lost first packet after a second; the relay delays each connection by longer."""
 
     async def answer_late(*here: Any) -> None:  # noqa: ANN401
         await asyncio.sleep(1.5)

@@ -1,4 +1,4 @@
-"""Configs of models, as they are written."""
+"""Config files of models."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from app.triton.config_file import ConfigFileError, read_config_file
 
 
 def test_a_config_is_read_as_triton_reports_it(tmp_path: Path) -> None:
-    """Names as in the file; fields that are newer than this program are left out."""
+    """Names are those in the file; unknown fields are left out."""
     path = tmp_path / "config.pbtxt"
     path.write_text(
         'name: "m"  # a comment\nmax_batch_size: 4\ninvented_later: 1\n'

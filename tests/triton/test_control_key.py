@@ -1,4 +1,4 @@
-"""The key of Triton's restricted protocols: sent where Triton asks for it, and nowhere else."""
+"""The control key is sent in requests of restricted protocols only."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ class NotingTriton(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.keys_of_calls: dict[str, str | None] = {}
-        """By name of the RPC: the key of the last call."""
+        """Key of the last call, by name of the RPC."""
 
 
 def _noting(name: str) -> Any:  # noqa: ANN401
@@ -65,7 +65,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def write(path: Path, key: str | None) -> None:
-    """Write a key file; with None, write none."""
+    """Write a key file; with None, remove it."""
     if key is None:
         path.unlink(missing_ok=True)
     else:
@@ -89,7 +89,7 @@ async def call_everything(url: str, key_path: Path | None) -> None:
 
 @pytest.mark.parametrize("content", [KEY, f"{KEY}\n", f" {KEY}\r\n"])
 def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> None:
-    """White space around it, as an editor leaves it, is not a part of it."""
+    """White space around the key, as editors add it, is removed."""
     key_file.write_bytes(content.encode())
 
     assert control_key.metadata(key_file) == ((HEADER, KEY),)
@@ -97,21 +97,20 @@ def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> N
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"two words", "größe".encode(), b"\xff", b"a\x00b", b"a\x7f"])
 def test_what_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
-    """Each request would fail with such a key; without one, Triton says what is missing."""
+    """Each RPC would fail with such a key; without a key, Triton reports what is missing."""
     key_file.write_bytes(content)
 
     assert control_key.metadata(key_file) == ()
 
 
 def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
-    """No file may be set, Triton may not have been started yet, or the path may be a folder."""
+    """The path may not be set, the file may not exist yet, or the path may be a folder."""
     assert control_key.metadata(None) == ()
     assert control_key.metadata(tmp_path / "control.key") == ()
     assert control_key.metadata(tmp_path) == ()
 
 
 async def test_only_controls_carry_the_key(noting: NotingTriton, key_file: Path) -> None:
-    """No inference and no question of a request does: Triton may ask for it where the server is changed or watched."""
     await call_everything(noting.url, key_file)
 
     assert noting.keys_of_calls == dict.fromkeys(CONTROLS, KEY) | dict.fromkeys(OTHERS)
@@ -125,7 +124,7 @@ async def test_a_triton_without_restrictions_gets_no_key(noting: NotingTriton, t
 
 
 async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Path) -> None:
-    """A restarted Triton has another key; one that was just started has its first."""
+    """A restarted Triton has another key."""
     client = TritonClient(noting.url, key_file)
     for key in (None, "first", "second"):
         write(key_file, key)
@@ -140,7 +139,7 @@ async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Pat
 async def test_a_real_triton_refuses_its_controls_without_its_key(
     settings: Settings, triton: EmbeddedTriton, tmp_path: Path, key: str
 ) -> None:
-    """It says so, and is not taken for one that does not answer; everything else goes on."""
+    """The error differs from that of a Triton that does not answer; other RPCs still work."""
     assert triton.poll() is None
     path = tmp_path / "control.key"
     write(path, key)
@@ -164,7 +163,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
 
 @pytest.mark.usefixtures("triton")
 async def test_a_triton_whose_key_is_not_known_yet_has_not_rejected(settings: Settings, tmp_path: Path) -> None:
-    """It was just started; the next request will find the key."""
+    """Triton was just started; the next request will find the key."""
     client = TritonClient(settings.triton_address, tmp_path / "missing")
     arena = Arena(4096)
     with pytest.raises(TritonUnavailable, match="not known yet"):

@@ -1,4 +1,4 @@
-"""Addresses in the settings become Tritons of the pool, and what a name stands for may change."""
+"""Addresses in the settings become Tritons in the pool; the IP addresses of a name may change."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from tests.support import TABLE, captured_log, eventually
 
 
 class Names:
-    """Takes the place of the system's resolver; tests set the addresses of names."""
+    """Replaces the system's resolver; tests set the IP addresses of names."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[str]] = {}
@@ -35,7 +35,7 @@ class Names:
 
 
 class CountingClock(Clock):
-    """A clock that is read whenever it may be time to resolve names."""
+    """Counts how often the time is read, as it is before names are resolved."""
 
     reads = 0
 
@@ -75,7 +75,7 @@ async def test_an_ip_address_is_one_triton(names: Names, address: str) -> None:
 
 
 async def test_the_addresses_of_a_name_are_one_triton(names: Names) -> None:
-    """In the order that the resolver prefers; only after `dns:///` each is a Triton."""
+    """They keep the resolver's order. Only with `dns:///`, each address is a Triton."""
     names.addresses["gpu"] = ["2001:db8::7", "192.0.2.1", "2001:db8::7"]
 
     assert await resolve("gpu:8001") == [Target("gpu:8001", ips=("2001:db8::7", "192.0.2.1"))]
@@ -92,7 +92,7 @@ async def test_the_first_address_of_a_name_that_answers_is_used(names: Names, po
 
 
 async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within seconds, also if there was no such name for a while."""
+    """This also works if the name did not exist for a while."""
     monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
     async with serving(FakeTriton()) as port:
         membership = Membership(pool, [f"gpu:{port}"], connect)
@@ -112,7 +112,7 @@ async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool,
 
 
 async def test_a_triton_that_answers_stays_while_its_name_has_its_address(names: Names, pool: TritonPool) -> None:
-    """Resolvers tell the addresses of a name in any order, and not always all of them."""
+    """Resolvers return the addresses of a name in any order, and not always all of them."""
     names.addresses["gpu"] = ["127.0.0.1", "192.0.2.1"]
     async with serving(FakeTriton()) as port:
         membership = Membership(pool, [f"gpu:{port}"], connect)
@@ -131,7 +131,7 @@ async def test_a_triton_that_answers_stays_while_its_name_has_its_address(names:
 
 
 async def test_a_name_is_as_many_tritons_as_it_has_addresses(names: Names) -> None:
-    """Each once, in an order that does not depend on the resolver; a certificate must name the host."""
+    """Addresses are sorted and without duplicates; a certificate must name the host."""
     names.addresses["gpus"] = ["192.0.2.2", "2001:db8::7", "192.0.2.1", "192.0.2.2"]
 
     assert await resolve("dns:///gpus:8001") == [
@@ -148,13 +148,13 @@ async def test_a_name_that_does_not_exist() -> None:
 
 
 async def test_a_name_that_cannot_exist() -> None:
-    """A part of it is too long, so that no resolver is asked."""
+    """A label of the name is too long, so the resolver is not called."""
     with pytest.raises(OSError, match=r"."):
         await resolve(f"dns:///{'x' * 70}.example.org.invalid:8001")
 
 
 async def test_all_addresses_are_used_once(names: Names, pool: TritonPool) -> None:
-    """In the order of the settings; a name may stand for one that is listed."""
+    """They keep the order of the settings; a name may resolve to an address that is also listed."""
     names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
     await Membership(pool, ["192.0.2.9:8001", "dns:///gpus:8001", "192.0.2.1:8001"], connect).refresh()
 
@@ -162,7 +162,7 @@ async def test_all_addresses_are_used_once(names: Names, pool: TritonPool) -> No
 
 
 async def test_tritons_come_and_go_with_the_addresses_of_a_name(names: Names, pool: TritonPool) -> None:
-    """Those that stay keep their connections; one that is gone is closed at once, if it has nothing to answer."""
+    """The remaining Triton keeps its connection; a removed one without calls is closed at the next refresh."""
     names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
     membership = Membership(pool, ["dns:///gpus:8001"], connect)
     await membership.refresh()
@@ -210,7 +210,7 @@ async def test_a_resolver_that_fails_takes_no_triton_away(names: Names, pool: Tr
 
 
 async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are resolved sooner while a Triton cannot be reached, because the name may have another address by now."""
+    """They are resolved sooner while a Triton cannot be reached, because its name may have another address by now."""
     clock = CountingClock(monkeypatch, "app.triton.membership")
     monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
     names.addresses["gpus"] = ["127.0.0.1"]

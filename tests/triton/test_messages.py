@@ -1,4 +1,4 @@
-"""Requests as Triton parses them, and its answers as arrays."""
+"""Requests as Triton parses them, and responses as arrays."""
 
 import msgspec
 import numpy as np
@@ -24,7 +24,6 @@ def parsed(
 
 
 def test_a_request_names_model_input_and_outputs() -> None:
-    """It carries everything that the model's config asks for, and the id of the request."""
     request = parsed(SPEC, IMAGE)
 
     assert (request.model_name, request.model_version, request.id) == ("tiny", "", "abc")
@@ -47,7 +46,7 @@ def test_the_timeout_is_in_microseconds_and_never_zero(seconds: float, microseco
 
 
 def test_an_inline_tensor_is_part_of_the_request() -> None:
-    """Without a slot the bytes travel in the message, and nothing refers to shared memory."""
+    """Without a slot, nothing refers to shared memory."""
     request = parsed(SPEC, IMAGE)
 
     assert list(request.raw_input_contents) == [IMAGE.tobytes()]
@@ -66,7 +65,7 @@ def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
 
 
 def test_a_tensor_in_shared_memory_is_referred_to() -> None:
-    """The request names region, offset and size; the bytes stay where they are."""
+    """The request contains region, offset and size, but no pixels."""
     arena = Arena(10_000)
     first, second = arena.take(5000), arena.take(5000)
     assert first
@@ -92,7 +91,7 @@ def test_a_batch_is_the_first_dimension(images: int) -> None:
 
 
 def test_a_batch_in_shared_memory_is_one_piece() -> None:
-    """It begins with the first slot, and is as long as all its images."""
+    """It begins at the first slot, and has the size of all images."""
     arena = Arena(4 * IMAGE.nbytes)
     slots = [slot for _ in range(4) if (slot := arena.take(IMAGE.nbytes))]
     tensors = [slot.array(SPEC.image_shape, np.uint8) for slot in slots[1:]]
@@ -109,7 +108,6 @@ def test_a_batch_in_shared_memory_is_one_piece() -> None:
     ("data_type", "datatype"), [("TYPE_UINT8", "UINT8"), ("TYPE_FP16", "FP16"), ("TYPE_FP32", "FP32"), ("TYPE_STRING", "BYTES")]
 )
 def test_the_type_of_the_input_is_that_of_the_model(data_type: str, datatype: str) -> None:
-    """Every type of input that a spec can have has its name in a request."""
     dims = [1] if datatype == "BYTES" else [32, 32, 3]
     tensor = {"name": "image", "data_type": data_type, "dims": dims}
     spec = from_triton_config({**CONFIG, "input": [tensor], "parameters": {"square": {"string_value": "32"}}}, "1")
@@ -138,7 +136,7 @@ def test_a_file_is_an_element_with_its_length_in_front(data: bytes) -> None:
 
 
 def test_the_outputs_of_an_answer_are_arrays() -> None:
-    """Each by its name, in its type and shape, with the version of the model that answered."""
+    """Names, types and shapes are those of the response."""
     answer = infer_response(
         boxes=np.arange(8, dtype=np.float16).reshape(1, 2, 4),
         count=np.array([[2]], np.int64),
@@ -158,7 +156,7 @@ def test_the_outputs_of_an_answer_are_arrays() -> None:
 
 
 def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
-    """It arrives as None from gRPC; the caller is not told what came."""
+    """For such a response, gRPC returns None."""
     with pytest.raises(InvalidModelOutput, match="cannot be read"):
         read_response(None)
 
@@ -173,7 +171,7 @@ def test_an_answer_without_outputs_has_none() -> None:
     [("FP32", [2, 6], b""), ("FP32", [2, 6], b"1234"), ("FP32", [-1, 6, 0], b""), ("BYTES", [1], b"1234"), ("NONE", [1], b"1")],
 )
 def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[int], content: bytes) -> None:
-    """Above all an empty one, which Triton's Python backend returns under the wrong numpy."""
+    """For example, Triton's Python backend returns empty tensors with an incompatible numpy."""
     answer = messages.ModelInferResponse()
     answer.outputs.add(name="output0", datatype=datatype, shape=shape)
     answer.raw_output_contents.append(content)
@@ -183,7 +181,7 @@ def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[
 
 
 def test_the_result_of_a_batch_is_split_by_image() -> None:
-    """Each image gets its row of every tensor, as if it had been alone."""
+    """Each image gets its row of every tensor."""
     boxes, counts = np.arange(24, dtype=np.float32).reshape(3, 2, 4), np.array([[2], [0], [1]], np.int32)
     parts = InferResult({"boxes": boxes, "count": counts}, "7").split(BATCHED, 3)
 

@@ -1,148 +1,209 @@
-"""What Triton has done between two scrapes, whichever workers they reach."""
+"""Counters of the Tritons, and means of 30 s, the same whichever worker is asked."""
 
 import asyncio
-import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.main import create_app
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import TableView, WorkerTable
 from app.settings.schema import Settings
+from app.telemetry.metrics import Metrics
+from app.triton import metrics
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
-from app.triton.metrics import read_metrics
-from tests.fakes.triton import FakeTriton
-from tests.scrape import scrape
-from tests.support import OpenTable, finds, started
+from app.triton.pool import TritonPool
+from app.triton.transport import Transport
+from tests.fakes.triton import FakeTriton, serving
+from tests.scrape import Samples, scrape
+from tests.support import OpenTable, eventually, finds, started, until_ready
 from tests.triton.test_statistics import add_version
+from tests.world import Time, time_of_app
 
-Fake = tuple[FakeTriton, TritonClient]
-
-
-async def read(client: TritonClient, table: WorkerTable) -> dict[str, float]:
-    """Read the metrics of one Triton by name and model."""
-    return {
-        ",".join((sample.name, *(value for label, value in sample.labels.items() if label != "triton"))): sample.value
-        for family in await read_metrics([TritonBackend(client, table)], table, {"tiny"})
-        for sample in family.samples
-    }
+IDLE = pytest.approx(float("nan"), nan_ok=True)
 
 
-def count(fake: FakeTriton, *counters: int) -> None:
-    """Let a fake tell these counters of its model, in the order of `ModelStatistics`."""
+def tell(fake: FakeTriton, *counters: int) -> None:
+    """Set the counters that a fake returns for its model, in the order of `ModelStatistics`."""
     del fake.statistics.model_stats[:]
     add_version(fake, "tiny", "1", *counters)
 
 
-async def test_means_are_those_since_the_last_scrape(fake_triton: Fake, open_table: OpenTable) -> None:
-    """The first scrape shows the means since Triton's start."""
-    (fake, client), tables = fake_triton, [open_table(), open_table()]
-    for table in tables:
-        table.refresh()
-    count(fake, 8, 2, 4, 4_000_000, 4, 20_000_000)
-    assert await read(client, tables[0]) == {
-        "triton_up": 1,
-        "triton_batch_size,tiny": 4,
-        "triton_queue_time_ms,tiny": 1,
-        "triton_inference_time_ms,tiny": 5,
-    }
-    count(fake, 10, 4, 6, 10_000_000, 6, 22_000_000)
-
-    assert await read(client, tables[1]) == {
-        "triton_up": 1,
-        "triton_batch_size,tiny": 1,
-        "triton_queue_time_ms,tiny": 3,
-        "triton_inference_time_ms,tiny": 1,
-    }
+async def until_read(table: TableView, time: Time) -> None:
+    """Let time pass until the next reading."""
+    before = table.published()
+    await time.skip(5)
+    assert await eventually(lambda: table.published() != before)
 
 
-async def test_a_model_that_did_not_run_has_no_means(fake_triton: Fake, table: WorkerTable) -> None:
-    fake, client = fake_triton
-    count(fake, 8, 2, 4, 4_000_000, 4, 20_000_000)
-    await read(client, table)
+class Host:
+    """Workers of a host, which read two Tritons."""
 
-    assert await read(client, table) == {"triton_up": 1}
+    def __init__(self, time: Time) -> None:
+        self.fakes = [FakeTriton(), FakeTriton()]
+        self.tables: list[WorkerTable] = []
+        self.workers: list[AsyncExitStack] = []
+        """Each ends with its stack."""
+        self._time = time
 
+    async def start_worker(self) -> None:
+        worker = AsyncExitStack()
+        self.workers.append(worker)
+        self.tables.append(table := WorkerTable())
+        worker.callback(table.close)
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), table) for fake in self.fakes])
+        worker.push_async_callback(pool.close)
+        counted = Metrics(table, "0")
+        counted.model_active.set(1, "tiny:1")
+        worker.callback(asyncio.create_task(metrics.read_regularly(pool, table, counted)).cancel)
 
-async def test_counters_of_a_restarted_triton_begin_anew(fake_triton: Fake, table: WorkerTable) -> None:
-    """A value below the last one was counted since the restart."""
-    fake, client = fake_triton
-    count(fake, 100, 50, 100, 100, 100, 100)
-    await read(client, table)
-    count(fake, 6, 2, 3, 6_000_000, 3, 3_000_000)
+    async def pass_intervals(self, intervals: int = 1) -> None:
+        for _ in range(intervals):
+            await until_read(self.tables[-1], self._time)
 
-    assert (await read(client, table))["triton_batch_size,tiny"] == 3
-
-
-async def test_a_triton_that_does_not_tell_is_up(fake_triton: Fake, table: WorkerTable) -> None:
-    """It answers, but its statistics are not accessible."""
-    fake, client = fake_triton
-    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'triton-grpc-protocol-x'"
-    found = await read(client, table)
-
-    assert found == {"triton_up": 1}
-
-
-async def test_only_models_in_use_are_told_of(fake_triton: Fake, table: WorkerTable) -> None:
-    """A Triton may have hundreds of other models."""
-    fake, client = fake_triton
-    for number in range(100):
-        add_version(fake, f"other-{number}", "1", 1, 1, 1, 1, 1, 1)
-    add_version(fake, "tiny", "1", 1, 1, 1, 1, 1, 1)
-    before = len(table.gauges())
-    found = await read(client, table)
-
-    assert {name for name in found if name != "triton_up"} == {
-        "triton_batch_size,tiny",
-        "triton_queue_time_ms,tiny",
-        "triton_inference_time_ms,tiny",
-    }
-    assert len(table.gauges()) - before <= 8
+    def read(self, worker: int = -1) -> dict[str, float]:
+        """Return what a worker exports, by the metrics' names, models and numbers of the Tritons."""
+        numbers = {fake.url: str(number) for number, fake in enumerate(self.fakes)}
+        return {
+            ",".join((sample.name, *(numbers.get(value, value) for value in sample.labels.values()))): sample.value
+            for family in metrics.triton_metrics(self.tables[worker])
+            for sample in family.samples
+        }
 
 
-async def test_an_answer_that_was_overtaken_is_not_told(fake_triton: Fake, open_table: OpenTable) -> None:
-    """Its counters are older than those that another scrape has left, and would be counted twice."""
-    (fake, client), tables = fake_triton, [open_table(), open_table()]
-    for table in tables:
-        table.refresh()
-    count(fake, 1, 1, 1, 1, 1, 1)
-    await read(client, tables[0])
-    fake.may_tell.clear()
-    late = asyncio.ensure_future(read(client, tables[0]))
-    tables[1].set(tables[1].gauge(f"triton statistics read at:{tables[1].alias(fake.url)}"), time.monotonic_ns() + 3600 * 10**9)
-    count(fake, 2, 2, 2, 2, 2, 2)
-    fake.may_tell.set()
-
-    assert await late == {"triton_up": 1}
-
-
-@pytest.mark.parametrize("silence", ["hangs", "refuses"])
-async def test_a_triton_that_does_not_answer_is_down(
-    fake_triton: Fake, table: WorkerTable, silence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake, client = fake_triton
-    monkeypatch.setattr("app.triton.metrics._SECONDS", 0.2)
-    if silence == "hangs":
-        fake.may_tell.clear()
-    else:
-        fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
-
-    assert await read(client, table) == {"triton_up": 0}
-    fake.may_tell.set()
+@pytest.fixture
+async def host(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:  # noqa: ARG001 - makes the table
+    """Two workers, after the first reading of their Tritons: 2 images in a batch, and 100 images in 10 batches."""
+    monkeypatch.setattr(metrics, "_SECONDS", 0.5)
+    async with AsyncExitStack() as stack:
+        host = Host(stack.enter_context(time_of_app()))
+        tell(host.fakes[0], 2, 1, 1, 1_000_000, 1, 5_000_000)
+        tell(host.fakes[1], 100, 10, 10, 10_000_000, 10, 50_000_000)
+        add_version(host.fakes[1], "not in use", "1", 1, 1, 1, 1, 1, 1)
+        for fake in host.fakes:
+            await stack.enter_async_context(serving(fake))
+        for _ in range(2):
+            await host.start_worker()
+            stack.push_async_callback(host.workers[-1].aclose)
+        assert await eventually(lambda: bool(host.tables[0].published()))
+        yield host
 
 
-@pytest.mark.usefixtures("triton")
-async def test_a_real_triton_tells_what_it_has_done(settings: Settings) -> None:
-    async with started(create_app(settings)) as client:
-        assert await finds(client, "six_columns")
-        await scrape(client)
-        for _ in range(3):
-            assert await finds(client, "six_columns")
-        found = await scrape(client)
+async def test_workers_export_the_same(host: Host) -> None:
+    assert (
+        host.read(0)
+        == host.read(1)
+        == {
+            "triton_up,0": 1,
+            "triton_up,1": 1,
+            "triton_inference_count_total,0,tiny,1": 2,
+            "triton_inference_count_total,1,tiny,1": 100,
+            "triton_execution_count_total,0,tiny,1": 1,
+            "triton_execution_count_total,1,tiny,1": 10,
+            "triton_queue_seconds_total,0,tiny,1": 0.001,
+            "triton_queue_seconds_total,1,tiny,1": 0.01,
+            "triton_compute_seconds_total,0,tiny,1": 0.005,
+            "triton_compute_seconds_total,1,tiny,1": 0.05,
+            "triton_batch_size,tiny": IDLE,
+            "triton_queue_time_ms,tiny": IDLE,
+            "triton_inference_time_ms,tiny": IDLE,
+        }
+    )
 
-    assert found[f'triton_up{{triton="{settings.triton_address}"}}'] == 1
-    assert found['triton_batch_size{model="six_columns"}'] == 1
-    assert found['triton_inference_time_ms{model="six_columns"}'] > 0
-    assert found['triton_queue_time_ms{model="six_columns"}'] >= 0
-    assert 'triton_batch_size{model="raw_yolo"}' not in found
+
+async def test_means_cover_30_seconds(host: Host) -> None:
+    """Those of both Tritons together; then they are NaN, and stay there."""
+    tell(host.fakes[0], 10, 3, 3, 5_000_000, 3, 15_000_000)
+    tell(host.fakes[1], 108, 12, 12, 20_000_000, 12, 80_000_000)
+    await host.pass_intervals()
+    for intervals in (0, 5):
+        await host.pass_intervals(intervals)
+        found = host.read()
+        assert [found[f"triton_{name},tiny"] for name in ("batch_size", "queue_time_ms", "inference_time_ms")] == [4, 3.5, 10]
+    await host.pass_intervals()
+
+    assert host.read()["triton_batch_size,tiny"] == IDLE
+
+
+async def test_a_triton_that_restarts_resets_its_own_counters_only(host: Host) -> None:
+    """Until it answers, its counters stay; what it has done since is in the means."""
+    host.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
+    await host.pass_intervals()
+    found = host.read()
+    assert (found["triton_up,0"], found["triton_up,1"], found["triton_inference_count_total,1,tiny,1"]) == (1, 0, 100)
+    host.fakes[1].query_refusal = None
+    tell(host.fakes[1], 6, 2, 3, 6_000_000, 3, 3_000_000)
+    await host.pass_intervals()
+    found = host.read()
+
+    assert [found[f"triton_inference_count_total,{triton},tiny,1"] for triton in (0, 1)] == [2, 6]
+    assert (found["triton_up,1"], found["triton_batch_size,tiny"]) == (1, 3)
+
+
+async def test_another_worker_goes_on_if_the_reader_ends(host: Host) -> None:
+    tell(host.fakes[0], 8, 2, 2, 2_000_000, 2, 10_000_000)
+    await host.pass_intervals()
+    await host.workers[0].aclose()
+    host.tables[1].refresh()
+    tell(host.fakes[0], 18, 3, 3, 3_000_000, 3, 15_000_000)
+    await host.pass_intervals()
+
+    assert host.read()["triton_batch_size,tiny"] == (18 - 2) / (3 - 1)
+
+
+async def test_one_triton_hangs_and_the_other_restricts_its_statistics(host: Host) -> None:
+    host.fakes[0].may_tell.clear()
+    host.fakes[1].query_refusal = (
+        grpc.StatusCode.UNAVAILABLE,
+        "This protocol is restricted, expecting header 'x'",
+    )
+    await host.pass_intervals()
+    host.fakes[0].may_tell.set()
+
+    assert [host.read()[f"triton_up,{triton}"] for triton in (0, 1)] == [0, 1]
+
+
+@pytest.mark.system
+@pytest.mark.usefixtures("open_table")
+async def test_a_real_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
+    """Two scrapers, of which one comes more often, see the same while it works, while it is idle, and after its restart."""
+    settings, server = own_triton
+    images, mean = (
+        f'triton_inference_count_total{{model="six_columns",triton="{settings.triton_address}",version="1"}}',
+        'triton_batch_size{model="six_columns"}',
+    )
+    async with started(create_app(settings)) as often, started(create_app(settings)) as rarely:
+        view = TableView()
+        with time_of_app() as time:
+
+            async def pass_intervals(intervals: int = 1) -> Samples:
+                seen: Samples = {}
+                for _ in range(intervals):
+                    await until_read(view, time)
+                    seen = await scrape(often)
+                found = {name: value for name, value in (await scrape(rarely)).items() if name.startswith("triton_")}
+                assert {name: seen[name] for name in found} == pytest.approx(found, nan_ok=True)
+                return found
+
+            before = await pass_intervals()
+            for _ in range(3):
+                assert await finds(rarely)
+            after = await pass_intervals()
+            assert (after[images] - before[images], after[mean]) == (3, 1)
+            assert (await pass_intervals(5))[mean] == 1
+            idle = await pass_intervals()
+            assert idle[images] == after[images]
+            assert idle[mean] == IDLE
+            server.stop()
+            server.start()
+            await until_ready(rarely)
+            assert await finds(rarely)
+            await pass_intervals()
+            restarted = await pass_intervals()
+        view.close()
+
+    assert 1 <= restarted[images] < after[images]
+    assert restarted[mean] == 1

@@ -1,4 +1,4 @@
-"""What calls show of a model on a Triton."""
+"""The state of a model on one Triton, as derived from its calls."""
 
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_the_speed_follows_the_latest_calls(served: ModelOnServer, clock: Clock)
 
 
 def test_one_that_fails_at_once_is_not_fast(served: ModelOnServer, clock: Clock) -> None:
-    """Otherwise it would attract all calls."""
+    """Otherwise a failing Triton would get all calls."""
     answer(served, clock, 0.001, fails=True)
     assert 0 < served.speed < 2
     answer(served, clock, 0.1)
@@ -74,7 +74,7 @@ def test_one_that_fails_at_once_is_not_fast(served: ModelOnServer, clock: Clock)
 
 
 def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clock) -> None:
-    """They end when a Triton that was stopped goes on; it is as fast as it ever was."""
+    """Such calls end when a stopped Triton continues, and do not show its speed."""
     in_flight = InFlightCall(served, 1)
     clock.now += 60
     served.forget_speed()
@@ -87,7 +87,7 @@ def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clo
 
 
 def test_a_call_counts_until_it_has_ended(served: ModelOnServer) -> None:
-    """Its images count until the call has ended; the call itself only while a request waits for it."""
+    """Images count until the call has ended; the call itself counts only while a request waits for it."""
     in_flight, other = InFlightCall(served, 3), InFlightCall(served, 2)
     assert (served.calls, served.images) == (2, 5)
     in_flight.leave()
@@ -120,17 +120,17 @@ def test_one_without_calls_is_not_silent(served: ModelOnServer, clock: Clock) ->
 @pytest.mark.parametrize(
     ("call_seconds", "images", "silent_after"),
     [
-        (0.001, 1, 0.5),  # a fast one may pause
+        (0.001, 1, 0.5),  # a fast Triton may pause
         (0.4, 1, 0.8),
-        (0.1, 10, 2.0),  # as many images as take ten times as long
-        (0.1, 1000, 2.5),  # but not longer than a caller waits
-        (4.0, 1, 6.0),  # unless its calls always do
+        (0.1, 10, 2.0),  # ten images take ten times as long
+        (0.1, 1000, 2.5),  # at most half of `HANG_SECONDS`
+        (4.0, 1, 6.0),  # unless each call takes longer
     ],
 )
 def test_one_is_silent_when_it_takes_much_longer_than_usual(
     served: ModelOnServer, clock: Clock, call_seconds: float, images: int, silent_after: float
 ) -> None:
-    """The time is measured by the Triton's own speed."""
+    """The limit depends on the speed of the Triton."""
     answer(served, clock, call_seconds)
     served.begin(images)
     clock.now += silent_after - 0.01
@@ -150,7 +150,7 @@ def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served
 
 
 def test_one_that_was_left_out_because_it_is_slow_is_known_to_be(served: ModelOnServer, clock: Clock) -> None:
-    """Its next call may take as long as the last one."""
+    """The next call may take as long as the last one."""
     answer(served, clock, 4.0)
     served.forget_speed()
     served.begin(1)

@@ -1,4 +1,4 @@
-"""Several Tritons, of which each has some models."""
+"""A pool of several Tritons, which have different models."""
 
 import asyncio
 import random
@@ -41,7 +41,6 @@ class Two(NamedTuple):
 
     @property
     def servers(self) -> list[TritonBackend]:
-        """The Tritons in the pool."""
         return self.pool.servers
 
 
@@ -62,23 +61,23 @@ def one_call(_: ModelSpec) -> float:
 
 
 async def found_at(two: Two) -> set[int]:
-    """Return the numbers of the Tritons that calls may go to."""
+    """Return the indices of the Tritons that `find` chooses."""
     found = [two.pool.find(SPEC, one_call) for _ in range(100)]
     return {[server is served.server for server in two.servers].index(True) for served in found if served is not None}
 
 
 async def ask_both(two: Two) -> None:
-    """Have the spec of the model read at both."""
+    """Read the spec of the model from both Tritons."""
     for server in two.servers:
         await server.specs.get("tiny")
 
 
 async def noop() -> None:
-    """Probe nothing."""
+    """A probe that does nothing."""
 
 
 def open_circuit(server: TritonBackend) -> None:
-    """Let a Triton count as one that does not run the model."""
+    """Mark a Triton as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
     served.circuit.state = "open"
@@ -86,7 +85,7 @@ def open_circuit(server: TritonBackend) -> None:
 
 @pytest.mark.parametrize("has_it", [0, 1])
 async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int) -> None:
-    """And it gets all calls for it."""
+    """This Triton gets all calls for the model."""
     two.fakes[1 - has_it].model_refusal = NO_MODEL
     spec = await two.pool.spec("tiny")
 
@@ -98,13 +97,13 @@ async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int)
 
 @pytest.fixture
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for an answer of Triton for longer than any test."""
+    """Wait for answers of Triton longer than any test takes."""
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 600.0)
 
 
 @pytest.mark.usefixtures("_patience")
 async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
-    """The first answer is enough; the other Triton is used as soon as it tells."""
+    """The first answer is enough; the other Triton is used as soon as it has answered."""
     two.fakes[0].may_tell.clear()
     assert await asyncio.wait_for(two.pool.spec("tiny"), 10) == SPEC
     assert await found_at(two) == {1}
@@ -118,7 +117,7 @@ async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
     ("refusals", "error"),
     [
         ((NO_MODEL, NO_MODEL), UnknownModel),
-        ((NO_MODEL, DOWN), TritonUnavailable),  # that one may have it
+        ((NO_MODEL, DOWN), TritonUnavailable),  # the other Triton may have the model
         ((DOWN, NO_MODEL), TritonUnavailable),
         ((NO_MODEL, NOT_LOADED), ModelNotReady),
         ((DOWN, NOT_LOADED), ModelNotReady),
@@ -127,7 +126,7 @@ async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
 async def test_the_error_that_says_most_is_raised(
     two: Two, refusals: tuple[tuple[grpc.StatusCode, str], ...], error: type[GatewayError]
 ) -> None:
-    """If no Triton has the model."""
+    """No Triton has a usable spec."""
     for fake, refusal in zip(two.fakes, refusals, strict=True):
         fake.model_refusal = refusal
 
@@ -136,7 +135,7 @@ async def test_the_error_that_says_most_is_raised(
 
 
 async def test_without_a_triton_nothing_is_found() -> None:
-    """A name may have no address yet."""
+    """A name may not be resolvable yet."""
     pool = TritonPool(Transport("inline"))
 
     with pytest.raises(TritonUnavailable, match="no Triton is known"):
@@ -148,7 +147,7 @@ async def test_without_a_triton_nothing_is_found() -> None:
 
 
 async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tensors have another shape, which is logged once; that of the first Triton counts."""
+    """The second Triton has another input shape, which is logged once; the first spec is used."""
     log = captured_log(monkeypatch, endpoint)
     two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     await ask_both(two)
@@ -159,7 +158,7 @@ async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.Mo
 
 
 async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Two) -> None:
-    """Its spec is that of all requests then."""
+    """All requests use the spec of the second Triton then."""
     two.fakes[1].config = {**CONFIG, "parameters": {"labels": {"string_value": "person"}}}
     await ask_both(two)
     specs = [server.specs.known(SPEC) for server in two.servers]
@@ -175,7 +174,7 @@ async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Tw
 
 
 async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
-    """Each Triton gets as many calls as suit it, and the limit of requests is that of all."""
+    """Each Triton has its own maximum of calls; parallel images are summed over all Tritons."""
     two.fakes[1].config = {**CONFIG, "max_batch_size": 0, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
     await ask_both(two)
     for server in two.servers:
@@ -188,7 +187,7 @@ async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
 
 
 async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
-    """However fast it is; if both have them, images wait."""
+    """If all Tritons have their maximum, images wait."""
     await ask_both(two)
     two.servers[0].model("tiny").begin(1)
     assert await found_at(two) == {1}
@@ -198,7 +197,7 @@ async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
 
 
 async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
-    """As long as another one works; then the callers are told what the calls say."""
+    """If no other Triton works, calls are made nevertheless, because their errors are the answers."""
     await ask_both(two)
     open_circuit(two.servers[0])
     assert await found_at(two) == {1}
@@ -211,7 +210,7 @@ async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
 
 
 async def test_one_that_has_the_model_must_work(two: Two) -> None:
-    """It is of no use that one works that does not have it."""
+    """A working Triton without the model does not count."""
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     open_circuit(two.servers[0])
@@ -220,7 +219,7 @@ async def test_one_that_has_the_model_must_work(two: Two) -> None:
 
 
 async def test_another_triton_is_one_that_works(two: Two) -> None:
-    """It may have as many calls as it may; if there is none, the same one has to be asked again."""
+    """It must also have room for a call. Otherwise the same Triton has to be called again."""
     await ask_both(two)
     first, second = (server.model("tiny") for server in two.servers)
     second.begin(1)
@@ -233,11 +232,11 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every few seconds, if another Triton has it: it may have been loaded."""
+    """The model may have been loaded since; Triton is asked every few seconds."""
     clock = Clock(monkeypatch, "app.triton.endpoint", "app.triton.specs")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
-    with pytest.raises(UnknownModel):  # once that has been heard, too, nobody is asking
+    with pytest.raises(UnknownModel):  # after this answer, no question is pending
         await two.servers[1].specs.get("tiny")
     clock.now += 1
     asked = two.fakes[1].config_reads
@@ -245,7 +244,7 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
     assert await eventually(lambda: two.fakes[1].config_reads == asked + 1)
     for _ in range(3):
         await two.pool.refresh()
-        await two.servers[1].client.read_server()  # which comes after what the pool would ask
+        await two.servers[1].client.read_server()  # answered after any question of the pool
     assert two.fakes[1].config_reads == asked + 1
     two.fakes[1].model_refusal = None
     clock.now += 6
@@ -256,7 +255,7 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
 
 
 async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> None:
-    """The Triton is used again as soon as it has told."""
+    """The Triton is used again when it has answered."""
     await ask_both(two)
     two.pool.forget(two.servers[0].model("tiny"), "tiny")
     assert await found_at(two) == {1}
@@ -265,7 +264,7 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
 
 
 async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> None:
-    """As far as they are ready."""
+    """Only versions that are ready are listed."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded")]
     two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", "")]
 
@@ -273,7 +272,7 @@ async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> Non
 
 
 async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
-    """Though both have the model. One that none has is unknown, and not the model, which one of them lacks now."""
+    """Both Tritons have the model. A version that neither has is unknown, even if one Triton lacks the whole model."""
     two.fakes[1].model_versions = ["1", "2"]
     spec = await two.pool.spec("tiny:2")
     for server in two.servers:
@@ -288,7 +287,7 @@ async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
 
 
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:
-    """One is ready if it is ready anywhere; a Triton that does not answer hides nothing."""
+    """A model is ready if it is ready at any Triton; a Triton that does not answer is left out."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("b", "1", "UNAVAILABLE", "no weights")]
     two.fakes[1].index = [("b", "1", "READY", ""), ("c", "1", "UNAVAILABLE", "")]
     listed = await two.pool.list_models()
@@ -304,7 +303,7 @@ async def test_models_of_all_tritons_are_listed(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
-    """One that hangs, or is left out, is not waited for."""
+    """Tritons that hang or do not run the model are not waited for."""
     assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.clear()
     assert await asyncio.wait_for(two.pool.is_ready("tiny"), 10)
@@ -318,7 +317,7 @@ async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two) -> None:
-    """Its arenas are unmapped and its connection is closed beside what is done regularly, and before the pool has closed."""
+    """Its arenas are unmapped and its connection is closed in the background, but before the pool is closed."""
     gone, fake = two.servers[0], two.fakes[0]
     transport = Transport("auto", gone.regions)
     pool = TritonPool(transport)
@@ -340,7 +339,7 @@ async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two
 
 
 async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
-    """There is no choice: no spec is compared, and its errors are those of the callers."""
+    """No specs are compared, and its errors are the answers to the requests."""
     fake = FakeTriton()
     async with serving(fake):
         pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE)])
@@ -352,7 +351,7 @@ async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
 
 
 def served(clock: Clock, images: int, speed: float = 0.0) -> ModelOnServer:
-    """Make a model with images under way, and with a speed in images per second that was measured."""
+    """Make a model with images in flight, and with a measured speed in images per second."""
     made = ModelOnServer(_NO_SERVER)
     if speed:
         made.begin(1)
@@ -366,7 +365,7 @@ def served(clock: Clock, images: int, speed: float = 0.0) -> ModelOnServer:
 
 
 def shares(candidates: list[ModelOnServer]) -> list[float]:
-    """Return which part of the choices each candidate gets."""
+    """Return the fraction of choices that each candidate gets."""
     counted = Counter(candidates.index(choose(candidates)) for _ in range(_DRAWS))
     return [counted[index] / _DRAWS for index in range(len(candidates))]
 
@@ -378,14 +377,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_the_only_one_is_chosen(clock: Clock) -> None:
-    """Whatever is under way there."""
     only = served(clock, 1000)
 
     assert choose([only]) is only
 
 
 def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> None:
-    """It is always idle, but has shown no speed."""
+    """It is always idle, but its speed is low."""
     broken = served(clock, 0)
     broken.begin(1)
     clock.now += 0.001
@@ -396,26 +394,26 @@ def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> Non
 
 
 def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
-    """Of two that are as fast, or of which one has shown nothing yet."""
+    """Both are equally fast, or the speed of one is unknown."""
     assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
     assert shares([served(clock, 3, 100), served(clock, 2, 100)]) == [0, 1]
     assert shares([served(clock, 3, 1000), served(clock, 2)]) == [0, 1]
 
 
 def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
-    """What counts is which of them would be done with one more image first."""
+    """The candidate that would finish one more image first is chosen."""
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
     assert shares([served(clock, 15, 100), served(clock, 2, 20)]) == [0, 1]
 
 
 def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
-    """The slower one sometimes, too: else nobody would see that it has become faster."""
+    """The slower one is chosen sometimes, because it may have become faster."""
     assert shares([served(clock, 0, 90), served(clock, 0, 10)]) == pytest.approx([0.9, 0.1], abs=0.05)
     assert shares([served(clock, 0), served(clock, 0)]) == pytest.approx([0.5, 0.5], abs=0.05)
 
 
 def test_two_are_drawn_of_many(clock: Clock) -> None:
-    """The one with the most images is never chosen, each other one sometimes: workers must not all choose the same one."""
+    """The one with the most images is never chosen, each other one sometimes: not all workers choose the same one."""
     found = shares([served(clock, images) for images in (0, 1, 2, 3)])
 
     assert found == pytest.approx([1 / 2, 1 / 3, 1 / 6, 0], abs=0.05)

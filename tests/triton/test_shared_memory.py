@@ -1,4 +1,4 @@
-"""Slots in shared memory: really reserved, never shared, and never left behind."""
+"""Arenas: memory is reserved, slots do not overlap, and files of ended processes are removed."""
 
 import fcntl
 import os
@@ -16,23 +16,8 @@ from app.triton.shared_memory import SHM, Arena, room
 from tests.support import ROOT
 
 
-@pytest.mark.parametrize("slot_bytes", [1, 5000, 4096])
-def test_slots_are_contiguous_and_do_not_overlap(slot_bytes: int) -> None:
-    """One begins where the one before it ends, so that slots in a row are a batch; each byte belongs to one slot."""
-    made = Arena(3 * slot_bytes)
-    slots = [made.take(slot_bytes) for _ in range(3)]
-    arrays = [slot.array((slot_bytes,), np.uint8) for slot in slots if slot]
-    for value, array in enumerate(arrays):
-        array[:] = value
-    made.close()
-
-    assert [array.min() for array in arrays] == [array.max() for array in arrays] == [0, 1, 2]
-    assert [slot.offset for slot in slots if slot] == [0, slot_bytes, 2 * slot_bytes]
-    assert made.nbytes == 3 * slot_bytes
-
-
 def test_the_name_of_a_region_is_a_secret() -> None:
-    """It cannot be guessed from the file, which every user of the host sees, nor from another region."""
+    """It cannot be guessed from file names, which every user of the host sees, or from other regions."""
     arenas = [Arena(10) for _ in range(3)]
     suffixes = {arena.region.removeprefix(f"{arena.name}-") for arena in arenas}
     files = " ".join(path.name for path in SHM.iterdir())
@@ -74,56 +59,8 @@ def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
     assert not shared_memory.is_removed(name)
 
 
-def test_a_slot_is_lent_to_one_request_at_a_time() -> None:
-    made = Arena(10)
-    slot = made.take(10)
-    assert slot
-    assert made.take(10) is None
-    slot.free()
-
-    assert made.take(10) == slot
-    made.close()
-
-
-def test_an_arena_retires_only_if_no_slot_is_lent() -> None:
-    """Until then all slots stay in use; afterwards none is lent any more."""
-    made = Arena(30)
-    slots = [made.take(10) for _ in range(2)]
-    assert not made.retire_unused()
-    for slot in slots:
-        assert slot
-        slot.free()
-
-    assert sorted(slot.offset for slot in iter(lambda: made.take(10), None)) == [0, 10, 20]
-    assert not made.retire_unused()
-    made.close()
-
-
-def test_a_retired_arena_lends_no_slot() -> None:
-    made = Arena(30)
-
-    assert made.retire_unused()
-    assert made.take(10) is None
-    made.close()
-
-
-def test_an_arena_retires_with_slots_that_are_lent() -> None:
-    """They stay where they are; no other is lent, and nothing makes it lend again."""
-    made = Arena(30)
-    slot = made.take(10)
-    assert slot
-    made.retire()
-    assert made.take(10) is None
-    assert not made.retire_unused()
-    assert made.take(10) is None
-    slot.free()
-
-    assert made.retire_unused()
-    made.close()
-
-
 def test_an_arena_retires_while_threads_take_slots() -> None:
-    """Either no slot is lent any more, or it has not retired and no slot is lost."""
+    """Either both threads get a slot, or the arena retires and none does."""
     for _ in range(200):
         made = Arena(20)
         with ThreadPoolExecutor(2) as threads:
@@ -136,7 +73,7 @@ def test_an_arena_retires_while_threads_take_slots() -> None:
 
 
 def test_the_file_contains_what_is_written_to_the_slots() -> None:
-    """A process that maps the file of that name reads it; other users may not."""
+    """Other users cannot read the file."""
     made = Arena(8192)
     slot = made.take(4096)
     assert slot
@@ -152,7 +89,7 @@ def test_the_file_contains_what_is_written_to_the_slots() -> None:
 
 
 def test_memory_outlives_the_file() -> None:
-    """A thread that is still writing when the worker ends writes into memory that exists."""
+    """A thread may still write when the worker ends."""
     made = Arena(4096)
     slot = made.take(4096)
     assert slot
@@ -165,7 +102,7 @@ def test_memory_outlives_the_file() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
 def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
-    """The memory is reserved before the first write; nothing is left of the attempt."""
+    """The memory is reserved before the first write; no file is left."""
     script = (
         "from app.triton.shared_memory import *\n"
         "try: Arena(32 << 20)\n"
@@ -197,17 +134,17 @@ def test_room_is_what_arenas_have_and_can_get() -> None:
 
 
 def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No room is another result than a full /dev/shm."""
+    """The result differs from that of a full /dev/shm."""
     monkeypatch.setattr("app.triton.shared_memory.SHM", tmp_path / "nowhere")
 
     assert room() is None
 
 
 def test_the_arenas_of_killed_workers_are_swept(own_shm: Path) -> None:
-    """The arena of a process that has ended is removed, whatever its process id; those of living processes are not."""
+    """The process id in the name does not matter. Arenas of living processes stay."""
     dead = subprocess.run(killed_arena(own_shm), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096)
-    reused = own_shm / f"nereid-{os.getpid()}-00000000"  # the process id was given to this process since
+    reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id
     (own_shm / dead).rename(reused)
 
     assert shared_memory.sweep() == [reused.name]
@@ -216,7 +153,7 @@ def test_the_arenas_of_killed_workers_are_swept(own_shm: Path) -> None:
 
 
 def test_files_that_are_not_arenas_are_left_alone(own_shm: Path) -> None:
-    """Any user can write to /dev/shm, under any name; no such file makes the sweep fail."""
+    """Any user can create files of any name in /dev/shm; none makes the sweep fail."""
     folder, pipe, link = (own_shm / f"nereid-1-{number:08}" for number in range(3))
     other = own_shm / "nereid-notes"
     folder.mkdir()
@@ -252,6 +189,6 @@ def test_the_arena_of_a_zombie_is_swept(own_shm: Path) -> None:
     """In a container without an init process, a killed worker may remain a zombie."""
     with subprocess.Popen(killed_arena(own_shm), cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        name = child.stdout.read().strip()  # its end is the child's, which is not waited for until the block ends
+        name = child.stdout.read().strip()  # read until the child ends; it remains a zombie until the block ends
 
         assert name in shared_memory.sweep()

@@ -1,4 +1,4 @@
-"""Specs are read from Triton every few seconds, however many requests ask for them, and no request waits for that."""
+"""The cache reads specs again every few seconds, and no request waits for that."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ async def test_a_spec_is_read_from_the_config_of_the_model(fake_triton: Fake) ->
 
 
 async def test_many_requests_read_a_spec_once(fake_triton: Fake) -> None:
-    """Those that come while it is read wait for it; those that come later find it."""
+    """Concurrent requests wait for the same answer; later requests use the cache."""
     fake, client = fake_triton
     cache = SpecCache(client)
     read = await asyncio.gather(*(cache.get("tiny") for _ in range(50)))
@@ -43,7 +43,6 @@ async def test_many_requests_read_a_spec_once(fake_triton: Fake) -> None:
 
 
 async def test_each_model_has_its_own_spec(fake_triton: Fake) -> None:
-    """Requests for different models do not wait for each other's spec, nor get it."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first, second = await asyncio.gather(cache.get("a"), cache.get("b"))
@@ -52,7 +51,7 @@ async def test_each_model_has_its_own_spec(fake_triton: Fake) -> None:
 
 
 async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
-    """That of the newest follows Triton; that of a version which a request names stays with it."""
+    """A reference without a version has the spec of the newest version."""
     fake, client = fake_triton
     fake.model_versions = ["1", "2"]
     cache = SpecCache(client)
@@ -69,7 +68,7 @@ async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
 
 
 async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Clock) -> None:
-    """The model is still there. If it has gone, too, it is not ready, whichever version was asked for."""
+    """If the whole model has gone, it is not ready, whichever version is requested."""
     fake, client = fake_triton
     fake.model_versions = ["1", "2"]
     cache = SpecCache(client)
@@ -98,7 +97,7 @@ async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:
 
 
 async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
-    """Also after its spec was forgotten; a name that nobody has read about is not."""
+    """This is still known after the spec was forgotten."""
     _, client = fake_triton
     cache = SpecCache(client)
     assert not cache.has_had("tiny")
@@ -110,7 +109,7 @@ async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
 
 
 async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Clock) -> None:
-    """Triton may have loaded the model anew."""
+    """Triton may have loaded another version."""
     fake, client = fake_triton
     cache = SpecCache(client)
     await cache.get("tiny")
@@ -129,7 +128,7 @@ async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Cloc
 
 
 async def test_what_was_read_again_stays_the_same_object(fake_triton: Fake, clock: Clock) -> None:
-    """Images go together only if theirs is the same."""
+    """Only images with the same spec object share a batch."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -151,7 +150,7 @@ def refreshing() -> list[str]:
 
 
 async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> None:
-    """However slow Triton is and however many requests come meanwhile; it is asked once."""
+    """Triton is asked once, however slow it is and however many requests come meanwhile."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -227,7 +226,7 @@ async def test_a_model_that_has_gone_is_forgotten_by_the_refresh(
     refusal: tuple[grpc.StatusCode, str] | None,
     expected: type[GatewayError],
 ) -> None:
-    """The request that comes first still gets the old spec; those after the refresh ask, and hear why. It may come back."""
+    """The first request gets the old spec, later ones the error. If the model comes back, it is read again."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -245,7 +244,7 @@ async def test_a_model_that_has_gone_is_forgotten_by_the_refresh(
 
 
 async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> None:
-    """However often it is asked for; one that it had is not ready, because it was unloaded, or Triton is being stopped."""
+    """A model that Triton had is not ready: it was unloaded, or Triton is being stopped."""
     fake, client = fake_triton
     cache = SpecCache(client)
     await cache.get("a")
@@ -262,7 +261,7 @@ async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> No
     "text", ["Request for unknown model: 'b' has no available versions", "Request for unknown model: 'b' is not found"]
 )
 async def test_a_model_that_triton_could_not_load_is_not_ready(fake_triton: Fake, text: str) -> None:
-    """Triton finds it in its repository; only a model that is not there, either, is unknown."""
+    """The model is in Triton's repository; a model that is not there is unknown."""
     fake, client = fake_triton
     cache = SpecCache(client)
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, text
@@ -307,7 +306,7 @@ async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
 
 
 async def test_a_model_that_is_not_there_is_asked_for_once_a_second(fake_triton: Fake, clock: Clock) -> None:
-    """Also a version; many names take little memory."""
+    """The same holds for a version."""
     fake, client = fake_triton
     cache = SpecCache(client)
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
@@ -338,7 +337,7 @@ async def test_what_is_known_of_models_that_are_not_there_is_bounded(fake_triton
 
 
 async def test_a_failure_is_not_kept(fake_triton: Fake, clock: Clock) -> None:
-    """But for a second, if there is no such model."""
+    """Only an unknown model is an exception, for a second."""
     fake, client = fake_triton
     cache = SpecCache(client)
     for status, text, expected in (

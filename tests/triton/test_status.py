@@ -1,4 +1,4 @@
-"""Triton's refusals become errors of the gateway."""
+"""Translation of gRPC errors to errors of the gateway."""
 
 import grpc
 import numpy as np
@@ -63,7 +63,7 @@ def rpc_error(status: grpc.StatusCode, details: str | None) -> grpc.RpcError:
 async def test_status_and_message_of_a_refusal_determine_the_error(
     fake_triton: tuple[FakeTriton, TritonClient], status: grpc.StatusCode, text: str, expected: type[GatewayError]
 ) -> None:
-    """The status alone is ambiguous, so the message decides; the caller never sees it."""
+    """The status alone is ambiguous. The caller never sees the message."""
     fake, client = fake_triton
     fake.refusal = status, text
 
@@ -77,20 +77,20 @@ async def test_status_and_message_of_a_refusal_determine_the_error(
 @pytest.mark.parametrize("status", [status for status in grpc.StatusCode if status is not grpc.StatusCode.OK])
 @pytest.mark.parametrize("details", ["", None, "something new"])
 def test_every_status_has_an_error(status: grpc.StatusCode, details: str | None) -> None:
-    """A refusal of an unknown kind is an error of the gateway, too, also without a message."""
+    """This includes unknown messages and missing ones."""
     assert isinstance(from_grpc_error(rpc_error(status, details)), GatewayError)
     assert isinstance(from_query_error(rpc_error(status, details)), GatewayError)
 
 
 @pytest.mark.parametrize("kind", [UnknownRegion, Unreachable, Disconnected, Draining, Overloaded, ModelDied, Refused, NoReply])
 def test_every_way_to_be_unavailable_is_the_same_for_a_caller(kind: type[TritonUnavailable]) -> None:
-    """Who is not answered is told to come back, whether or not the gateway has tried again."""
+    """The caller may retry, whether or not the gateway has retried."""
     assert issubclass(kind, TritonUnavailable)
     assert (kind.status, kind.code, kind.retry_after_seconds) == (503, "triton_unavailable", 1)
 
 
 def test_a_query_that_times_out_is_an_unavailable_triton() -> None:
-    """Only an inference has a deadline of the caller that can be missed."""
+    """Only a time-out of an inference is a missed deadline of the caller."""
     error = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     assert type(from_grpc_error(error)) is Unanswered
@@ -111,7 +111,7 @@ def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: 
     [("Cannot unregister nereid-1-0, it is currently in use.", True), ("Unable to find region", False), ("", False), (None, False)],
 )
 def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> None:  # noqa: FBT001
-    """Only then is unregistering worth another attempt."""
+    """Only in this case is another attempt to unregister useful."""
     assert is_region_in_use(rpc_error(grpc.StatusCode.INTERNAL, details)) is is_in_use
 
 

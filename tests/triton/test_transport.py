@@ -1,4 +1,4 @@
-"""Tensors through shared memory: refused, restarted, shared by several gateways, and inline where it does not work."""
+"""Tensors in shared memory, and inline where shared memory is not available."""
 
 import asyncio
 import subprocess
@@ -39,6 +39,7 @@ from tests.support import (
     captured_log,
     eventually,
     finds,
+    is_mapped,
     json,
     own_arenas,
     regions,
@@ -81,7 +82,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
-    """A transport of its own to the real Triton."""
+    """A separate transport to the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_address, settings.control_key_path)
     made = transport_to(client)
@@ -93,12 +94,12 @@ async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIte
 async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
     """An arena is created for the first tensor of its size."""
     assert not transport.is_prepared(NBYTES)
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
     assert transport.take(NBYTES, NBYTES) is None
 
 
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
-    """Their arena exists, is registered, and is used from then on."""
+    """The arena exists and is registered."""
     fake, _ = fake_triton
     slot = await taken(transport)
 
@@ -106,17 +107,17 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
     assert (SHM / slot.arena.name).stat().st_size == SLOTS * NBYTES
     assert fake.regions == {slot.arena.region}
     assert transport.is_prepared(NBYTES)
-    assert transport.active_mode == "shm"
+    assert is_mapped(transport)
 
 
 @pytest.mark.parametrize(("slot_bytes", "slots"), [(NBYTES, SLOTS), (MAX_ARENA_BYTES // 2, 2), (MAX_ARENA_BYTES + 1, 0)])
 def test_an_arena_has_as_many_slots_as_fit(slot_bytes: int, slots: int) -> None:
-    """Up to a number; none if one is too large."""
+    """At most `SLOTS`; none if a single slot is too large."""
     assert arena_bytes(slot_bytes) == slots * slot_bytes
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
-    """Those that come while it is prepared wait for it."""
+    """Concurrent requests wait for the same arena."""
     fake, _ = fake_triton
     before = own_arenas()
     await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
@@ -127,7 +128,6 @@ async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: T
 
 
 async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transport) -> None:
-    """A slot is as large as the tensors of its model."""
     fake, _ = fake_triton
     await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
     small, large = transport.take(NBYTES, NBYTES), transport.take(2 * NBYTES, 2 * NBYTES)
@@ -139,7 +139,6 @@ async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transpo
 
 
 async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
-    """Until one is given back."""
     monkeypatch.setattr(shared_memory, "SLOTS", 1)
     slot = await taken(transport)
     assert slot
@@ -150,7 +149,7 @@ async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest
 
 
 async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Transport) -> None:
-    """An arena has a size that it never exceeds; a tensor that is larger travels inline, and nothing is created for it."""
+    """The size of an arena is limited. No arena is created for a tensor above the limit."""
     fake, _ = fake_triton
     await transport.prepare(MAX_ARENA_BYTES // 2 - 1)
     slot = transport.take(MAX_ARENA_BYTES // 2 - 1, MAX_ARENA_BYTES // 2 - 1)
@@ -166,12 +165,12 @@ async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Trans
 
 @pytest.fixture
 def _room_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker have two arenas of 32 slots of `NBYTES`, or one of twice the size."""
+    """Limit a worker to two arenas of 32 slots of `NBYTES`, or one of twice the size."""
     monkeypatch.setattr(transport_module, "MAX_WORKER_BYTES", 2 * SLOTS * NBYTES)
 
 
 async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -> Arena:
-    """Have an arena that was last used so long ago."""
+    """Create an arena that was last used this long ago."""
     await transport.prepare(nbytes)
     slot = transport.take(nbytes, nbytes)
     assert slot
@@ -182,7 +181,7 @@ async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton: Fake, transport: Transport) -> None:
-    """The arenas of a worker have a size that they never exceed together; one that is removed is created again when needed."""
+    """The total size of the arenas of a worker is limited. A removed arena is created again when it is needed."""
     fake, _ = fake_triton
     recent, old = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2, 20)
     new = await prepared(transport, NBYTES - 3)
@@ -197,7 +196,6 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, transport: Transport) -> None:
-    """As many as it needs."""
     fake, _ = fake_triton
     for nbytes in (NBYTES - 1, NBYTES - 2):
         await prepared(transport, nbytes, 10)
@@ -208,7 +206,7 @@ async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, trans
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arena that is in use, or was a moment ago, stays, even if the other one is not needed."""
+    """Arenas that are in use or were used recently are not removed."""
     lent, used = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2)
     slot = transport.take(NBYTES - 1, NBYTES - 1)
     assert slot
@@ -229,7 +227,7 @@ async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Tra
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_sizes_that_are_prepared_at_once_share_the_room(fake_triton: Fake, transport: Transport) -> None:
-    """What is being created counts already."""
+    """Arenas that are being created count."""
     fake, _ = fake_triton
     await asyncio.gather(*(transport.prepare(NBYTES - less) for less in range(4)))
 
@@ -240,7 +238,7 @@ async def test_sizes_that_are_prepared_at_once_share_the_room(fake_triton: Fake,
 async def test_what_could_not_be_created_takes_no_room(
     fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a full /dev/shm nor a Triton that does not answer counts against the worker's size."""
+    """Triton does not answer, or /dev/shm is full."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -259,7 +257,7 @@ async def test_what_could_not_be_created_takes_no_room(
 
 
 async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Smaller tensors may fit; the larger ones are tried again after a while."""
+    """Smaller arenas may fit; the larger one is tried again after a while."""
     now = monotonic()
     monkeypatch.setattr(transport_module, "monotonic", lambda: now)
 
@@ -283,7 +281,7 @@ async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatc
 
 
 async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport: Transport) -> None:
-    """After a minute; the one used last is kept, and one of which a slot is lent."""
+    """This takes a minute. The last used arena and arenas with lent slots are kept."""
     fake, _ = fake_triton
     lent = await prepared(transport, NBYTES - 1)
     slot = transport.take(NBYTES - 1, NBYTES - 1)
@@ -303,7 +301,7 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
 
 
 async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None:
-    """No arena, or a single one, which is the one used last."""
+    """A single arena is the last used one."""
     await transport.refresh()
     only = await prepared(transport, NBYTES, 1000)
     await transport.refresh()
@@ -314,7 +312,7 @@ async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None
 async def test_triton_forgets_an_arena_before_its_file_is_removed(
     fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that is killed in between leaves a file, of which the next one tells Triton."""
+    """If the worker is killed in between, the next worker finds the file, and lets Triton unmap it."""
     _, client = fake_triton
     old = await prepared(transport, NBYTES - 1, 100)
     await prepared(transport, NBYTES)
@@ -331,7 +329,6 @@ async def test_triton_forgets_an_arena_before_its_file_is_removed(
 
 
 async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
-    """With the transport `inline`, no shared memory is created."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client, "inline")
@@ -340,13 +337,13 @@ async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
 
     assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
     assert not fake.registrations
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
 
 
 async def test_a_refusal_is_logged_once_and_retried_after_a_while(
     fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Triton on another host stays there; one that changes its mind is used again."""
+    """A Triton on another host always rejects arenas; another Triton may accept them later."""
     fake, _ = fake_triton
     log = captured_log(monkeypatch, regions_module)
     now = 1000.0
@@ -367,11 +364,11 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
     now += 30
 
     assert await taken(transport)
-    assert transport.active_mode == "shm"
+    assert is_mapped(transport)
 
 
 async def test_a_server_without_shared_memory_has_rejected_it(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    """It is not asked again for each request, as one that does not answer."""
+    """Unlike a Triton that does not answer, it is not asked again for each request."""
     fake, client = fake_triton
     fake.refusal = grpc.StatusCode.UNIMPLEMENTED, "Method not found"
     transport = transport_to(client)
@@ -383,7 +380,7 @@ async def test_a_server_without_shared_memory_has_rejected_it(fake_triton: tuple
 
 
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
-    """If there is no other, the next request tries again at once; nothing is left of the attempt."""
+    """A single Triton is asked again by the next request; no file is left."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -404,12 +401,12 @@ async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake
 
     assert await transport.regions[0].add_again(slot.arena)
     assert fake.regions == {slot.arena.region}
-    assert transport.active_mode == "shm"
+    assert is_mapped(transport)
     assert await taken(transport)
 
 
 async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
-    """Requests in progress do without it at once, the next one to prepare removes the arena."""
+    """Requests in progress send their tensors inline; the next `prepare` removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -417,7 +414,7 @@ async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_
     fake.accepts_regions = False
 
     assert not await transport.regions[0].add_again(slot.arena)
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
     assert not transport.is_prepared(NBYTES)
     assert transport.take(NBYTES, NBYTES) is None
     assert (SHM / slot.arena.name).exists()
@@ -436,12 +433,12 @@ async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake
     with pytest.raises(TritonUnavailable):
         await transport.regions[0].add_again(slot.arena)
 
-    assert transport.active_mode == "shm"
+    assert is_mapped(transport)
     assert await taken(transport)
 
 
 async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton: Fake, transport: Transport) -> None:
-    """Of two requests that register again, one may be rejected: the other goes on, but the arena is given up."""
+    """Two requests register the arena again. After one rejection, the arena is removed."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -450,7 +447,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
     assert not await transport.regions[0].add_again(slot.arena)
     fake.accepts_regions = True
     assert await transport.regions[0].add_again(slot.arena)
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
     await transport.prepare(NBYTES)
 
     assert await eventually(lambda: not (SHM / slot.arena.name).exists())
@@ -458,7 +455,7 @@ async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton
 
 
 async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
-    """An arena may be registered with one Triton and not with another."""
+    """A rejection at one transport does not affect the other."""
     fake, client = fake_triton
     other = transport_to(client)
     first, second = await taken(transport), await taken(other)
@@ -468,9 +465,9 @@ async def test_registration_belongs_to_the_transport(fake_triton: Fake, transpor
     fake.accepts_regions = False
     await transport.regions[0].add_again(first.arena)
 
-    assert (transport.active_mode, other.active_mode) == ("inline", "shm")
+    assert (is_mapped(transport), is_mapped(other)) == (False, True)
     assert not await other.regions[0].add_again(first.arena)
-    assert other.active_mode == "shm"
+    assert is_mapped(other)
     await other.close()
 
 
@@ -478,7 +475,7 @@ async def test_registration_belongs_to_the_transport(fake_triton: Fake, transpor
 async def two_tritons(
     fake_triton: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[list[FakeTriton], list[Regions], Transport]]:
-    """Two fakes, what they have mapped, and a transport to both; no answer of a fake comes too late."""
+    """Two fakes, their regions, and a transport to both, with long time-outs."""
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 60.0)
     monkeypatch.setattr(transport_module, "_PATIENCE_SECONDS", 60.0)
     fakes = [fake_triton[0], FakeTriton()]
@@ -494,7 +491,7 @@ async def two_tritons(
 async def test_one_of_two_tritons_maps_the_arenas(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """The other one is on another host; it gets inline what lies in a slot."""
+    """The other Triton is on another host, and gets tensors inline."""
     fakes, regions, transport = two_tritons
     fakes[1].accepts_regions = False
     slot = await taken(transport)
@@ -502,7 +499,7 @@ async def test_one_of_two_tritons_maps_the_arenas(
 
     assert [transport.maps_memory(one) for one in regions] == [True, False]
     assert [transport.find(one, slot) for one in regions] == [slot, None]
-    assert transport.active_mode == "shm"
+    assert is_mapped(transport)
     assert transport.is_prepared(NBYTES)
     await transport.refresh()
     assert [len(fake.registrations) for fake in fakes] == [1, 1]
@@ -511,7 +508,7 @@ async def test_one_of_two_tritons_maps_the_arenas(
 async def test_a_triton_that_hangs_delays_no_slot(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """It is used without shared memory until it has mapped the arena."""
+    """This Triton gets tensors inline until it has mapped the arena."""
     fakes, regions, transport = two_tritons
     fakes[0].may_map.clear()
     async with asyncio.timeout(10):
@@ -526,7 +523,7 @@ async def test_a_triton_that_hangs_delays_no_slot(
 async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked for memory now and then, beside the requests, and gets slots again once it answers."""
+    """It is asked again in the background, and gets slots when it answers."""
     fakes, regions, transport = two_tritons
     clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
     monkeypatch.setattr(transport_module, "_PATIENCE_SECONDS", 0.2)
@@ -538,14 +535,14 @@ async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
         async with asyncio.timeout(10):
             assert await taken(transport) is None
         assert await eventually(lambda asked=asked: [len(fake.registrations) for fake in fakes] == [asked, asked])  # type: ignore[misc]
-        fakes[0].refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # as if the time for its answer had passed
+        fakes[0].refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # as after a time-out
         fakes[0].may_map.set()
         assert await eventually(lambda: bool(regions[0].silent_until) and set(own_arenas()) <= before)
         clock.now += 30
     fakes[0].refusal = None
     assert await taken(transport) is None
 
-    assert await eventually(lambda: transport.is_prepared(NBYTES) and transport.active_mode == "shm")
+    assert await eventually(lambda: transport.is_prepared(NBYTES) and is_mapped(transport))
     assert not regions[0].silent_until
     assert await taken(transport)
 
@@ -553,7 +550,7 @@ async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
 async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is created for a try every two seconds. What was rejected meanwhile is not tried again."""
+    """One arena is created every two seconds. A Triton that has rejected an arena is not asked again."""
     fakes, _, transport = two_tritons
     log = captured_log(monkeypatch, regions_module)
     clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
@@ -572,7 +569,6 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
 
 
 async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
-    """The arenas stay as long as the worker."""
     fake, client = fake_triton
     transport = Transport("auto")
     assert transport.is_prepared(NBYTES)
@@ -594,7 +590,7 @@ async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmap
 async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
 ) -> None:
-    """A Triton that works reads it, though another may read it for ever."""
+    """A working Triton may read the slot, even if another Triton never ends its call."""
     fakes, regions, transport = two_tritons
     slot = await taken(transport)
     await transport.prepare(2 * NBYTES)
@@ -603,10 +599,10 @@ async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
     assert later is not None
     assert await eventually(lambda: all(len(fake.regions) == 2 for fake in fakes))
     transport.abandon(slot.arena)
-    assert slot.arena.take(NBYTES) is None  # as a thread does that has found the arena before
+    assert slot.arena.take(NBYTES) is None  # as by a thread that found the arena before
     transport.abandon(later.arena)
     later.free()
-    assert await eventually(lambda: not (SHM / later.arena.name).exists())  # what is looked for later has been found
+    assert await eventually(lambda: not (SHM / later.arena.name).exists())  # by now, the other one would be gone as well
     assert all(fake.regions == {slot.arena.region} for fake in fakes)
     assert transport.find(regions[1], slot) is slot
     slot.free()
@@ -616,7 +612,6 @@ async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
 
 
 async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
-    """After closing, no shared memory is in use."""
     fake, client = fake_triton
     before = own_arenas()
     transport = transport_to(client)
@@ -626,11 +621,11 @@ async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) 
 
     assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
     assert fake.regions == set()
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
 
 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full /dev/shm does not make the tensor travel inline; but load does, for which more slots are needed than there are."""
+    """In the mode `shm`, tensors are sent inline if all slots are lent, but not if /dev/shm is full."""
     _, client = fake_triton
     monkeypatch.setattr(shared_memory, "SLOTS", 1)
     transport = transport_to(client, "shm")
@@ -644,7 +639,6 @@ async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fa
 
 
 async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An arena of a killed worker is worth a line."""
     log = captured_log(monkeypatch, transport_module)
     for found in (["nereid-1-0", "nereid-1-1"], []):
         monkeypatch.setattr("app.triton.shared_memory.sweep", lambda found=found: found)
@@ -654,7 +648,7 @@ async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, m
 
 
 async def test_triton_forgets_arenas_whose_files_are_gone(fake_triton: Fake, transport: Transport) -> None:
-    """Their worker could not unregister them. Those of living workers, and what belongs to others, stay."""
+    """Killed workers could not unregister them. Arenas of living workers and other regions stay."""
     fake, client = fake_triton
     living = transport_to(client)
     slot = await taken(living)
@@ -671,7 +665,7 @@ async def test_triton_forgets_arenas_whose_files_are_gone(fake_triton: Fake, tra
 
 
 async def test_a_triton_of_another_host_keeps_what_it_has_mapped(fake_triton: Fake, transport: Transport) -> None:
-    """The files of a gateway on that host are not to be seen from here."""
+    """The files of a gateway on that host are not visible here."""
     fake, _ = fake_triton
     fake.regions, fake.keys = {"a"}, {"a": "/nereid-1-0123abcd"}
     fake.accepts_regions = False
@@ -681,7 +675,7 @@ async def test_a_triton_of_another_host_keeps_what_it_has_mapped(fake_triton: Fa
 
 
 async def test_the_slots_of_an_abandoned_arena_are_not_used_again(fake_triton: Fake, transport: Transport) -> None:
-    """A new one takes its place, and it is unmapped and removed once Triton has ended reading it."""
+    """A new arena replaces the abandoned one, which is removed when its slots have been given back."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot is not None
@@ -700,7 +694,7 @@ async def test_the_slots_of_an_abandoned_arena_are_not_used_again(fake_triton: F
 @pytest.mark.parametrize(("mode", "in_use"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
 @pytest.mark.usefixtures("triton")
 async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any, in_use: str) -> None:  # noqa: ANN401
-    """Boxes are the same, /health says how the tensors travelled, and nothing is left of it."""
+    """Detections are the same in each mode, and no arena is left."""
     before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert await finds(client)
@@ -714,7 +708,7 @@ async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any
 @pytest.mark.parametrize("more", [0, 1 << 20], ids=["fits", "larger than a slot"])
 @pytest.mark.usefixtures("triton")
 async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Settings, more: int) -> None:
-    """A larger one travels inside the request, even where shared memory is required."""
+    """A larger file is sent inline, even if shared memory is required."""
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         found = json(await client.post("/predict/file_in", content=SCENE + bytes(more)))["detections"]
         assert [d["class_name"] for d in found] == ["red", "blue"]
@@ -723,7 +717,7 @@ async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors then travel inside the request, unless the setting requires shared memory."""
+    """Tensors are sent inline, unless shared memory is required."""
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)
@@ -734,7 +728,7 @@ async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: 
 
 @pytest.mark.usefixtures("triton")
 async def test_a_triton_on_another_host_gets_the_tensors_inline(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot find the file, says so, and the file is removed again."""
+    """Triton cannot find the file, which is removed again."""
     before = own_arenas()
     monkeypatch.setattr(TritonClient, "register", register_elsewhere)
     async with started(create_app(settings)) as client:
@@ -761,14 +755,14 @@ async def register_elsewhere(client: TritonClient, arena: Any) -> None:  # noqa:
 
 @pytest.mark.system
 async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
-    """Once it runs, shared memory is used at once, also where it is required."""
+    """When Triton runs, shared memory is used at once, also if it is required."""
     settings, server = own_triton
     server.stop()
     client = TritonClient(settings.triton_address, settings.control_key_path)
     transport = transport_to(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
-    assert transport.active_mode == "inline"
+    assert not is_mapped(transport)
     server.start()
     assert await eventually(lambda: client.server is not None)
 
@@ -779,7 +773,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_transport: Transport) -> None:
-    """Two requests may register it at the same time."""
+    """Two requests may register an arena at the same time."""
     slot = await taken(real_transport)
     assert slot
     assert all(await asyncio.gather(*(real_transport.regions[0].add_again(slot.arena) for _ in range(3))))
@@ -789,7 +783,7 @@ async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_tra
 
 @pytest.mark.usefixtures("triton")
 async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without a slot carry their tensors themselves; no two get each other's boxes."""
+    """Requests without a slot send their tensors inline; each request gets its own detections."""
     monkeypatch.setattr(shared_memory, "SLOTS", 2)
     empty = BytesIO()
     Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
@@ -805,7 +799,7 @@ async def test_more_requests_than_slots_are_answered(settings: Settings, monkeyp
 
 @pytest.mark.usefixtures("triton")
 async def test_two_gateways_share_a_triton(settings: Settings, arenas: list[Arena]) -> None:
-    """Each has its own regions; one that ends takes nothing from the other."""
+    """Each gateway has its own regions; those of the other stay when it ends."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(started(create_app(settings)))
         async with started(create_app(settings)) as second:
@@ -821,7 +815,7 @@ async def test_two_gateways_share_a_triton(settings: Settings, arenas: list[Aren
 
 @pytest.mark.system
 async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
-    """It has forgotten every region; the first request registers it again and gets its boxes."""
+    """Triton has lost all regions; the first request registers its arena again."""
     settings, server = own_triton
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         assert await finds(client)
@@ -840,7 +834,7 @@ async def test_a_restarted_triton_may_reject_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
     mode: Any,  # noqa: ANN401
 ) -> None:
-    """The request in progress gets its boxes all the same; those after it as the setting says."""
+    """The first request is answered; later requests fail if shared memory is required."""
     settings, server = own_triton
     before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
@@ -859,7 +853,7 @@ async def test_a_restarted_triton_may_reject_shared_memory(
 
 
 async def test_an_arena_that_is_created_while_the_worker_ends_is_removed(fake_triton: Fake, transport: Transport) -> None:
-    """No request waits for it any more, but it is still being registered."""
+    """No request waits for the arena any more, but it is still being registered."""
     fake, _ = fake_triton
     fake.may_map.clear()
     waiting = asyncio.ensure_future(transport.prepare(NBYTES))
@@ -878,7 +872,7 @@ async def test_an_arena_that_is_created_while_the_worker_ends_is_removed(fake_tr
 
 
 async def test_a_killed_worker_leaves_nothing(real_transport: Transport, settings: Settings) -> None:
-    """When the next worker starts, the file is removed here, and Triton forgets the region."""
+    """The next worker removes the file, and lets Triton unmap the region."""
     script = """
 import asyncio, sys
 from pathlib import Path
@@ -909,7 +903,7 @@ asyncio.run(main())
 
 
 async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
-    """Data written to the tensor is in the slot, which is free again when the lease has ended."""
+    """The slot is given back with the lease."""
     await transport.prepare(NBYTES)
     with Lease() as lease:
         tensor, slot = allocated(transport, lease)
@@ -922,7 +916,7 @@ async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
 
 
 async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
-    """A file, for example, is rarely as large as the largest that fits."""
+    """Most files are smaller than the maximum size."""
     await transport.prepare(NBYTES)
     with Lease() as lease:
         tensor, slot = transport.allocate((10,), np.float32, NBYTES, lease)
@@ -934,7 +928,7 @@ async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transpo
 
 
 async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
-    """No slot is taken for it; not even one element more fits."""
+    """The tensor is one element too large; no slot is taken."""
     await transport.prepare(NBYTES)
     with Lease() as lease:
         tensor, slot = transport.allocate((NBYTES // 4 + 1,), np.float32, NBYTES, lease)
@@ -947,7 +941,6 @@ async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Tran
 
 
 async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
-    """The type and the shape are the same."""
     with Lease() as lease:
         tensor, slot = Transport("inline").allocate(SHAPE, np.float16, NBYTES * 2, lease)
 
@@ -956,7 +949,6 @@ async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
 
 
 async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
-    """More requests than slots are no failure."""
     await transport.prepare(NBYTES)
     with Lease() as lease:
         slots = [allocated(transport, lease).slot for _ in range(SLOTS + 1)]
@@ -966,13 +958,12 @@ async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Tra
 
 
 async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> None:
-    """Nothing was taken that would have to be freed."""
     with pytest.raises(TritonUnavailable), Lease() as lease:
         allocated(Transport("shm"), lease)
 
 
 async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
-    """A decoding thread takes it, even after the request has ended, and writes into it; Triton reads it."""
+    """A decoding thread may take a slot, and write to it, even after the request has ended."""
     await transport.prepare(NBYTES)
     work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with Lease() as lease:

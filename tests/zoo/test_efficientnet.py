@@ -3,7 +3,6 @@
 import hashlib
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnxruntime
 import pytest
@@ -104,27 +103,12 @@ def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
 
 
 def test_images_of_a_batch_do_not_affect_each_other(model: onnxruntime.InferenceSession) -> None:
-    """Each image of a batch has the probabilities that it has alone, and they sum up to one."""
     noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
     images = [gradients(), noise, gradients()[::-1], np.zeros_like(noise)]
     together = probabilities(model, *images)
 
     assert together.sum(axis=1) == pytest.approx(np.ones(4), abs=1e-5)
     assert together == pytest.approx(np.concatenate([probabilities(model, image) for image in images]), abs=1e-5)
-
-
-@pytest.mark.usefixtures("triton")
-def test_embedded_triton_answers_the_same(settings: Settings) -> None:
-    """Its backend runs the model as it runs detectors, several images at once."""
-    image = {"name": "image", "datatype": "UINT8", "shape": [2, 224, 224, 3], "data": [gradients().ravel().tolist()] * 2}
-    url = f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{NAME}/infer"
-    answer = httpx.post(url, json={"inputs": [image]}, trust_env=False).raise_for_status()
-    (output,) = answer.json()["outputs"]
-    found = np.reshape(output["data"], output["shape"])
-
-    assert (output["name"], found.shape) == ("probabilities", (2, 1000))
-    for row in found:
-        assert row[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
 
 
 @pytest.mark.usefixtures("triton")

@@ -48,7 +48,6 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
     ],
 )
 def test_file_has_its_name_at_the_source(tmp_path: Path, source: str, name: str) -> None:
-    """The name of a file is the last part of its URL, or of its path in the wheel."""
     text = ENTRY.replace('url = "https://example.org/files/detector.onnx"', source)
     entries = registry.load(write(tmp_path, text))
 
@@ -79,7 +78,6 @@ def test_file_has_its_name_at_the_source(tmp_path: Path, source: str, name: str)
     ],
 )
 def test_invalid_registry_says_where(tmp_path: Path, right: str, wrong: str, place: str) -> None:
-    """The message is one line with the file and the place in it."""
     path = write(tmp_path, ENTRY.replace(right, wrong))
     with pytest.raises(RegistryError) as caught:
         registry.load(path)
@@ -91,7 +89,6 @@ def test_invalid_registry_says_where(tmp_path: Path, right: str, wrong: str, pla
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
 def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
-    """Bytes that are not UTF-8, or a folder in its place, are reported like an invalid registry."""
     path = tmp_path / "models.toml"
     if content is None:
         path.mkdir()

@@ -61,7 +61,6 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_tensors_are_read_by_their_names(file: Path) -> None:
-    """Types and shapes are those of the file; a scalar has no axes."""
     file.write_bytes(saved(BOTH))
     weights = read_weights(file)
 
@@ -111,7 +110,6 @@ def test_tensor_outside_of_its_storage_is_rejected(
     ("module", "name"), [("os", "system"), ("builtins", "eval"), ("torch", "load"), ("torch", "HalfStorage"), ("numpy", "dtype")]
 )
 def test_nothing_else_is_called(file: Path, tmp_path: Path, module: str, name: str) -> None:
-    """A pickle can name any function; the name of the rejected one is in the message."""
     trace = tmp_path / "trace"
     file.write_bytes(saved(name_of(module, name) + row(text(f"touch {trace}")) + pickle.REDUCE + pickle.STOP))
 

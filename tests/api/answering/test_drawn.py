@@ -52,7 +52,6 @@ async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
 async def test_the_picture_has_the_boxes_that_were_found(
     client: httpx.AsyncClient, expected: list[dict[str, Any]], query: str, accept: str, image_format: str
 ) -> None:
-    """The picture has the requested type, and `Vary` tells caches about it."""
     answer = await client.post(PATH + query, content=SCENE, headers={"Accept": accept})
 
     assert answer.status_code == 200
@@ -108,14 +107,6 @@ async def test_an_error_stays_a_problem(client: httpx.AsyncClient) -> None:
 
     assert answer.headers["content-type"] == "application/problem+json"
     assert json(answer, 422)["code"] == "invalid_image"
-
-
-async def test_an_unknown_format_is_an_error(client: httpx.AsyncClient) -> None:
-    answer = json(await client.post(f"{PATH}?format=xml", content=SCENE), 400)
-    assert (answer["code"], answer["detail"]) == (
-        "invalid_parameter",
-        "format: expected one of 'coco-results', 'image', 'image_and_json', 'json'",
-    )
 
 
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,6 @@ def test_names_and_types_are_unique() -> None:
 
 
 def test_classes_have_no_picture() -> None:
-    """A classification is always JSON, whatever `Accept` prefers."""
     assert CLASSIFICATIONS.choose(None, b"image/png, application/json;q=0.1").name == "json"
     with pytest.raises(NotAcceptable, match="none of application/json;"):
         CLASSIFICATIONS.choose(None, b"image/png")

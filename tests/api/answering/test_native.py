@@ -29,18 +29,29 @@ def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxForm
     return parsed
 
 
+INSIDE, ODD, OUTSIDE = [10.0, 35.0, 40.0, 65.0], [10 / 3, 25.0, 200 / 3, 25 + 10 / 3], [-5.0, 0.0, 105.0, 100.0]
+
+
 @pytest.mark.parametrize(
-    ("unit", "box"),
+    ("found", "unit", "box"),
     [
-        ("normalized", {"x1": 0.1, "y1": 0.2, "x2": 0.4, "y2": 0.8}),
-        ("pixel", {"x1": 20.0, "y1": 20.0, "x2": 80.0, "y2": 80.0}),
-        ("coco", {"bbox": [20.0, 20.0, 60.0, 60.0]}),
-        ("cxcywh", {"bbox": [50.0, 50.0, 60.0, 60.0]}),
+        (INSIDE, "normalized", {"x1": 0.1, "y1": 0.2, "x2": 0.4, "y2": 0.8}),
+        (INSIDE, "pixel", {"x1": 20.0, "y1": 20.0, "x2": 80.0, "y2": 80.0}),
+        (INSIDE, "coco", {"bbox": [20.0, 20.0, 60.0, 60.0]}),
+        (INSIDE, "cxcywh", {"bbox": [50.0, 50.0, 60.0, 60.0]}),
+        (ODD, "normalized", {"x1": 0.033333, "y1": 0.0, "x2": 0.666667, "y2": 0.066667}),
+        (ODD, "pixel", {"x1": 6.67, "y1": 0.0, "x2": 133.33, "y2": 6.67}),
+        (ODD, "coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
+        (ODD, "cxcywh", {"bbox": [70.0, 3.33, 126.67, 6.67]}),
+        (OUTSIDE, "normalized", {"x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0}),
+        (OUTSIDE, "pixel", {"x1": 0.0, "y1": 0.0, "x2": 200.0, "y2": 100.0}),
+        (OUTSIDE, "coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
+        (OUTSIDE, "cxcywh", {"bbox": [100.0, 50.0, 200.0, 100.0]}),
     ],
 )
-def test_a_box_has_the_unit_asked_for(unit: BoxFormat, box: dict[str, Any]) -> None:
-    """Corners as fractions, corners in pixels, COCO's x, y, width, height, or the centre instead of x and y, and nothing else."""
-    detection = members([10, 35, 40, 65], score=0.5, id_=2, unit=unit)
+def test_a_box_has_the_unit_asked_for(found: list[float], unit: BoxFormat, box: dict[str, Any]) -> None:
+    """Fractions have six digits and pixels two; a centre or width is rounded once, from the exact corners, inside the image."""
+    detection = members(found, score=0.5, id_=2, unit=unit)
 
     assert detection == {**box, "confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
 
@@ -48,37 +59,6 @@ def test_a_box_has_the_unit_asked_for(unit: BoxFormat, box: dict[str, Any]) -> N
 def test_a_score_has_four_digits() -> None:
     assert members([0, 25, 1, 26], score=0.123456)["confidence"] == 0.1235
     assert members([0, 25, 1, 26], score=1.0005)["confidence"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("unit", "box"),
-    [
-        ("normalized", {"x1": 0.033333, "y1": 0.0, "x2": 0.666667, "y2": 0.066667}),
-        ("pixel", {"x1": 6.67, "y1": 0.0, "x2": 133.33, "y2": 6.67}),
-        ("coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
-        ("cxcywh", {"bbox": [70.0, 3.33, 126.67, 6.67]}),
-    ],
-)
-def test_a_box_is_rounded(unit: BoxFormat, box: dict[str, Any]) -> None:
-    """Fractions have six digits and pixels two; a centre or width is rounded once, from the exact corners."""
-    detection = members([10 / 3, 25, 200 / 3, 25 + 10 / 3], unit=unit)
-
-    assert {key: detection[key] for key in box} == box
-
-
-@pytest.mark.parametrize(
-    ("unit", "box"),
-    [
-        ("normalized", {"x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0}),
-        ("pixel", {"x1": 0.0, "y1": 0.0, "x2": 200.0, "y2": 100.0}),
-        ("coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
-        ("cxcywh", {"bbox": [100.0, 50.0, 200.0, 100.0]}),
-    ],
-)
-def test_a_box_ends_at_the_edge_of_the_image(unit: BoxFormat, box: dict[str, Any]) -> None:
-    detection = members([-5, 0, 105, 100], unit=unit)
-
-    assert {key: detection[key] for key in box} == box
 
 
 def test_a_class_without_a_label_has_its_id_as_name() -> None:

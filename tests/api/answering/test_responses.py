@@ -7,8 +7,7 @@ import pytest
 from litestar.types import Message
 
 from app.api.answering.responses import LargeResponse
-from app.api.context import RequestContext, attach
-from app.api.receiving.client_watch import BodyLimits
+from app.api.context import PAUSE_SECONDS, BodyLimits, RequestContext, attach
 from app.errors import GatewayFull
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
@@ -21,9 +20,9 @@ LARGE = bytes(range(256)) * 4096
 class Client:
     """A client that takes messages at its own pace."""
 
-    def __init__(self, memory: MemoryBudget, *, pause: float = 10, total: float = 10, seconds: float = 0) -> None:
+    def __init__(self, memory: MemoryBudget, *, total: float = 10, seconds: float = 0) -> None:
         self.context = RequestContext("r1", "")
-        self.context.body_limits = BodyLimits(1, pause, total)
+        self.context.body_limits = BodyLimits(1, total)
         self.messages: list[Message] = []
         self.reserved: list[int] = []
         self._memory = memory
@@ -67,13 +66,13 @@ async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
     assert not client.context.is_client_gone
 
 
-@pytest.mark.parametrize(("limits", "left_at", "pieces"), [({"pause": 2}, 5 + 2, 1), ({"pause": 7, "total": 8}, 5 + 8, 2)])
+@pytest.mark.parametrize(("seconds", "total", "left_at", "pieces"), [(12, 30, 12 + PAUSE_SECONDS, 1), (7, 8, 7 + 8, 2)])
 @in_virtual_time
 async def test_a_client_that_does_not_read_is_left(
-    memory: MemoryBudget, limits: dict[str, float], left_at: float, pieces: int
+    memory: MemoryBudget, seconds: float, total: float, left_at: float, pieces: int
 ) -> None:
     """A pause or the whole transfer takes too long: memory is released, and the log says that the client has gone."""
-    client = Client(memory, **limits, seconds=5)  # for each message, the first of which has no body
+    client = Client(memory, total=total, seconds=seconds)  # for each message, the first of which has no body
 
     await client.get(LargeResponse(LARGE, "image/png", memory))
 

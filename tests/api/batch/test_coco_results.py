@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.api.answering import problems
 from app.imaging.fit import Letterbox
 from tests.api.batch.test_route import LINES, NOTHING, SCENES, TRUNCATED, Files, as_json, form
@@ -33,7 +33,6 @@ def renumbered(results: list[dict[str, Any]], image_ids: list[int]) -> list[dict
 
 
 async def test_all_images_are_in_one_list(client: httpx.AsyncClient, alone: list[dict[str, Any]]) -> None:
-    """The list has the order of the images, each with its index, for a form and for JSON."""
     from_form = await client.post(PATH, files=form(*SCENES))
     from_json = await client.post("/detect/batch", json=as_json(*SCENES, model="six_columns", format="coco-results"))
 
@@ -43,7 +42,6 @@ async def test_all_images_are_in_one_list(client: httpx.AsyncClient, alone: list
 
 @pytest.mark.parametrize("ids", [[139, 285, 632, 0, 2**53], [4, 3, 2, 1, 0]])
 async def test_the_caller_numbers_the_images(client: httpx.AsyncClient, alone: list[dict[str, Any]], ids: list[int]) -> None:
-    """The ids may be in the query, a form field or a JSON member."""
     text = ", ".join(map(str, ids))
     expected = renumbered(alone, ids)
 
@@ -53,7 +51,6 @@ async def test_the_caller_numbers_the_images(client: httpx.AsyncClient, alone: l
 
 
 async def test_an_image_without_objects_has_no_results(client: httpx.AsyncClient, alone: list[dict[str, Any]]) -> None:
-    """The others keep their numbers; a batch without any objects is an empty list."""
     files = form(EMPTY, SCENES[0], EMPTY, SCENES[1], EMPTY)
     found = json(await client.post(PATH, files=files))
 

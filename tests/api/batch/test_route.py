@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes import models
@@ -94,15 +94,6 @@ async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx
     assert (answer["processed_images"], answer["failed_images"], answer["status"]) == (2, 4, "success")
 
 
-async def test_base64_that_is_broken_fails_alone(client: httpx.AsyncClient) -> None:
-    document = as_json(SCENE, model="six_columns")
-    document["images"] += ["***", 7, ""]
-    answer = json(await client.post("/detect/batch", json=document))
-
-    assert answer["processed_images"] == 1
-    assert [(failure["index"], failure["problem"]["status"]) for failure in answer["failures"]] == [(1, 400), (2, 400), (3, 400)]
-
-
 async def test_without_hosts_an_address_fails_alone(client: httpx.AsyncClient) -> None:
     document = as_json(SCENE, model="six_columns")
     document["images"].append("https://example.org/a.png")
@@ -133,7 +124,6 @@ async def test_63_good_images_and_a_broken_one(client: httpx.AsyncClient) -> Non
 
 
 async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
-    """Each line has the index of its image; the last line is the summary."""
     query = "/detect/batch?model=six_columns&boxes=pixel"
     response = await client.post(query, files=form(*SCENES, NOTHING), headers=LINES)
     *images, summary = lines_of(response)
@@ -168,14 +158,6 @@ async def test_what_all_images_have_in_common_fails_for_all(
 
     assert json(response, status)["code"] == code
     assert response.headers["content-type"] == "application/problem+json"
-
-
-async def test_json_may_be_declared_as_a_form(client: httpx.AsyncClient) -> None:
-    """`curl -d` declares a form unless it is told a type."""
-    data = msgspec.json.encode({"images": [SCENE]})
-    response = await client.post("/detect/batch", content=data, headers={"Content-Type": "application/x-www-form-urlencoded"})
-
-    assert json(response, 200)["processed_images"] == 1
 
 
 @pytest.mark.parametrize(

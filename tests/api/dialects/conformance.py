@@ -74,7 +74,6 @@ class Conformance(ABC):
 
     @pytest.mark.parametrize("seed", range(12))
     async def test_boxes_are_those_of_the_gateways_own_answer(self, server: httpx.AsyncClient, seed: int) -> None:
-        """Boxes agree within rounding for rotated, tiny, huge and grey images."""
         random = Random(seed)  # noqa: S311 - no secret
         image, width, height = random_scene(random)
         confidence = random.choice([0.0, 0.25, 0.5, 0.85, 0.95, 1.0])

@@ -40,9 +40,9 @@ class TestConformance(Conformance):
 
 @pytest.fixture
 async def client(settings: Settings, triton: EmbeddedTriton) -> Any:  # noqa: ANN401
-    """A client of an application that finds two rectangles, and tells of one."""
+    """A client of an application that finds two rectangles."""
     assert triton.poll() is None
-    own = msgspec.structs.replace(settings, model="six_columns", deepstack_max_objects=1)
+    own = msgspec.structs.replace(settings, model="six_columns")
     async with started(create_app(own)) as made:
         yield made
 
@@ -60,9 +60,9 @@ async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.As
     assert int(response.headers["content-length"]) == len(response.content)
 
 
-async def test_at_most_as_many_objects_as_the_setting_says(client: httpx.AsyncClient) -> None:
+async def test_at_most_as_many_objects_as_the_query_says(client: httpx.AsyncClient) -> None:
     """Frigate's detector has room for 20 objects."""
-    limited = json(await client.post("/v1/vision/detection", **FORM))
+    limited = json(await client.post("/v1/vision/detection?max_objects=1", **FORM))
     own = json(await client.post("/detect", content=SCENE))
 
     assert [one["label"] for one in limited["predictions"]] == [own["detections"][0]["class_name"]]
@@ -98,7 +98,7 @@ async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
     answer = json(await client.post("/v1/vision/custom/yolo_head", **FORM))
     unknown = await client.post("/v1/vision/custom/nothing-like-it", **FORM)
 
-    assert (answer["command"], answer["count"]) == ("custom", 1)
+    assert (answer["command"], answer["count"]) == ("custom", 2)
     assert unknown.status_code == 404
     assert unknown.json()["success"] is False
 

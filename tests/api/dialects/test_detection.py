@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, write_keys
@@ -33,14 +33,6 @@ async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[Fak
 
     assert (reply.status, reply.headers["retry-after"], reply.headers["content-type"]) == (429, "1", "application/json")
     assert msgspec.json.decode(reply.body)["success"] is False
-
-
-@BOTH
-async def test_a_body_that_is_declared_too_large_is_not_read(shared_app: Application, path: str) -> None:
-    large = await post_unread(shared_app, path, {"Content-Type": "image/bmp", "Content-Length": "1048577"})
-    other = await post_unread(shared_app, path, {"Content-Type": "video/mp4", "Content-Length": "100"})
-
-    assert (large.status, other.status) == (413, 400)  # DeepStack has no 415
 
 
 async def test_the_log_has_what_it_has_of_other_requests(

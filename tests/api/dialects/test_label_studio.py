@@ -276,7 +276,6 @@ async def test_an_image_that_cannot_be_fetched_is_the_error_of_its_request(remot
 
 
 async def test_only_tasks_may_use_label_studio(remote: tuple[Host, Host, httpx.AsyncClient]) -> None:
-    """No other request may fetch from Label Studio's address."""
     studio, _, client = remote
     url = studio.url("/data/upload/1/a.bmp", NAME)
     for path, body in (("/detect", {"image": url}), ("/detect/batch", {"images": [url]})):

@@ -22,7 +22,6 @@ async def test_the_page_needs_no_other_server(reader: httpx.AsyncClient) -> None
     [("swagger_bundle.js", "text/javascript"), ("swagger_preset.js", "text/javascript"), ("swagger_style.css", "text/css")],
 )
 async def test_files_are_shown_and_not_downloaded(reader: httpx.AsyncClient, name: str, media_type: str) -> None:
-    """The files of the documentation have the content type that a browser expects."""
     response = await reader.get(f"/docs-assets/{name}")
 
     assert response.status_code == 200

@@ -46,7 +46,6 @@ async def test_every_type_of_a_result_is_described(document: Any) -> None:  # no
 
 
 async def test_the_document_describes_batches(document: Any) -> None:  # noqa: ANN401
-    """Both kinds of bodies and answers, and the parameters that apply to several images."""
     operation = document["paths"]["/detect/batch"]["post"]
     content = operation["requestBody"]["content"]
 
@@ -68,7 +67,6 @@ async def test_the_document_describes_batches(document: Any) -> None:  # noqa: A
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
-    """Type, default and meaning are the same in the query, in a form and in JSON."""
     operation = document["paths"]["/detect"]["post"]
     content = operation["requestBody"]["content"]
     query = {parameter["name"]: parameter for parameter in operation["parameters"]}
@@ -113,7 +111,6 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
 
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
-    """The description has neither the version prefix nor the files of the page."""
     assert set(document["paths"]) == {
         *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models"),
         *("/health", "/live", "/livez", "/ready", "/readyz"),

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.main import create_app
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, serving

@@ -48,8 +48,7 @@ def document(image: object = base64.b64encode(IMAGE).decode(), **members: object
         ("", False),
     ],
 )
-def test_only_forms_have_to_be_parsed(content_type: str, expected: bool) -> None:  # noqa: FBT001
-    """Any other body is the image itself, unless it is compressed."""
+def test_only_forms_have_to_be_parsed(content_type: str, *, expected: bool) -> None:
     assert needs_parsing(content_type) is expected
     assert needs_parsing(content_type, "Identity") is expected
     assert needs_parsing(content_type, "gzip")
@@ -102,6 +101,7 @@ def test_json_is_parsed_by_its_content_type(header: str) -> None:
         (form(part("image", b"", filename="")), TYPE),
         (document(""), "application/json"),
         (document("data:image/png;base64,"), "application/json"),
+        (document("data:nothing"), "application/json"),
         (b"image=", URLENCODED),
     ],
 )
@@ -114,7 +114,6 @@ def test_an_empty_image_is_malformed(data: bytes, header: str) -> None:
 @pytest.mark.parametrize("field", ["image", "file"])
 @pytest.mark.parametrize("filename", ["a.jpg", "", None])
 def test_a_multipart_image_is_found(field: str, filename: str | None) -> None:
-    """Either field contains the image, byte for byte, with a file name or without."""
     assert parse_multipart(form(part(field, IMAGE, filename=filename)), TYPE) == ParsedBody(IMAGE, [])
 
 
@@ -151,13 +150,7 @@ def test_a_multipart_image_may_be_text(field: str) -> None:
         parse_body(form(part(field, b"@image.jpg")), TYPE)
 
 
-def test_an_empty_multipart_image_is_returned() -> None:
-    """`parse_body` rejects empty images, for all kinds of forms."""
-    assert parse_multipart(form(part("image", b"", filename="")), TYPE) == ParsedBody(b"", [])
-
-
 def test_the_boundary_may_be_quoted() -> None:
-    """A boundary with characters other than letters and digits is quoted."""
     data = form(part("image", IMAGE)).replace(b"--b", b"--a b=c")
 
     assert parse_multipart(data, 'multipart/form-data; charset=utf-8; Boundary="a b=c"').image == IMAGE
@@ -176,7 +169,6 @@ def test_the_boundary_may_be_quoted() -> None:
     ],
 )
 def test_a_form_contains_exactly_one_image(parts: tuple[bytes, ...], found: str) -> None:
-    """No image, or more than one, is rejected with their number, and with what there is instead."""
     with pytest.raises(MalformedRequest, match=rf"^expected one image in the field 'image' \(or 'file'\), found {found}$"):
         parse_multipart(form(*parts), TYPE)
 
@@ -192,7 +184,6 @@ def test_a_file_in_a_field_of_another_name_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("filename", [b"caf\xe9.jpg", "café.jpg".encode(), "写真.jpg".encode("shift_jis"), b"\xff\0"])
 def test_a_file_name_may_have_any_encoding(filename: bytes) -> None:
-    """The file name is not used."""
     data = form(part("image", IMAGE, filename="NAME"), part("näme", b"1")).replace(b"NAME", filename)
 
     assert parse_multipart(data, TYPE) == ParsedBody(IMAGE, [("näme", "1")])
@@ -205,17 +196,20 @@ def test_a_field_name_may_be_latin_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content_type", "message"),
+    ("parameters", "message"),
     [
-        ("multipart/form-data", "the Content-Type header has no boundary"),
-        ("multipart/form-data; boundary=", "the Content-Type header has no boundary"),
-        ('multipart/form-data; boundary=""', "the Content-Type header has no boundary"),
-        ("multipart/form-data; boundary=c", "the boundary of the Content-Type header does not occur in the body"),
+        *((given, "Content-Type header has no boundary; ") for given in ("", " boundary=", ' boundary=""', ' boundary="b')),
+        (" boundary=\xff\xfe", "Content-Type header has no boundary; "),
+        *(
+            (f" boundary={given}", "boundary of the Content-Type header does not occur in the body; ")
+            for given in ("c", "x" * 8000)
+        ),
+        (' boundary="a\nb"', "boundary in the Content-Type header has characters that no boundary may have"),
     ],
 )
-def test_a_wrong_boundary_is_malformed(content_type: str, message: str) -> None:
-    with pytest.raises(MalformedRequest, match=f"^{message}; let the HTTP client write"):
-        parse_multipart(form(part("image", IMAGE)), content_type)
+def test_a_wrong_boundary_is_malformed(parameters: str, message: str) -> None:
+    with pytest.raises(MalformedRequest, match=f"^the {message}(let the HTTP client write .*)?$"):
+        parse_multipart(form(part("image", IMAGE)), f"multipart/form-data;{parameters}")
 
 
 def test_a_truncated_form_is_malformed() -> None:
@@ -266,13 +260,6 @@ def test_a_defect_of_a_form_is_described(data: bytes, message: str) -> None:
         parse_multipart(data, TYPE)
 
 
-def test_a_boundary_with_a_line_break_is_described() -> None:
-    with pytest.raises(
-        MalformedRequest, match=r"^the boundary in the Content-Type header has characters that no boundary may have$"
-    ):
-        parse_multipart(form(part("image", IMAGE)), 'multipart/form-data; boundary="a\nb"')
-
-
 @pytest.mark.parametrize("header", ["form-data", 'form-data; name=""', 'form-data; filename="a.jpg"'])
 def test_a_part_without_a_name_is_malformed(header: str) -> None:
     nameless = f"--b\r\nContent-Disposition: {header}\r\n\r\nx\r\n".encode()
@@ -281,25 +268,17 @@ def test_a_part_without_a_name_is_malformed(header: str) -> None:
             parse_multipart(data, TYPE)
 
 
-@pytest.mark.parametrize("count", [17, 1500])
-def test_too_many_parts_are_malformed(count: int) -> None:
-    with pytest.raises(MalformedRequest, match=r"^the form has too many parts; the maximum is 16$"):
-        parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * (count - 1)), TYPE)
-
-
-def test_sixteen_parts_are_read() -> None:
+def test_a_form_may_have_sixteen_parts() -> None:
     assert len(parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * 15), TYPE).parameters) == 15
+    for count in (16, 1500):
+        with pytest.raises(MalformedRequest, match=r"^the form has too many parts; the maximum is 16$"):
+            parse_multipart(form(part("image", IMAGE), *[part("x", b"")] * count), TYPE)
 
 
-def test_a_parameter_that_is_not_text_is_rejected_by_name() -> None:
-    with pytest.raises(InvalidParameter, match=r"^'classes' is not UTF-8 text; if it is the image, its field must be 'image'"):
-        parse_multipart(form(part("classes", b"caf\xe9"), part("image", IMAGE)), TYPE)
-
-
-def test_a_long_field_name_is_quoted_in_part() -> None:
-    """The response does not repeat kilobytes of the request."""
-    with pytest.raises(InvalidParameter, match=f"^'{'n' * 64}' is not UTF-8 text;"):
-        parse_multipart(form(part("n" * 3000, b"\xff"), part("image", IMAGE)), TYPE)
+@pytest.mark.parametrize(("name", "quoted"), [("classes", "classes"), ("n" * 3000, "n" * 64)])
+def test_a_parameter_that_is_not_text_is_rejected_by_name(name: str, quoted: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^'{quoted}' is not UTF-8 text; if it is the image, its field must be 'image'"):
+        parse_multipart(form(part(name, b"caf\xe9"), part("image", IMAGE)), TYPE)
 
 
 def test_an_epilogue_is_ignored() -> None:
@@ -313,7 +292,6 @@ def test_an_image_may_be_declared_as_a_form() -> None:
 
 @pytest.mark.parametrize("field", ["image", "file"])
 def test_a_form_of_names_and_values_is_read(field: str) -> None:
-    """The image is base64, as in JSON; other fields are parameters."""
     data = f"boxes=coco&{field}={quote_plus(base64.b64encode(IMAGE))}&classes=traffic+light%2C2".encode()
 
     assert parse_body(data, URLENCODED) == ParsedBody(IMAGE, [("boxes", "coco"), ("classes", "traffic light,2")])
@@ -457,6 +435,8 @@ def test_json_members_keep_the_order_of_the_parameters() -> None:
         b'{"image": "QUJD", "confidence": 1e400}',
         b'{"image": "QUJD", "classes": [' + b"9" * 5000 + b"]}",
         b'{"image": "QUJD", "classes": "\\ud800"}',
+        b'{"image": "\\ud800"}',
+        b'{"image": "QUJD", "classes": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
         b'{"image": "\xff"}',
         b"\xff\xfe{\0}\0",
         b"[" * 100_000,
@@ -546,7 +526,6 @@ def test_long_members_cost_no_memory() -> None:
     ],
 )
 def test_a_json_image_given_twice_is_rejected(data: bytes) -> None:
-    """Also if one is the same, is no text, or its name is spelt with escapes."""
     with pytest.raises(InvalidParameter, match=r"^image is given more than once$"):
         parse_json(data)
 
@@ -610,7 +589,6 @@ def test_a_form_with_an_address_needs_no_image() -> None:
     ],
 )
 def test_json_without_an_image_is_malformed(data: bytes, found: str) -> None:
-    """An object must have a text `image`; what else it is is said."""
     with pytest.raises(MalformedRequest, match=f'^the JSON object has no string "image": {found}expected the image in base64$'):
         parse_json(data)
 
@@ -619,12 +597,6 @@ def test_json_without_an_image_is_malformed(data: bytes, found: str) -> None:
 def test_text_that_is_not_base64_is_malformed(image: str) -> None:
     with pytest.raises(MalformedRequest, match=r'^"image" is not base64$'):
         parse_json(document(image))
-
-
-@pytest.mark.parametrize("image", ["", "data:image/png;base64,", "data:nothing"])
-def test_an_empty_json_image_is_returned(image: str) -> None:
-    """`parse_body` rejects empty images, for all kinds of forms."""
-    assert parse_json(document(image)).image == b""
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

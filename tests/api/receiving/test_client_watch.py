@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.api.application import Application
-from app.api.context import RequestContext
-from app.api.receiving.client_watch import BodyLimits, ClientWatch, drain, has_body
+from app.api.context import BodyLimits, RequestContext
+from app.api.receiving.client_watch import ClientWatch, drain, has_body
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import pipeline
@@ -20,7 +20,7 @@ from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate
 from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, in_cycles, lifespan_of, open_admission, receiving
 
-LIMITS = BodyLimits(100, pause_seconds=10, total_seconds=30)
+LIMITS = BodyLimits(100, total_seconds=30)
 
 
 async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_bytes: int = 1000) -> bytes:
@@ -55,7 +55,6 @@ async def test_a_client_that_disconnects_early_is_gone() -> None:
 
 
 async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
-    """The rest of it is not received; a body of exactly the limit is accepted."""
     assert len(await read(chunk(b"x" * 60, more=True), chunk(b"x" * 40))) == 100
     with pytest.raises(BodyTooLarge, match=r"^the limit is 0 MiB$"):
         await read(chunk(b"x" * 60, more=True), chunk(b"x" * 41, more=True), chunk(b"x" * 1000))
@@ -122,7 +121,6 @@ async def test_a_body_that_stops_arriving_is_a_timeout(pieces: int) -> None:
 
 @in_virtual_time
 async def test_a_body_that_never_ends_is_a_timeout() -> None:
-    """The total time is limited, however regularly bytes arrive."""
     with pytest.raises(BodyTimeout):
         await read_from(sending(9), LIMITS)
 
@@ -140,7 +138,6 @@ async def test_the_time_for_the_body_also_limits_the_first_pause() -> None:
 
 @in_virtual_time
 async def test_a_slow_body_is_received() -> None:
-    """The pauses together may exceed the limit of a single pause."""
     assert await read_from(sending(9, 3, is_whole=True), LIMITS) == b"x" * 3
     assert now() == 27
 
@@ -173,7 +170,6 @@ def after_body(client: Client) -> ClientWatch:
 
 @in_virtual_time
 async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
-    """The block returns its result or raises its exception, whether it is short or long; the watch ends with it."""
     tasks = asyncio.all_tasks()
 
     async def fail(seconds: float) -> None:
@@ -246,7 +242,6 @@ async def test_a_cancellation_for_another_reason_goes_on() -> None:
 
 
 async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither decoding nor an inference starts for it, and the log says 499."""
     gate, fake = Gate(), FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
         fake.requests.clear()
@@ -319,13 +314,11 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
         ({b"content-type": b"image/jpeg"}, False),
     ],
 )
-def test_a_body_is_announced_by_its_headers(headers: dict[bytes, bytes], expected: bool) -> None:  # noqa: FBT001
-    """With its length, or with a transfer encoding."""
+def test_a_body_is_announced_by_its_headers(headers: dict[bytes, bytes], *, expected: bool) -> None:
     assert has_body(headers) is expected
 
 
 async def test_a_body_is_received_to_its_end() -> None:
-    """Nothing is received after that."""
     messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
     receive = receiving(*messages, {"type": "http.request", "body": b"next", "more_body": False})
     await drain(receive)
@@ -334,7 +327,6 @@ async def test_a_body_is_received_to_its_end() -> None:
 
 
 async def test_a_client_that_disconnects_is_not_waited_for() -> None:
-    """There is nothing more to receive."""
     await drain(receiving({"type": "http.request", "body": b"x", "more_body": True}))
 
 

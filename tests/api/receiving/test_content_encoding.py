@@ -55,7 +55,6 @@ def traced() -> Iterator[Callable[[], int]]:
     ],
 )
 def test_a_body_is_decoded(encoding: str, encode: object, plain: bytes) -> None:
-    """The body is restored even if the container is not the declared one; every byte is counted."""
     counted: list[int] = []
 
     assert callable(encode)
@@ -78,7 +77,6 @@ def test_codings_that_can_be_decoded_are_accepted(encoding: str) -> None:
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress, bare])
 def test_a_bomb_stops_at_the_limit(encode: object) -> None:
-    """Memory never holds much more than the limit."""
     assert callable(encode)
     data = encode(bytes(100 * MIB))
     with traced() as peak, pytest.raises(BodyTooLarge, match="the limit is 2 MiB"):
@@ -100,7 +98,7 @@ def test_a_body_that_expands_much_stops_soon(encode: object) -> None:
 
 
 @pytest.mark.parametrize(("times", "is_accepted"), [(20, True), (30, False)])
-def test_a_body_may_expand_25_times(times: int, is_accepted: bool) -> None:  # noqa: FBT001
+def test_a_body_may_expand_25_times(times: int, *, is_accepted: bool) -> None:
     """Noise does not shrink; zeros shrink a thousandfold."""
     noise = os.urandom(MIB // 10)
     plain = noise + bytes((times - 1) * len(noise))
@@ -170,7 +168,6 @@ def test_what_follows_the_end_is_malformed(size: int, rest: bytes) -> None:
 
 @pytest.mark.parametrize("rest", [b"x", b"\x1f", bytes(200_000), zlib.compress(b"more")], ids=["byte", "start", "zeros", "zlib"])
 def test_what_follows_the_last_member_is_malformed(rest: bytes) -> None:
-    """Trailing zeros, with which tapes are padded, are malformed as well."""
     with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
         decode(gzip.compress(b"a") + rest, "gzip", MIB, uncounted)
 

@@ -17,7 +17,6 @@ from app.api.receiving.content_type import body_type, is_supported, media_type
     ],
 )
 def test_the_media_type_has_neither_case_nor_parameters(header: str, expected: str) -> None:
-    """`media_type` returns the type in lower case and without parameters; an empty header has an empty type."""
     assert media_type(header) == expected
 
 
@@ -40,7 +39,7 @@ def test_the_media_type_has_neither_case_nor_parameters(header: str, expected: s
         ("nonsense", False),
     ],
 )
-def test_images_forms_and_unknown_bytes_are_supported(content_type: str, expected: bool) -> None:  # noqa: FBT001
+def test_images_forms_and_unknown_bytes_are_supported(content_type: str, *, expected: bool) -> None:
     """The format of an image is found in its first bytes, so its subtype does not matter."""
     assert is_supported(content_type) is expected
 

@@ -7,17 +7,15 @@ import random
 import tracemalloc
 from collections.abc import AsyncIterator
 from functools import partial
-from io import BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import httpx
 import msgspec
 import pytest
-from PIL import Image
 
 from app import main
-from app.api import middleware
+from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
 from app.api.receiving import body
@@ -36,9 +34,7 @@ NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly
 
 @pytest.mark.parametrize("is_compressed", [True, False])
 async def test_all_memory_of_a_body_that_is_parsed_is_counted(
-    gateway: tuple[FakeTriton, httpx.AsyncClient],
-    monkeypatch: pytest.MonkeyPatch,
-    is_compressed: bool,  # noqa: FBT001
+    gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, *, is_compressed: bool
 ) -> None:
     """The body, what it was before it was compressed, and what parsing adds: no less than is in use, and not much more."""
     counted: list[int] = []
@@ -113,7 +109,7 @@ def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
     return made
 
 
-@pytest.mark.parametrize("way", ["query", "json image", "json url", "form"])
+@pytest.mark.parametrize("way", ["query", "json image", "json url", "form", "fields"])
 async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> None:
     host, client, _ = remote
     url = host.url("/scene.bmp")
@@ -122,6 +118,7 @@ async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> Non
         "json image": partial(client.post, "/detect", json={"image": url, "classes": ["red"]}),
         "json url": partial(client.post, "/detect", json={"url": url, "classes": ["red"]}),
         "form": partial(client.post, "/detect", files={"url": (None, url), "classes": (None, "red")}),
+        "fields": partial(client.post, "/detect", data={"image": url, "classes": "red"}),
     }[way]
     answer = await send()
 
@@ -171,32 +168,6 @@ async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admiss
     assert (await batch).problem["code"] == "client_gone"
     assert await eventually(lambda: not host.open_connections)
     assert admissions[0].batch_memory.own_bytes == 0
-
-
-async def test_a_fetched_image_is_drawn_on(remote: Remote) -> None:
-    host, client, _ = remote
-    answer = await client.post(
-        "/detect", params={"url": host.url("/scene.bmp"), "format": "image"}, headers={"Accept": "image/png"}
-    )
-
-    assert answer.headers["content-type"] == "image/png"
-    assert Image.open(BytesIO(answer.content)).size == Image.open(BytesIO(SCENE)).size
-
-
-@pytest.mark.parametrize("name", ["url", "image"])
-async def test_a_form_of_names_and_values_may_have_an_address(remote: Remote, name: str) -> None:
-    host, client, _ = remote
-    host.answers["/scene.bmp?a=1&b=%2F"] = response(SCENE)
-    answer = await client.post("/detect", data={name: host.url("/scene.bmp?a=1&b=%2F"), "classes": "red"})
-
-    assert [found["class_name"] for found in json(answer)["detections"]] == ["red"]
-
-
-@pytest.mark.parametrize("path", ["/predict/six_columns", "/v1/detect", "/v1/predict/six_columns"])
-async def test_every_path_takes_addresses(remote: Remote, path: str) -> None:
-    host, client, _ = remote
-
-    assert len(json(await client.post(path, json={"image": host.url("/scene.bmp")}))["detections"]) == 2
 
 
 @pytest.mark.parametrize("url", ["", " "])
@@ -273,12 +244,6 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
     assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
 
 
-async def test_an_empty_body_needs_an_address(remote: Remote) -> None:
-    _, client, _ = remote
-
-    assert json(await client.post("/detect", params={"confidence": "0.5"}), 400)["detail"] == "the body is empty"
-
-
 async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
     """The deadline is the caller's, from the end of the request's body; missing it is no error of the gateway."""
     host, client, _ = remote
@@ -287,17 +252,6 @@ async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> No
 
     assert problem["code"] == "image_not_fetched"
     assert problem["detail"].startswith("the image did not arrive within 0.")
-    assert await eventually(lambda: not host.open_connections)
-
-
-async def test_a_caller_who_leaves_ends_the_fetch(remote: Remote) -> None:
-    host, _, app = remote
-    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
-    leaving = receiving({"type": "http.request", "body": b"", "more_body": False})
-    reply = await call(app, leaving, f"/detect?url={quote(host.url('/slow'))}")
-
-    assert reply.problem["code"] == "client_gone"
-    assert host.requests
     assert await eventually(lambda: not host.open_connections)
 
 

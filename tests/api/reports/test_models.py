@@ -21,7 +21,6 @@ def by_name(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway) -> None:
-    """The list is sorted by name, includes the models that `pull` knows, and marks the default model."""
     _, client = gateway
     document = json(await client.get("/models"))
 
@@ -52,7 +51,6 @@ async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> Non
 
 
 async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
-    """Those that are ready, as numbers ascend, and the newest as the one that answers."""
     fake, client = gateway
     fake.model_versions = ["2", "10"]
     fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]

@@ -17,7 +17,7 @@ from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
-from tests.bench.support import clients_of, needs_reference
+from tests.bench.support import needs_reference
 from tests.support import sample_image
 
 pytestmark = [needs_reference, pytest.mark.system]
@@ -62,7 +62,3 @@ def test_its_answers_describe_the_image_and_the_time(fixtures: Triton, tmp_path:
     assert body == {"detections": [], "num_detections": 0, "status": "success", "image": {"width": 600, "height": 400}}
     assert float(duration.removesuffix("ms")) > 0
     assert rejected.startswith(b"HTTP/1.1 413 ")
-
-
-def test_requests_share_one_client() -> None:
-    assert clients_of("reference", requests=3) == ["created", "used", "used", "used", "closed"]

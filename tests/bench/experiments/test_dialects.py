@@ -9,8 +9,7 @@ from app.api.receiving.body import parse_multipart
 from app.settings.schema import DIALECTS
 from bench.__main__ import main
 from bench.experiments import dialects
-from bench.experiments.dialects import Round, Spent, describe
-from bench.experiments.frigate import to_request
+from bench.experiments.dialects import Round, Spent, describe, frigate_request
 from bench.load.dialects import PAIRS
 from bench.load.images import SAMPLE_FOLDER
 from tests.support import sample_image
@@ -26,7 +25,7 @@ def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
 
 
 def test_frigate_sends_a_small_square() -> None:
-    request = to_request(sample_image("chelsea.jpg"))
+    request = frigate_request(sample_image("chelsea.jpg"))
     with Image.open(BytesIO(parse_multipart(request.body, request.headers["content-type"]).image)) as image:
         assert (image.format, image.size) == ("JPEG", (320, 320))
 

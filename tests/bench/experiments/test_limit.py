@@ -1,17 +1,29 @@
 """The limits of the machine."""
 
-from pathlib import Path
+import re
 
-from bench.experiments.limit import measure_http
-from bench.harness.contest import Load
-from bench.harness.triton import Triton
-from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
+import pytest
+
+from bench.__main__ import main
+from bench.experiments import limit
+from bench.load.images import SAMPLE_FOLDER
 
 
-def test_http_alone_and_with_triton_are_measured(fixtures: Triton, tmp_path: Path) -> None:
-    load = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
+def test_without_a_name_the_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, "run", lambda options: int(options.only == ["nereid_shm", "nereid_file"]))
 
-    for triton in (None, fixtures.settings):
-        cost = measure_http(tmp_path, load, 1, triton)
-        assert cost.rate > 0
-        assert cost.cpu_ms > 0
+    assert main([]) == 1
+
+
+@pytest.mark.system
+def test_nereid_is_compared_with_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    """HTTP alone is measured as fast as it can, and again at the rate of each server."""
+    options = ["--seconds", "0.5", "--clients", "2", "--workers", "1", "--images", str(SAMPLE_FOLDER)]
+    assert main(["limit", *options]) == 0
+    found = re.findall(r"^ *(.+?) +(\d+) (?:images|requests)/s", capsys.readouterr().out, re.MULTILINE)
+
+    assert all(int(rate) > 0 for _, rate in found)
+    assert [what for what, _ in found] == [
+        *("decode and letterbox alone", "onto a new canvas each time", "HTTP alone, bodies read", "and forwarded to Triton"),
+        *("at the rate of nereid_shm", "at the rate of nereid_file", "nereid_shm", "nereid_file"),
+    ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiments.options import add_before, add_images, count, describe, positive
+from bench.experiments.options import add_shared, count, describe, positive
 
 
 def test_numbers_out_of_range_are_rejected() -> None:
@@ -23,7 +23,7 @@ def test_numbers_out_of_range_are_rejected() -> None:
 def test_the_option_for_images_names_a_folder() -> None:
     """Without the option there is no folder, and the option has no other name."""
     parser = ArgumentParser(exit_on_error=False)
-    add_images(parser)
+    add_shared(parser, images=None)
 
     assert parser.parse_args(["--images", "folder"]).images == Path("folder")
     assert parser.parse_args([]).images is None
@@ -32,8 +32,7 @@ def test_the_option_for_images_names_a_folder() -> None:
 
 def test_a_record_lists_the_options_that_have_a_value() -> None:
     parser = ArgumentParser()
-    add_images(parser)
-    add_before(parser)
+    add_shared(parser, images=None, before=None)
     parser.set_defaults(run=print, json=Path("out"), only=["nereid_shm", "nereid_file"], contests=[])
 
     assert describe(parser.parse_args(["--before", "folder"])) == {"before": "folder", "only": "nereid_shm, nereid_file"}

@@ -14,7 +14,7 @@ from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.measurements import Measurement
 from bench.report.records import load_record
-from bench.report.scaling_text import scaling_text
+from bench.report.scaling import scaling_text
 from tests.processes import no_process_left
 
 OPTIONS = ["--workers", "1", "--clients", "1", "4", "--rounds", "1", "--seconds", "0.4", "--images", str(SAMPLE_FOLDER)]

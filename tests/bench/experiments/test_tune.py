@@ -32,9 +32,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def _tuning(settings: dict[str, str], *options: str) -> Iterator["subprocess.Popen[str]"]:
+def _tuning(settings: dict[str, str], *options: str, seconds: int = 60) -> Iterator["subprocess.Popen[str]"]:
     environment = {**environment_of(ROOT), **settings, "NEREID_WORKERS": "1"}
-    command = [sys.executable, "-m", "bench", "tune", MODEL, "--clients=8", "--seconds=10", *options]
+    command = [sys.executable, "-m", "bench", "tune", MODEL, "--clients=8", f"--seconds={seconds}", *options]
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -54,7 +54,7 @@ def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) 
     """Two wait at the same time. Nothing else of the config changes, and no other file stays behind."""
     file = repository / MODEL / "config.pbtxt"
     before = file.read_text()
-    with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write") as process:
+    with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write", seconds=10) as process:
         shown, errors = process.communicate(timeout=110)
     lines = shown.splitlines()
 

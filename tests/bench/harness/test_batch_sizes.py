@@ -33,8 +33,3 @@ def test_metrics_that_cannot_be_read_are_one_line(body: bytes) -> None:
         read_batch_sizes(url, "null")
 
     assert "\n" not in str(caught.value)
-
-
-def test_a_gateway_that_does_not_answer_is_one_line() -> None:
-    with pytest.raises(ContestantError, match=re.escape("http://127.0.0.1:1 ")):
-        read_batch_sizes("http://127.0.0.1:1", "null")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.contest import Load, hold_contest, measure, measure_alone
+from bench.harness.contest import Load, hold_contest, measure
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Lineup
 from bench.harness.processes import ROOT
@@ -46,13 +46,6 @@ def test_the_model_of_a_server_that_does_not_name_it_is_the_one_it_was_told_to_u
     contest = hold_contest("", [("reference", "null")], Lineup(fixtures, 1, tmp_path), LOAD, 1)
 
     assert [entry.model for entry in contest.entries] == ["null_fp32"]
-
-
-def test_one_contestant_can_be_measured_alone(fixtures: Triton, tmp_path: Path) -> None:
-    measured = measure_alone(Lineup(fixtures, 1, tmp_path), "nereid_inline", "null", LOAD)
-
-    assert measured.outcome.failed == 0
-    assert measured.figures["cpu gateway"] > 0
 
 
 def test_a_server_that_ends_during_a_contest_is_one_line(fixtures: Triton, tmp_path: Path) -> None:

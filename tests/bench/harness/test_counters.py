@@ -52,8 +52,3 @@ def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
 
     assert "\n" not in str(caught.value)
     assert status == 200 or "400 " in str(caught.value)
-
-
-def test_a_triton_that_does_not_answer_is_one_line() -> None:
-    with pytest.raises(CountersError, match=re.escape("http://127.0.0.1:1: ")):
-        read_counters("http://127.0.0.1:1", "m")

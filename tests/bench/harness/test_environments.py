@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import environments
-from bench.harness.environments import LOCUST, REFERENCE, Environment
+from bench.harness.environments import Environment
 from bench.harness.errors import ContestantError
 
 
@@ -50,7 +50,3 @@ def test_an_environment_that_failed_is_not_taken_for_complete(environment: Envir
         environment.install()
 
     assert not environment.is_installed()
-
-
-def test_environments_do_not_share_a_folder() -> None:
-    assert REFERENCE.folder != LOCUST.folder

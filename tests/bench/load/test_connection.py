@@ -43,15 +43,6 @@ async def test_answers_that_cannot_be_read_are_errors(response: bytes) -> None:
     assert outcome.statuses == {"error": 2}
 
 
-async def test_a_server_may_close_the_connection_after_its_answer() -> None:
-    """`Connection: close` costs a new connection, not a request."""
-    async with serving(always(answer(CAT, "200 OK", "Connection: close"))) as server:
-        outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=3)
-
-    assert outcome.statuses == {"200": 3}
-    assert server.connections >= 3
-
-
 async def test_answers_may_arrive_in_pieces() -> None:
     response = answer(CAT, "200 OK", "server-timing: total;dur=1")
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.load import driver
 from bench.load.closed_loop import drive_closed_loop
-from tests.bench.support import CAT, SAMPLE, always, answer, serving
+from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 
 
 async def test_broken_connections_are_errors_and_opened_again() -> None:
@@ -25,11 +25,7 @@ async def test_broken_connections_are_errors_and_opened_again() -> None:
 async def test_an_answer_is_not_awaited_for_ever() -> None:
     """A request that is given up is an error, and its time counts."""
     never = asyncio.Event()
-
-    async def reply(_number: int, _request: bytes) -> None:
-        await never.wait()
-
-    async with serving(reply) as server:
+    async with serving(silent(never)) as server:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
         never.set()
 

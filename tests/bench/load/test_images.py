@@ -12,7 +12,6 @@ from bench.load.images import (
     coco_samples,
     given_samples,
     large_sample,
-    unlabelled_samples,
     varied_samples,
 )
 
@@ -48,10 +47,6 @@ def test_coco_sized_images_are_not_larger_than_those_of_coco() -> None:
             assert sample.expected
             with Image.open(BytesIO(sample.body)) as image:
                 assert max(image.size) <= 640
-
-
-def test_unlabelled_images_expect_nothing() -> None:
-    assert all(sample.expected == frozenset() for sample in unlabelled_samples(SAMPLE_FOLDER))
 
 
 def test_the_large_image_has_twelve_megapixels() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.load.images import Sample
 from bench.load.overload import drive_arrivals, drive_crowd
-from tests.bench.support import CAT, SAMPLE, always, answer, serving
+from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 
 FULL = "429 Too Many Requests"
 LARGE = Sample("large", b"\xff\xd8" + bytes(32 * 2**20), frozenset())
@@ -63,11 +63,7 @@ async def test_a_free_connection_is_used_again() -> None:
 async def test_requests_without_a_connection_are_dropped() -> None:
     """Those that are due while all connections are in use are not sent, and are counted."""
     never = asyncio.Event()
-
-    async def reply(_number: int, _request: bytes) -> None:
-        await never.wait()
-
-    async with serving(reply) as server:
+    async with serving(silent(never)) as server:
         outcome = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=0.3)
         never.set()
 
@@ -79,11 +75,7 @@ async def test_requests_without_a_connection_are_dropped() -> None:
 async def test_a_request_that_was_given_up_has_no_latency() -> None:
     """Only answers are timed: latency under overload tells how long the served ones took."""
     never = asyncio.Event()
-
-    async def reply(_number: int, _request: bytes) -> None:
-        await never.wait()
-
-    async with serving(reply) as server:
+    async with serving(silent(never)) as server:
         arrivals = await drive_arrivals(server.url, [SAMPLE], rate=50, seconds=0.1, patience=0.1)
         crowd = await drive_crowd(server.url, [SAMPLE], clients=2, seconds=0.1, patience=0.1)
         never.set()

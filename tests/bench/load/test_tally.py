@@ -3,9 +3,18 @@
 import pytest
 
 from bench.load.closed_loop import drive_closed_loop
-from bench.load.outcome import merge_histograms
+from bench.load.outcome import Outcome, merge_histograms
 from bench.load.tally import Tally
 from tests.bench.support import CAT, DOG, SAMPLE, always, answer, serving
+
+
+def tallied(*answers: tuple[int, float, str, bytes, bytes], seconds: float = 60) -> Outcome:
+    """Count answers: number, start of the latency, status, body and Server-Timing."""
+    tally = Tally([frozenset()], 1, seconds)
+    tally.start()
+    for one in answers:
+        tally.answered(*one)
+    return tally.outcome(0.0)
 
 
 @pytest.mark.parametrize(
@@ -72,39 +81,26 @@ async def test_overhead_is_spent_neither_on_decoding_nor_in_triton() -> None:
 )
 def test_the_model_is_the_one_that_the_answers_name(model: bytes, name: str) -> None:
     """Other servers may put anything into `model`, and are correct all the same."""
-    tally = Tally([frozenset()], patience=1)
-    tally.start()
-    tally.answered(0, 0.0, "200", b'{"detections":[],"model":' + model + b"}", b"")
+    outcome = tallied((0, 0.0, "200", b'{"detections":[],"model":' + model + b"}", b""))
 
-    outcome = tally.outcome(0.0)
     assert outcome.statuses == {"200": 1}
     assert outcome.model == name
 
 
 def test_a_refusal_does_not_tell_the_model() -> None:
-    tally = Tally([frozenset({"cat"})], patience=1)
-    tally.start()
-    tally.answered(0, 0.0, "503", CAT, b"")
-
-    assert tally.outcome(0.0).model == ""
+    assert tallied((0, 0.0, "503", CAT, b"")).model == ""
 
 
 def test_other_parameters_of_server_timing_are_ignored() -> None:
-    tally = Tally([frozenset()], patience=1)
-    tally.start()
-    tally.answered(0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache')
+    outcome = tallied((0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache'))
 
-    assert tally.outcome(0.0).stages == {"db": 5.0, "cache": 0.0}
+    assert outcome.stages == {"db": 5.0, "cache": 0.0}
 
 
 def test_rejections_have_latencies_of_their_own() -> None:
     """Those of 429 and 503 are counted together; other statuses and correct answers are not among them."""
-    tally = Tally([frozenset()], patience=1)
-    tally.start()
-    for status in ("429", "503", "504", "200"):
-        tally.answered(1, -1.0, status, b"", b"")
+    outcome = tallied(*((1, -1.0, status, b"", b"") for status in ("429", "503", "504", "200")))
 
-    outcome = tally.outcome(0.0)
     assert merge_histograms([outcome.rejections]).total_count == 2
     assert outcome.rejection_percentile(50) > 1000
     assert outcome.histogram.total_count == 1
@@ -112,14 +108,7 @@ def test_rejections_have_latencies_of_their_own() -> None:
 
 def test_goodput_leaves_out_answers_after_the_last_request() -> None:
     """Answers after the seconds in which requests are sent count in the rate alone."""
-    tally = Tally([frozenset()], patience=1, seconds=1e-9)
-    tally.start()
-    tally.answered(1, 0.0, "200", b"", b"")
-    late = tally.outcome(0.0)
-    tally = Tally([frozenset()], patience=1, seconds=60)
-    tally.start()
-    tally.answered(1, 0.0, "200", b"", b"")
-    in_time = tally.outcome(0.0)
+    late, in_time = (tallied((1, 0.0, "200", b"", b""), seconds=seconds) for seconds in (1e-9, 60))
 
     assert late.goodput == 0 < late.rate
     assert in_time.goodput == in_time.rate

@@ -7,7 +7,7 @@ import pytest
 
 from bench.report.contests import Comparison
 from bench.report.records import load_record, make_record, save_record
-from tests.bench.support import make_contest, make_overload_runs, make_run, make_runs_record
+from tests.bench.support import make_contest, make_overload_runs
 
 
 def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
@@ -35,21 +35,6 @@ def test_a_contest_survives_its_file(tmp_path: Path) -> None:
     assert read.contests == [contest]
     assert read.runs == []
     assert read.settings == {"model": "null"}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [None, b"{}", b"no JSON", b"\xff", msgspec.json.encode(msgspec.to_builtins(make_runs_record(make_run())) | {"contests": 3})],
-    ids=["missing", "other", "broken", "no text", "other contests"],
-)
-def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    if content is not None:
-        path.write_bytes(content)
-
-    with pytest.raises(ValueError, match=r"x\.json") as caught:
-        load_record(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_run_under_overload_survives_its_file(tmp_path: Path) -> None:

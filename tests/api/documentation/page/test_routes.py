@@ -37,7 +37,6 @@ async def without_page() -> AsyncIterator[httpx.AsyncClient]:
     ],
 )
 async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClient, accept: str) -> None:
-    """The description has the names that clients of other systems know, whatever else they accept."""
     response = await reader.get("/", headers={"Accept": accept})
 
     assert response.headers["content-type"] == "application/json"

@@ -46,19 +46,10 @@ def test_steps_run_on_one_image_after_the_other(seen: list[bytes], folder: Path,
     result = printed(capsys)
 
     assert result["images"] > 2
-    assert seen[:5] == [b"a", b"b", b"a", b"b", b"a"]
-    assert len(seen) == 2 + result["images"]
-
-
-def test_the_time_of_each_step_is_printed(seen: list[bytes], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last line is JSON with CPU milliseconds per image by step, and `free` for releasing their results."""
-    program.main("counted", folder, 0.02, [])
-    result = printed(capsys)
-
     assert list(result) == ["images", "seconds", "milliseconds"]
     assert list(result["milliseconds"]) == ["read", "check", "free"]
-    assert 0.02 <= result["seconds"] < 5
-    assert 0 < sum(result["milliseconds"].values()) * len(seen) < 5000
+    assert seen[:5] == [b"a", b"b", b"a", b"b", b"a"]
+    assert len(seen) == 2 + result["images"]
 
 
 @pytest.mark.usefixtures("seen")

@@ -1,4 +1,4 @@
-"""Requests are rejected before their body is received while the gateway is full."""
+"""While the gateway is full, requests are rejected before Litestar is called, and before their body is received."""
 
 import asyncio
 import hashlib
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.api import middleware
+from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for, uploading

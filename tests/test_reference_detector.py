@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.harness.reference_detector import Box, MatchCounts, boxes, iou, matches, suppress
+from tests.reference_detector import Box, MatchCounts, boxes, iou, matches, suppress
 
 LEFT, RIGHT = (0.0, 0.0, 10.0, 10.0), (5.0, 0.0, 15.0, 10.0)
 

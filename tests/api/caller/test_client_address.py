@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.api.admission.client_address import client_address
+from app.api.caller.client_address import client_address
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("2001:db8::/32"))
 UNIX = ("", "0")

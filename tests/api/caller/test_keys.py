@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import CapturedCall
 
-from app.api.admission import keys
-from app.api.admission.keys import ApiKeys, KeysError, create, load
+from app.api.caller import keys
+from app.api.caller.keys import ApiKeys, KeysError, create, load
 from app.resilience import last_valid
 from tests.support import captured_log
 
@@ -55,7 +55,6 @@ def found(known: ApiKeys, credential: str) -> str | None:
 
 
 def test_a_file_is_read_by_id(path: Path) -> None:
-    """Each table becomes a key with its scopes and its share, which is 0 if none is given."""
     path.write_text(table(more="share = 0.25") + table("b_2", f'["{OTHER.upper()}", "{SHA256}"]', '["health", "detect"]'))
     read = load(path)
 
@@ -145,8 +144,7 @@ def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "is_valid"), [("0.3", True), ("0.5", False), ("0.1", True)])
-def test_shares_leave_something_for_the_others(path: Path, share: str, is_valid: bool) -> None:  # noqa: FBT001
-    """The sum of all shares must be below the whole capacity."""
+def test_shares_leave_something_for_the_others(path: Path, share: str, *, is_valid: bool) -> None:
     path.write_text(table("a", more=f"share = {share}") + table("b", more=f"share = {share}"))
     if is_valid:
         assert len(load(path)) == 2
@@ -187,7 +185,6 @@ def test_only_the_credential_of_a_key_finds_it(path: Path) -> None:
 
 
 def test_two_secrets_are_accepted_while_one_replaces_the_other(path: Path, wait: Callable[[float], None]) -> None:
-    """Both work as long as both hashes are in the file, and then only the new one."""
     path.write_text(table(sha256=f'["{SHA256}", "{OTHER}"]'))
     known = ApiKeys(path)
     assert found(known, f"camera-1.{SECRET}") == found(known, "camera-1.other") == "camera-1"
@@ -217,12 +214,7 @@ def test_every_credential_is_compared_twice(path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_changed_file_is_read_again_within_a_second(
-    path: Path,
-    wait: Callable[[float], None],
-    is_replaced: bool,  # noqa: FBT001
-) -> None:
-    """A new key works and a removed one does not, whether the file was written again or replaced by another."""
+def test_a_changed_file_is_read_again_within_a_second(path: Path, wait: Callable[[float], None], *, is_replaced: bool) -> None:
     path.write_text(table("old"))
     known = ApiKeys(path)
     assert found(known, f"old.{SECRET}") == "old"
@@ -238,7 +230,6 @@ def test_a_changed_file_is_read_again_within_a_second(
 def test_the_file_is_looked_at_once_a_second(
     path: Path, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, log: list[CapturedCall]
 ) -> None:
-    """And it is read only if it has changed, however many requests there are."""
     path.write_text(table())
     known = ApiKeys(path)
     looked: list[Path] = []
@@ -255,7 +246,6 @@ def test_the_file_is_looked_at_once_a_second(
 def test_an_invalid_change_keeps_the_keys_and_is_logged_once(
     path: Path, wait: Callable[[float], None], log: list[CapturedCall]
 ) -> None:
-    """Each change that cannot be used is one error in the log; the next valid one is used."""
     path.write_text(table())
     known = ApiKeys(path)
     log.clear()

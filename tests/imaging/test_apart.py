@@ -1,0 +1,149 @@
+"""AVIF and HEIC, which are decoded in processes of their own."""
+
+import os
+import platform
+import signal
+import struct
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from itertools import product
+
+import cv2
+import numpy as np
+import PIL
+import psutil
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.errors import GatewayFull, InvalidImage
+from app.imaging.apart import Decoders, find_size
+from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
+
+FILES = pytest.mark.parametrize(("data", "name"), [(AVIF, "AVIF"), (HEIC, "HEIC")], ids=["AVIF", "HEIC"])
+
+
+@pytest.fixture(scope="module")
+def decoders() -> Iterator[Decoders]:
+    made = Decoders()
+    yield made
+    made.close()
+
+
+def program() -> psutil.Process:
+    """Return the program that the test has started last."""
+    return max(psutil.Process().children(), key=lambda child: child.create_time())
+
+
+def check_blocks(pixels: NDArray[np.uint8]) -> None:
+    np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=3)
+
+
+@FILES
+def test_pixels_are_upright(decoders: Decoders, data: bytes, name: str) -> None:
+    """The size is that of the image, not of its tile."""
+    decoded = decoders.decode(data, name)
+
+    check_blocks(decoded.pixels)
+    assert decoded.cpu_seconds > 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="pillow-simd has no code for this machine")
+def test_the_pillow_in_place_is_pillow_simd() -> None:
+    """`pi-heif` declares Pillow, which has the same files."""
+    assert metadata.version("pillow-simd") == PIL.__version__
+    with pytest.raises(metadata.PackageNotFoundError):
+        metadata.version("pillow")
+
+
+@pytest.mark.parametrize(("turns", "axis"), list(product(range(4), (None, 0, 1))))
+def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
+    """First the rotation, anticlockwise, then the mirroring: axis 0 swaps top and bottom, axis 1 left and right.
+
+    Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12; MIAF has this order.
+    """
+    at = AVIF.index(b"irot") + 4
+    mirror = b"" if axis is None else b"\0\0\0\x09imir" + bytes([axis])
+
+    pixels = decoders.decode(AVIF[:at] + bytes([turns]) + AVIF[at + 1 :] + mirror, "AVIF").pixels
+
+    expected = np.rot90(decoders.decode(AVIF, "AVIF").pixels, turns + 1)  # it is stored a quarter turn off
+    np.testing.assert_array_equal(pixels, expected if axis is None else np.flip(expected, axis))
+
+
+@FILES
+def test_truncated_and_empty_files_are_invalid(decoders: Decoders, data: bytes, name: str) -> None:
+    for length in range(0, len(data), 9):
+        with pytest.raises(InvalidImage):
+            decoders.decode(data[:length], name)
+
+
+def test_an_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
+    """An AVIF is scaled to them; in a HEIC, another box has the size, too."""
+    avif, heic = (data.replace(struct.pack(">LL", *find_size(data)), struct.pack(">LL", 16, 16)) for data in (AVIF, HEIC))
+
+    assert decoders.decode(avif, "AVIF").pixels.shape == (16, 16, 3)
+    with pytest.raises(InvalidImage):
+        decoders.decode(heic, "HEIC")
+
+
+def test_a_large_frame_behind_a_small_size_is_invalid(decoders: Decoders) -> None:
+    """It would take 150 MB; the limit is 16 MiB more than for the small size. Other files are decoded as before."""
+    large = cv2.imencode(".avif", np.zeros((3000, 4000, 3), np.uint8), [cv2.IMWRITE_AVIF_SPEED, 10])[1].tobytes()
+    small = large.replace(struct.pack(">LL", 4000, 3000), struct.pack(">LL", 64, 48))
+    assert decoders.decode(large, "AVIF").pixels.shape == (3000, 4000, 3)
+
+    with pytest.raises(InvalidImage, match="more memory or time"):
+        decoders.decode(small, "AVIF")
+    check_blocks(decoders.decode(AVIF, "AVIF").pixels)
+
+
+def test_files_are_decoded_at_once(decoders: Decoders) -> None:
+    files = [(HEIC, "HEIC"), (AVIF, "AVIF"), (encode(NOISE, "AVIF"), "AVIF"), (AVIF[:200], "AVIF")] * 10
+
+    def shape(file: tuple[bytes, str]) -> tuple[int, ...] | None:
+        try:
+            return decoders.decode(*file).pixels.shape
+        except InvalidImage:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(shape, files)) == [(16, 32, 3), (16, 32, 3), (48, 64, 3), None] * 10
+
+
+def test_the_program_ignores_signals_to_its_group_and_is_replaced_when_it_dies() -> None:
+    """A graceful stop still needs it; a Ctrl-C reaches all processes of the terminal."""
+    decoders = Decoders()
+    check_blocks(decoders.decode(AVIF, "AVIF").pixels)
+    first = program()
+    first.send_signal(signal.SIGINT)
+    first.terminate()
+    check_blocks(decoders.decode(HEIC, "HEIC").pixels)
+    assert program() == first
+
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    check_blocks(decoders.decode(AVIF, "AVIF").pixels)
+    assert program() != first
+    decoders.close()
+    assert not psutil.pid_exists(first.pid)
+
+
+def test_a_program_that_cannot_start_makes_the_gateway_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    decoders = Decoders()
+    with pytest.raises(GatewayFull, match="cannot run another process"):
+        decoders.decode(AVIF, "AVIF")
+    decoders.close()
+
+
+def test_an_avif_with_alpha_or_without_colours_becomes_rgb(decoders: Decoders) -> None:
+    for mode in ("RGBA", "L"):
+        pixels = np.asarray(Image.new(mode, (40, 30), "white"))
+        file = cv2.imencode(".avif", pixels)[1].tobytes()
+        np.testing.assert_allclose(decoders.decode(file, "AVIF").pixels, np.full((30, 40, 3), 255), atol=3)

@@ -1,0 +1,103 @@
+"""Run Prometheus with the project's configuration, and query it."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+
+from app.host.ports import find_free
+from bench.harness.processes import ROOT, running
+from tests.programs import require_program
+
+CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
+"""The project's configuration; its rules are in the same folder."""
+
+_ANSWER_SECONDS = 10.0
+
+
+class Series(NamedTuple):
+    """Values of one time series."""
+
+    labels: dict[str, str]
+    points: list[tuple[float, float]]
+    """Time in seconds since 1970, and value; only finite values."""
+
+
+class Prometheus(NamedTuple):
+    """A running Prometheus."""
+
+    url: str
+
+    def query(self, expression: str) -> list[Series]:
+        """Return the current values of an expression."""
+        return [Series(one["metric"], _finite([one["value"]])) for one in self._get("query", query=expression)["result"]]
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
+        """Return the values of an expression over time: seconds since 1970, and seconds between two values."""
+        found = self._get("query_range", query=expression, start=start, end=end, step=step)
+        return [Series(one["metric"], _finite(one["values"])) for one in found["result"]]
+
+    def names(self) -> set[str]:
+        """Return the names of all metrics and recordings."""
+        return set(self._get("label/__name__/values"))
+
+    def firing(self) -> dict[str, dict[str, str]]:
+        """Return the annotations of the firing alerts, by name."""
+        alerts = self._get("alerts")["alerts"]
+        return {alert["labels"]["alertname"]: alert["annotations"] for alert in alerts if alert["state"] == "firing"}
+
+    def _get(self, path: str, **parameters: str | float) -> Any:  # noqa: ANN401 - depends on the path
+        # Without certificates, which take longer to load than most queries.
+        response = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=_ANSWER_SECONDS, trust_env=False, verify=False)  # noqa: S501
+        answer = response.json()
+        assert answer["status"] == "success", answer
+        return answer["data"]
+
+
+@contextmanager
+def running_prometheus(
+    targets: Mapping[str, str], folder: Path, *, scrape_seconds: float, rules: Path = CONFIG.parent
+) -> Iterator[Prometheus]:
+    """Run Prometheus with the project's configuration until the block ends.
+
+    Args:
+        targets: The address, `host:port`, of each job.
+        folder: Folder for its data, its configuration and its log.
+        scrape_seconds: Seconds between two scrapes, and between two evaluations of the rules.
+        rules: The folder of the rules that the configuration names.
+    """
+    program = require_program("prometheus", "prometheus")
+    (port,) = find_free(1)
+    config = folder / "prometheus.yml"
+    config.write_bytes(adapt(CONFIG.read_bytes(), targets, scrape_seconds, rules))
+    command = [
+        program,
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with running(command, {}, port, "/-/ready", folder / "prometheus.log") as server:
+        yield Prometheus(server.url)
+
+
+def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
+    """Change a configuration of Prometheus: the address of each job, the scrape interval, and the path of the rules.
+
+    Returns:
+        The configuration as JSON, which is valid YAML.
+    """
+    changed = msgspec.yaml.decode(config)
+    interval = f"{scrape_seconds * 1000:.0f}ms"
+    changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
+    changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]
+    for job in changed["scrape_configs"]:
+        job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
+    return msgspec.json.encode(changed)
+
+
+def _finite(values: list[tuple[float, str]]) -> list[tuple[float, float]]:
+    return [(time, float(value)) for time, value in values if math.isfinite(float(value))]

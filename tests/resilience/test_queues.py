@@ -1,0 +1,213 @@
+"""Requests for one model at two workers: who is admitted, who waits, and who is rejected."""
+
+from asyncio import Task
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from app.errors import DeadlinePassed, GatewayFull
+from app.resilience import model_queue
+from app.resilience.batch_queue import BatchQueue
+from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue, Permit
+from tests.machines import Machine, check
+
+MAX_WAIT = 2**-4
+PACE = 2**-8
+"""Seconds between the ends of requests."""
+FRACTION = {"": 0.5, "camera": 0.5, "small": 0.1}
+ROOM = {"": 3, "camera": 3, "small": 1}
+"""Requests in progress by API key, with a limit of 6."""
+IMAGES = 1
+"""Images of batches in progress."""
+
+
+class Line(NamedTuple):
+    """Requests of one worker with the same key: single ones, or images of batches."""
+
+    worker: int
+    key: str
+    is_image: bool = False
+
+
+class Waiting(NamedTuple):
+    line: Line
+    task: Task[Permit]
+    until: float
+
+
+LINES = st.sampled_from([Line(worker, key) for worker in range(2) for key in ("", "", "camera", "small")])
+
+
+class Queues(Machine):
+    """Requests of all workers count together. Each worker has a line for each key, and one for images of batches."""
+
+    TIMED = ("app.resilience.model_queue", "app.resilience.concurrency", "app.resilience.deadline")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch.setattr(model_queue, "_MAX_WAIT_SECONDS", MAX_WAIT)
+        tables = self.open_tables(2)
+        self.queues = [ModelQueue(table, "tiny", 6, target_seconds=1e6) for table in tables]
+        self.batches = [BatchQueue(table, queue, "tiny", "") for table, queue in zip(tables, self.queues, strict=True)]
+        for queue, batch in zip(self.queues, self.batches, strict=True):
+            queue.measure(PACE, 1, is_near=False)
+            batch.fraction = FRACTION[""]
+        self.held: list[tuple[Line, Permit]] = []
+        self.waiting: list[Waiting] = []
+        """In order of arrival."""
+        self.known = [{""}, {""}]
+        """Keys that each worker has heard of."""
+        self.progress = [0.0, 0.0]
+        """When a request of each worker ended last, or the first one began."""
+
+    def has_room(self, line: Line) -> bool:
+        """Return whether the next request of a line has room; single ones go before images."""
+        if sum(held.key == line.key for held, _ in self.held) >= ROOM[line.key]:
+            return False
+        return not line.is_image or (
+            sum(held.is_image for held, _ in self.held) < IMAGES and not self.length(Line(line.worker, ""))
+        )
+
+    def length(self, line: Line) -> int:
+        return sum(request.line == line for request in self.waiting)
+
+    def is_busy(self, worker: int) -> bool:
+        return any(line.worker == worker for line, _ in self.held)
+
+    def pace(self, worker: int) -> float:
+        """Return the pace: while requests are in progress, a pause of more than 0.1 seconds makes it slower."""
+        return PACE * max(1.0, (self.clock.now - self.progress[worker]) / 0.1 if self.is_busy(worker) else 0.0)
+
+    def is_soon(self, line: Line, uploads: int = 0) -> bool:
+        ahead = uploads + self.length(line) + 1
+        return ahead * self.pace(line.worker) * 2 / FRACTION[line.key] <= MAX_WAIT
+
+    def arrive(self, line: Line, seconds: float) -> Waiting:
+        deadline = Deadline.after(seconds)
+        if line.is_image:
+            task = self.loop.create_task(self.batches[line.worker].admit(deadline))
+        else:
+            task = self.loop.create_task(self.queues[line.worker].admit(line.key, FRACTION[line.key], deadline))
+            self.known[line.worker].add(line.key)
+        self.waiting.append(Waiting(line, task, self.clock.now + (seconds if line.is_image else MAX_WAIT)))
+        return self.waiting[-1]
+
+    def settle(self, seconds: float = 0.0) -> None:
+        """Let things happen, and see who was admitted, in order of arrival, or is too late."""
+        self.skip(seconds)
+        for request in [request for request in self.waiting if request.task.done()]:
+            before = self.waiting[: self.waiting.index(request)]
+            self.waiting.remove(request)
+            if request.task.cancelled():
+                continue
+            if request.task.exception() is None:
+                assert not [other for other in before if other.line == request.line and not other.task.done()]
+                if not self.is_busy(request.line.worker):
+                    self.progress[request.line.worker] = self.clock.now
+                self.held.append((request.line, request.task.result()))
+            else:
+                assert type(request.task.exception()) is (DeadlinePassed if request.line.is_image else GatewayFull)
+                assert self.clock.now >= request.until
+
+    @rule(lines=st.lists(st.sampled_from([Line(0, ""), Line(1, "")]), min_size=3, max_size=6))
+    def ask_together(self, lines: list[Line]) -> None:
+        for line in lines:
+            self.ask(line, 60.0, 0)
+
+    @rule(line=LINES, seconds=st.sampled_from([60.0, 60.0, 2**-7, 2**-9]), uploads=st.sampled_from([0, 0, 1, 10]))
+    def ask(self, line: Line, seconds: float, uploads: int) -> None:
+        """A request is checked before its body is received. It is rejected if its turn or its result would come too late."""
+        enters = not self.length(line) and self.has_room(line)
+        self.known[line.worker].add(line.key)
+        try:
+            self.queues[line.worker].check(line.key, FRACTION[line.key], uploads)
+            assert enters or self.is_soon(line, uploads)
+        except GatewayFull:
+            assert not enters
+            assert not self.is_soon(line, uploads)
+        ahead = sum(held.key in self.known[line.worker] for held, _ in self.held)
+        is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > seconds
+        waits = not enters and self.is_soon(line)
+        request = self.arrive(line, seconds)
+        self.skip(0)
+        assert request.task.done() == (is_late or not waits)
+        if is_late or not (enters or waits):
+            self.waiting.remove(request)
+            assert isinstance(request.task.exception(), GatewayFull)
+        else:
+            self.settle()
+            assert (request in self.waiting) == waits
+
+    @rule(worker=st.integers(0, 1), seconds=st.sampled_from([60.0, 2**-5]), images=st.integers(1, 4))
+    def ask_batch(self, worker: int, seconds: float, images: int) -> None:
+        line = Line(worker, "", is_image=True)
+        for _ in range(images):
+            waits = bool(self.length(line)) or not self.has_room(line)
+            request = self.arrive(line, seconds)
+            self.settle()
+            assert (request in self.waiting) == waits
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), then=st.sampled_from(["", "", "cancel", "cancel first", "arrive"]))
+    def leave(self, data: st.DataObject, then: str) -> None:
+        """The request whose turn comes may be cancelled before or after that, or others arrive."""
+        line, permit = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        request = next((request for request in self.waiting if request.line == line), None)
+
+        def end() -> None:
+            if then == "cancel first" and request is not None:
+                request.task.cancel()
+            permit.release()
+            if then == "cancel" and request is not None:
+                request.task.cancel()
+
+        self.call(end)
+        self.progress[line.worker] = self.clock.now
+        self.settle()
+        assert line.is_image or not self.length(line) or not self.has_room(line)
+        if then == "arrive":
+            for worker in (1 - line.worker, line.worker):
+                self.ask_batch(worker, 60.0, 1)
+                self.ask(Line(worker, line.key), 60.0, 0)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.waiting)).task.cancel()
+        self.settle()
+
+    @rule(steps=st.sampled_from([1, 1, 4, 8, 40]))
+    def let_pass(self, steps: int) -> None:
+        """Within 5 ms, a worker sees that a request of another one has ended."""
+        for _ in range(steps):
+            self.settle(2 * PACE)
+        assert not [request for request in self.waiting if self.has_room(request.line)]
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        for worker, (queue, batch) in enumerate(zip(self.queues, self.batches, strict=True)):
+            assert queue.in_progress == sum(line.key in self.known[worker] for line, _ in self.held)
+            assert queue.own == sum(line.worker == worker for line, _ in self.held)
+            assert queue.waiting == sum(line.worker == worker and not line.is_image for line, *_ in self.waiting)
+            assert batch.waiting == self.length(Line(worker, "", is_image=True))
+        for key, room in ROOM.items():
+            assert sum(line.key == key for line, _ in self.held) <= room
+        assert sum(line.is_image for line, _ in self.held) <= IMAGES
+        for line, permit in self.held:
+            assert permit.is_last == (not self.has_room(Line(line.worker, line.key)))
+
+    def finish(self) -> None:
+        """Everybody's turn comes, and every place is given back."""
+        while self.held or self.waiting:
+            for line, permit in self.held:
+                self.progress[line.worker] = self.clock.now
+                self.call(permit.release)
+            self.held.clear()
+            self.settle(2 * PACE)
+        assert not any(queue.in_progress or queue.own for queue in self.queues)
+
+
+def test_queues_of_two_workers() -> None:
+    check(Queues, runs=40, steps=40)
