@@ -2,6 +2,8 @@
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
 compile := "uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header"
+# With pi-heif, and without the Pillow that it declares.
+own := "--override requirements/override.in pyproject.toml --group heic --extra otel"
 
 # List the recipes
 default:
@@ -75,7 +77,7 @@ mutants:
 smoke:
     @python -m pytest -q -m system -o timeout=600 -o faulthandler_timeout=660 tests/system/test_smoke.py
 
-# Inject faults and hostile input into real processes, in file order, for about 20 minutes; nginx and Prometheus must be installed
+# Inject faults and hostile input into real processes, in file order, for about 45 minutes; nginx and Prometheus must be installed
 [group('develop')]
 faults *args:
     @python -m pytest -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 {{ args }}
@@ -108,7 +110,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: overview quick full sustained sweep open overload tail versus limit locust scale stages metrics workers options compare report accuracy instances dashboard
+# Measure: limit quick full sustained sweep open overload tail versus batch locust scale stages dialects metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
@@ -127,9 +129,9 @@ profile seconds="60" out="profile.svg" *args:
 # Update the lock files from pyproject.toml and requirements/*.in
 [group('develop')]
 lock:
-    {{ compile }} -o requirements/api.txt pyproject.toml --extra otel
-    {{ compile }} -c requirements/api.txt -o requirements/dev.txt pyproject.toml --extra models --extra otel --group test --group bench --group lint --group deploy
-    {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt pyproject.toml --extra models --extra otel
+    {{ compile }} -o requirements/api.txt {{ own }}
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy
+    {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt {{ own }} --extra models
     {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
     {{ compile }} -o requirements/tools.txt requirements/tools.in
     {{ compile }} -o requirements/build.txt requirements/build.in

@@ -29,7 +29,7 @@ _GLIBC = {f"{name}.so.{version}" for name, version in (("libc", 6), ("libm", 6),
 _GLIBC |= {"ld-linux-x86-64.so.2", "libutil.so.1", "libresolv.so.2"}
 _CODE = {"BINARY", "EXTENSION"}
 _OPENCV_LIBRARIES = "opencv_python_headless.libs/"
-# AVIF; TIFF support is part of OpenCV itself.
+# AVIF, by `cv2.imdecode`; TIFF support is part of OpenCV itself.
 _CODECS = ("libavif-", "libaom-")
 _STUB = """
 #include <stdio.h>
@@ -42,7 +42,7 @@ def unwanted_modules() -> set[str]:
     """Return the installed modules that the program does not need at run time, according to pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = [*project["project"]["optional-dependencies"].values(), project["dependency-groups"]["bench"]]
-    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)])
+    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)]) | {"pi-heif"}
     installed = packages_distributions().items()
     return {module for module, names in installed if not needed & set(map(canonicalize_name, names))} | _NEVER_IMPORTED
 
