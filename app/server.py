@@ -135,6 +135,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             if self._signals.count or (not delay and not self._may_restart(old)):  # renewing a worker takes seconds
                 continue
             self._restart_at.pop(index, None)
+            if delay:
+                say(f"renewing worker-{index + 1}")
             with _only_main_thread_takes_signals():
                 new = self._spawn_worker(index, spawn_target, target_loader)
                 new.start()

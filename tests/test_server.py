@@ -479,6 +479,7 @@ async def test_a_worker_that_cannot_start_does_not_end_the_others(fake: FakeTrit
         before = api.workers()
         broken.touch()
         api.process.send_signal(signal.SIGHUP)
+        await until(partial(is_said, "renewing worker-", times=2))
         await until(partial(is_said, "stays, because its successor cannot start", times=2))
         assert api.workers() == before
         api.process.terminate()
