@@ -305,15 +305,6 @@ def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size:
     assert estimate <= max_decode_bytes(PixelLimits(jpeg=12 * MEGA, non_jpeg=0 if header.file is None else 12 * MEGA), 0)
 
 
-def test_memory_of_a_tiff_includes_two_copies_of_the_file() -> None:
-    data = flat("RGB", "TIFF")
-
-    estimate = estimate_decoding(read_header(data, limits(12 * MEGA)), (1, 1)).nbytes
-
-    assert estimate == 12 * MEGA * 16 + 2 * len(data)
-    assert estimate <= max_decode_bytes(PixelLimits(jpeg=0, non_jpeg=12 * MEGA), len(data))
-
-
 @pytest.mark.parametrize("data", [AVIF, HEIC], ids=["AVIF", "HEIC"])
 def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes) -> None:
     """An AVIF takes twice the memory per pixel, with half the pixel limit."""
@@ -357,10 +348,7 @@ def measuring() -> Iterator["subprocess.Popen[bytes]"]:
         yield process
 
 
-CASES = {**ESTIMATES, "TIFF": (partial(flat, "RGB", "TIFF"), (1, 1), 16)}
-
-
-@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in CASES.values()], ids=CASES)
+@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in ESTIMATES.values()], ids=ESTIMATES)
 def test_decoding_takes_no_more_memory_than_estimated(
     measuring: "subprocess.Popen[bytes]", make: Make, min_decode_size: tuple[int, int]
 ) -> None:
