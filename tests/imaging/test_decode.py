@@ -22,7 +22,7 @@ from PIL import Image
 
 from app.errors import GatewayError, InvalidImage
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
-from app.imaging.header import ImageHeader, PixelLimits, count_pixels, read_header
+from app.imaging.header import PixelLimits, count_pixels, read_header
 from tests.imaging.samples import (
     AVIF,
     FORMATS,
@@ -122,14 +122,6 @@ def test_alpha_is_dropped(image_format: str, alpha: int) -> None:
     np.testing.assert_array_equal(pixels_of(data), PIXELS)
 
 
-def test_alpha_of_grey_is_dropped() -> None:
-    grey = PIXELS[:, :, 0]
-
-    pixels = pixels_of(encode(Image.fromarray(np.dstack([grey, grey // 2])), "PNG"))
-
-    np.testing.assert_array_equal(pixels, to_rgb(grey))
-
-
 @pytest.mark.parametrize("image_format", ["PNG", "BMP", "GIF"])
 def test_palette_is_looked_up(image_format: str) -> None:
     palette = Image.fromarray(PIXELS).quantize(8)
@@ -148,17 +140,6 @@ def test_transparent_palette_entries_keep_their_colour(image_format: str, transp
     pixels = pixels_of(encode(palette, image_format, transparency=transparency))
 
     np.testing.assert_array_equal(pixels, np.asarray(palette.convert("RGB")))
-
-
-def test_palette_with_alpha_keeps_its_colours() -> None:
-    """No sample file has the mode PA."""
-    palette = Image.fromarray(PIXELS).quantize(8)
-    expected = np.asarray(palette.convert("RGB"))
-    image = palette.convert("PA")
-
-    pixels = decode(ImageHeader(b"", image, *image.size, 1), image.size)
-
-    np.testing.assert_array_equal(pixels, expected)
 
 
 @pytest.mark.parametrize("transparency", [0, (10, 20, 30)])
@@ -463,16 +444,6 @@ def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "GIF"])
 def test_other_formats_keep_their_size(image_format: str) -> None:
     assert decode(read_header(encode(NOISE, image_format), limits(MEGA)), (4, 4)).shape == (48, 64, 3)
-
-
-def test_upright_jpeg_is_decoded_into_memory_of_its_size() -> None:
-    data = encode(Image.fromarray(PIXELS), "JPEG")
-    out = np.zeros((16, 32, 3), np.uint8)
-
-    pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
-
-    assert pixels is out
-    np.testing.assert_array_equal(out, pixels_of(data))
 
 
 def test_reduced_jpeg_is_decoded_into_memory_of_its_size() -> None:

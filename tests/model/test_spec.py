@@ -364,12 +364,6 @@ def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> 
     assert format_of(spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image))) is OutputFormat.YOLOX_HEAD
 
 
-def test_head_with_its_batch_written_out() -> None:
-    given = spec_of(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
-
-    assert (format_of(given), given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
-
-
 def test_yolox_has_its_own_defaults() -> None:
     """The published YOLOX models take BGR from 0 to 255, at the top left."""
     given = spec_of(YOLOX_HEAD)
@@ -411,14 +405,6 @@ def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[s
     given = spec_of(*tensors)
 
     assert (format_of(given), given.output_names) == (OutputFormat.END_TO_END, order)
-
-
-def test_four_tensors_with_their_batch_written_out() -> None:
-    outputs = [(name, data_type, [1, *dims]) for name, data_type, dims in END_TO_END]
-
-    given = spec_of(*outputs, image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
-
-    assert given.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 @pytest.mark.parametrize(
@@ -530,40 +516,6 @@ def test_shape_and_size_of_a_file(batch: int) -> None:
     assert spec.image_shape == (1,)
     assert spec.image_bytes == 2**20
     assert spec.batch_shape(1) == ((1, 1) if batch else (1,))
-
-
-@pytest.mark.parametrize("channels", ["RGB", "BGR"])
-@pytest.mark.parametrize("data_type", ["TYPE_UINT8", "TYPE_FP32", "TYPE_FP16"])
-@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
-def test_only_rgb_bytes_in_rows_are_the_canvas_itself(dims: list[int | str], data_type: str, channels: str) -> None:
-    """A model that takes another order of axes or channels, or another type, needs a copy of the canvas."""
-    spec = spec_of(image=("images", data_type, dims), channels=channels)
-
-    assert spec.input_is_canvas is (data_type == "TYPE_UINT8" and dims[0] == 4 and channels == "RGB")
-
-
-def test_model_that_takes_the_file_takes_no_canvas() -> None:
-    assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").input_is_canvas
-
-
-@pytest.mark.parametrize(
-    ("output_format", "is_heavy"),
-    [
-        (OutputFormat.END_TO_END, False),
-        (OutputFormat.SIX_COLUMNS, False),
-        (OutputFormat.YOLO_HEAD, True),
-        (OutputFormat.YOLOX_HEAD, True),
-    ],
-)
-def test_only_raw_heads_are_heavy(output_format: OutputFormat, *, is_heavy: bool) -> None:
-    """A raw head needs an NMS, which takes too long for the event loop."""
-    assert output_format.is_heavy is is_heavy
-
-
-def test_formats_have_different_descriptions() -> None:
-    """A person can tell each output format from the others, and each input format."""
-    assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat)
-    assert len({input_format.value for input_format in InputFormat}) == len(InputFormat) == 3
 
 
 SCORES: Tensor = ("scores", "TYPE_FP32", [1000])

@@ -149,16 +149,6 @@ async def test_as_many_calls_as_are_allowed() -> None:
     assert setup.calls.batches == [[0], [1], [2], [3, 4]]
 
 
-async def test_without_a_limit_each_image_goes_at_once() -> None:
-    setup = Setup(max_calls=float("inf"))
-    asking = setup.start(20)
-    await turns()
-    assert setup.calls.batches == [[number] for number in range(20)]
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == list(range(20))
-
-
 async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
     asking = setup.start(4)
     await turns()

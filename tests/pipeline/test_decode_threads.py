@@ -46,29 +46,6 @@ def gate() -> Iterator[Gate]:
     made.may_end.set()
 
 
-async def test_work_runs_in_a_thread_of_the_pool(pool: DecodeThreads) -> None:
-    name = await pool.run(lambda: threading.current_thread().name, later(), Lease())
-
-    assert name.startswith("decode")
-
-
-async def test_the_event_loop_goes_on_meanwhile(pool: DecodeThreads, gate: Gate) -> None:
-    running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
-    assert await eventually(gate.has_started.is_set)
-    assert not running.done()
-    gate.may_end.set()
-
-    assert await running == "done"
-
-
-async def test_a_failure_is_that_of_the_work(pool: DecodeThreads) -> None:
-    def fail() -> None:
-        raise InvalidImage("truncated")
-
-    with pytest.raises(InvalidImage, match="truncated"):
-        await pool.run(fail, later(), Lease())
-
-
 async def test_jobs_start_in_order_of_arrival(pool: DecodeThreads, gate: Gate) -> None:
     order: list[int] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
@@ -92,21 +69,6 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 
     assert await asyncio.gather(*running) == ["done"] * 5
     pool.close()
-
-
-async def test_a_job_that_is_queued_at_its_deadline_never_runs(pool: DecodeThreads, gate: Gate, time: Time) -> None:
-    ran: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
-    assert await eventually(gate.has_started.is_set)
-    late = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
-    await time.skip(30)
-    with pytest.raises(DeadlinePassed, match="took too long"):
-        await late
-    gate.may_end.set()
-    await blocking
-    await pool.run(lambda: None, later(), Lease())
-
-    assert ran == []
 
 
 @pytest.mark.parametrize("how", ["deadline", "cancel"])
@@ -174,36 +136,12 @@ async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: Decode
     assert await blocking == "done"
 
 
-async def test_a_deadline_that_has_passed_already_is_missed(pool: DecodeThreads, gate: Gate) -> None:
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
-    with pytest.raises(DeadlinePassed):
-        await pool.run(lambda: None, Deadline.after(-1), Lease())
-    gate.may_end.set()
-
-    assert await blocking == "done"
-
-
 async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool: DecodeThreads) -> None:
     """An idle thread could start it before the event loop notices the missed deadline."""
     ran: list[bool] = []
     for _ in range(100):
         with pytest.raises(DeadlinePassed, match="took too long"):
             await pool.run(lambda: ran.append(True), Deadline.after(-1), Lease())
-    await pool.run(lambda: None, later(), Lease())
-
-    assert ran == []
-
-
-async def test_a_cancelled_request_drops_its_queued_job(pool: DecodeThreads, gate: Gate) -> None:
-    ran: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
-    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
-    assert await eventually(gate.has_started.is_set)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    gate.may_end.set()
-    await blocking
     await pool.run(lambda: None, later(), Lease())
 
     assert ran == []

@@ -29,11 +29,9 @@ from app.pipeline import pipeline as pipeline_module
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
-from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
 from app.telemetry.timing import Timing
-from app.telemetry.trace_context import TraceContext
 from app.triton import shared_memory
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
@@ -171,28 +169,12 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
     assert len(world.fake.requests) == 4
 
 
-async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(world: World) -> None:
-    await world.detect(seconds=5)
-    (request,) = world.fake.requests
-
-    assert request.id == "abc"
-    assert 0 < request.parameters["timeout"].int64_param < 5_000_000
-    assert "shared_memory_region" in request.inputs[0].parameters
-
-
 async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:
     """The name is known if it is the default model, can be pulled, or Triton has had it."""
     assert [world.pipeline.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
     await world.detect(model="other")
 
     assert world.pipeline.is_known("other")
-
-
-async def test_triton_is_told_of_the_trace(world: World) -> None:
-    trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
-    await world.detect(trace=trace)
-
-    assert [metadata["traceparent"] for metadata in world.fake.metadata] == [trace.traceparent]
 
 
 @pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
@@ -566,20 +548,6 @@ async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
 
     assert [type(outcome) for outcome in outcomes] == [InvalidImage, InvalidImage, Detections]
     assert world.admission.decode_backlog.pixels == 0
-
-
-async def test_a_share_is_that_of_the_call(world: World) -> None:
-    """A key that has used up its share is rejected, another request is not."""
-    world.hold()
-    share = Share("camera", 0.01)
-    first = asyncio.ensure_future(world.detect(share=share))
-    assert await eventually(lambda: len(world.fake.requests) == 1)
-    with pytest.raises(GatewayFull):
-        await world.detect(share=share)
-    world.let_answer()
-
-    assert len((await world.detect()).scores) == 2
-    await first
 
 
 def test_the_caller_may_choose_the_time_of_a_request() -> None:

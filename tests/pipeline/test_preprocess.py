@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -15,7 +13,7 @@ from PIL import Image
 from app.errors import GatewayError, GatewayFull, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
-from app.imaging.header import ImageHeader, PixelLimits, read_header
+from app.imaging.header import read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import preprocess
@@ -205,19 +203,6 @@ async def test_the_tensor_is_the_same_in_shared_memory(
         np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
 
 
-async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
-    """The rest of the canvas is padding."""
-    model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
-    with Lease() as lease:
-        buffer, transform = fill(file(np.full((50, 100, 3), 200, np.uint8)), model, inline, lease)
-        canvas = buffer.tensor.copy()
-
-    assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
-    assert (transform.area(canvas) == 200).all()
-    assert (canvas[:8] == 9).all()
-    assert (canvas[24:] == 9).all()
-
-
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
     """Placement, enlarging and padding come from the model's config."""
@@ -317,31 +302,6 @@ async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transp
         assert buffer.tensor.nbytes == 2004
 
 
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 1024, 1024]), ("TYPE_UINT8", [3, 1024, 1024])])
-async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_type: str, dims: list[int]) -> None:
-    """Canvas and tensor are allocated after the header is accepted."""
-    model = spec(data_type, dims)
-    canvas_bytes = 1024 * 1024 * 3
-
-    def peak(data: bytes) -> int:
-        tracemalloc.start()
-        try:
-            with Lease() as lease:
-                fill(data, model, inline, lease)
-        finally:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-        return peaks[-1]
-
-    peaks: list[int] = []
-    assert peak(file(PIXELS)) > canvas_bytes + model.image_bytes
-    for data in (b"%PDF-1.7", file(PIXELS, "PNG")[:20], file(np.zeros((101, 1, 3), np.uint8))):
-        with pytest.raises(GatewayError):
-            peak(data)
-
-    assert max(peaks[1:]) < canvas_bytes / 3
-
-
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
 async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
@@ -376,19 +336,6 @@ async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
         buffer, _ = fill(IMAGES[name], LETTERBOXES["full width"], inline, lease)
 
     assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
-
-
-async def test_the_header_is_read_once(inline: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-
-    def record(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]) -> ImageHeader:
-        read.append(data)
-        return read_header(data, limits, reserve)
-
-    monkeypatch.setattr(preprocess, "read_header", record)
-    filled(inline, IMAGES["PNG"], LETTERBOXES["centred"])
-
-    assert read == [IMAGES["PNG"]]
 
 
 async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:

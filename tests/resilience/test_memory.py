@@ -66,26 +66,6 @@ def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
     assert one.is_full
 
 
-def test_budgets_of_different_keys_are_separate(table: WorkerTable) -> None:
-    """Received bodies use other memory than images in progress."""
-    one, other = MemoryBudget(table, "memory", 100), MemoryBudget(table, "upload memory", 100)
-    one.reserve().add(100)
-
-    assert (other.used_bytes, other.is_full) == (0, False)
-
-
-def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
-    budget = MemoryBudget(table, "memory", 100)
-    other = budget.reserve()
-    other.add(10)
-    reservation = budget.reserve()
-    reservation.add(20)
-    reservation.release()
-    reservation.release()
-
-    assert budget.used_bytes == 10
-
-
 def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
     budget = MemoryBudget(table, "memory", 100)
     reservation = budget.reserve()

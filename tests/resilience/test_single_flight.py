@@ -89,18 +89,6 @@ async def test_work_continues_when_a_caller_is_cancelled() -> None:
     assert work.runs == 1
 
 
-async def test_work_continues_when_every_caller_is_cancelled() -> None:
-    flight, work = SingleFlight[int](), Work()
-    only = await start(flight, "a", work)
-    only.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await only
-    later = await start(flight, "a", work)
-    work.may_end.set()
-
-    assert await later == 1
-
-
 async def test_wait_returns_when_nothing_is_in_progress() -> None:
     """It waits for all the work, also for work that fails or whose callers have all gone."""
     flight, good, bad = SingleFlight[int](), Work(), Work()
@@ -115,16 +103,6 @@ async def test_wait_returns_when_nothing_is_in_progress() -> None:
 
     await waiting
     assert (good.runs, bad.runs) == (1, 1)
-
-
-async def test_wait_returns_at_once_without_work() -> None:
-    """Before the first call and after the last one, there is nothing to wait for."""
-    flight, work = SingleFlight[int](), Work()
-    work.may_end.set()
-
-    await flight.wait()
-    await flight.run("a", work)
-    await flight.wait()
 
 
 @pytest.fixture
