@@ -3,7 +3,7 @@
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
 from app.resilience.deadline import Deadline
-from app.resilience.memory import JointReservation
+from app.resilience.memory import Reservation
 
 
 class Download:
@@ -12,7 +12,7 @@ class Download:
     Before another request to the host, the attempt reserves twice the bytes received so far. This limits the number of requests.
     """
 
-    def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: JointReservation, deadline: Deadline) -> None:
+    def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: Reservation, deadline: Deadline) -> None:
         """Start without memory.
 
         Args:

@@ -12,8 +12,8 @@ import pytest
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import batcher as batcher_module
-from app.pipeline.batch import Batch, PendingImage
-from app.pipeline.batcher import Batcher, Call
+from app.pipeline.batch import Batch, Call, PendingImage
+from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -71,11 +71,15 @@ class Calls:
 class Setup:
     def __init__(self, max_calls: float = 1) -> None:
         self.calls = Calls(max_calls)
-        self.batcher = Batcher(self.calls)
+        self.batcher = self.make_batcher()
         self.timings: list[Timing] = []
         self.released: list[int] = []
         """Numbers of the images whose permits were released."""
         self._numbers = count()
+
+    def make_batcher(self) -> Batcher:
+        calls: Any = self.calls
+        return Batcher(calls)
 
     def start(
         self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC, version: int | None = None
@@ -296,7 +300,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
 async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches end when no retries are left, so that no image ever fails because of another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
-    setup.batcher = Batcher(setup.calls)
+    setup.batcher = setup.make_batcher()
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
     asking = setup.start(40)
     await turns()

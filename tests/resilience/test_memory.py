@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import GatewayFull
-from app.resilience.memory import JointReservation, MemoryBudget
+from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
@@ -81,7 +81,7 @@ def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> No
     small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
     others = large.reserve()
     others.add(70)
-    joint = JointReservation((small, large), "the images of this batch")
+    joint = Reservation("the images of this batch", small, large)
     joint.add(20)
     assert (small.used_bytes, large.used_bytes) == (20, 90)
     with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):
