@@ -300,12 +300,6 @@ def test_webp_with_too_many_chunks_is_refused(chunk: bytes) -> None:
         identify(plain + chunk * 30_000)
 
 
-@pytest.mark.parametrize(("image_format", "first"), [("GIF", 6), ("PNG", 8), ("WEBP", 12)])
-def test_a_truncated_file_is_left_to_the_decoder(image_format: str, first: int) -> None:
-    for cut in range(first, 60):
-        assert identify(encode(RED, image_format)[:cut]) == image_format
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

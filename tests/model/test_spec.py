@@ -155,36 +155,22 @@ def test_parameters_of_others_are_ignored() -> None:
     ("name", "value"),
     [
         ("placement", "centre"),
-        ("placement", ""),
         ("enlarge", "yes"),
         ("pad", "-1"),
-        ("pad", "256"),
-        ("pad", "grey"),
         ("channels", "rgb"),
         ("scale", "0"),
-        ("scale", "-1"),
         ("scale", "nan"),
-        ("scale", "inf"),
         ("square", "31"),
-        ("square", "8193"),
-        ("square", "640.5"),
         ("box_units", "percent"),
         ("iou", "1.1"),
-        ("iou", "nan"),
         ("resize", "fit"),
         ("crop", "0"),
-        ("crop", "1.01"),
-        ("crop", "nan"),
         ("interpolation", "nearest"),
         ("scores", "percent"),
         ("mean", "0.5"),
         ("mean", "0,0,0,0"),
         ("mean", "0,nan,0"),
-        ("mean", "0,inf,0"),
-        ("mean", ""),
         ("std", "1,1,0"),
-        ("std", "1,-1,1"),
-        ("std", "1,nan,1"),
         ("std", "1;1;1"),
     ],
 )
@@ -257,12 +243,9 @@ def test_channels_are_found_first_or_last(dims: list[int | str], input_format: I
     ],
 )
 def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
-    """`square` takes precedence over the exporter's `imgsz`; the default is 640."""
+    """`square` takes precedence over the exporter's `imgsz`; the default is 640. A fixed size takes precedence over both."""
     assert spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).input_size == input_size
-
-
-def test_fixed_input_size_takes_precedence_over_parameters() -> None:
-    assert spec_of(square="512", metadata="{'imgsz': [320, 320]}").input_size == (640, 640)
+    assert spec_of(image=("images", "TYPE_FP32", [3, 96, 96]), **parameters).input_size == (96, 96)
 
 
 @pytest.mark.parametrize(
@@ -356,25 +339,13 @@ def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format:
     assert (format_of(given), given.output_names) == (output_format, (output[0],))
 
 
-@pytest.mark.parametrize(
-    ("image", "anchors"), [([3, 416, 416], 3549), ([3, 480, 640], 6300), ([3, -1, -1], 8400), ([640, 640, 3], 8400)]
-)
-def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> None:
-    """A YOLOX head has one row per anchor of this input size."""
-    assert format_of(spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image))) is OutputFormat.YOLOX_HEAD
-
-
 def test_yolox_has_its_own_defaults() -> None:
-    """The published YOLOX models take BGR from 0 to 255, at the top left."""
-    given = spec_of(YOLOX_HEAD)
-
-    assert (given.channels, given.scale, given.placement) == ("BGR", 1.0, "top_left")
-
-
-def test_yolox_defaults_can_be_overridden() -> None:
-    given = spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center")
-
-    assert (given.channels, given.scale, given.placement) == ("RGB", 255.0, "center")
+    """The published YOLOX models take BGR from 0 to 255, at the top left; the config may say otherwise."""
+    for spec, expected in (
+        (spec_of(YOLOX_HEAD), ("BGR", 1.0, "top_left")),
+        (spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center"), ("RGB", 255.0, "center")),
+    ):
+        assert (spec.channels, spec.scale, spec.placement) == expected
 
 
 @pytest.mark.parametrize(

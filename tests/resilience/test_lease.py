@@ -20,13 +20,6 @@ def lease(released: list[str]) -> Lease:
     return made
 
 
-def test_a_failure_releases_it(lease: Lease, released: list[str]) -> None:
-    with pytest.raises(ValueError, match="broken"), lease:
-        raise ValueError("broken")
-
-    assert released == ["second", "first"]
-
-
 def test_a_callback_that_fails_does_not_stop_the_others(lease: Lease, released: list[str]) -> None:
     """What it could not give back is lost, and what the others give back is not; its exception goes on."""
     lease.on_release(lambda: 1 // 0)

@@ -52,18 +52,6 @@ async def test_result_is_not_kept() -> None:
     assert [await flight.run("a", work) for _ in range(3)] == [1, 2, 3]
 
 
-async def test_keys_are_independent() -> None:
-    flight, slow, quick = SingleFlight[int](), Work(), Work()
-    quick.may_end.set()
-    waiting = await start(flight, "slow", slow)
-
-    assert await flight.run("quick", quick) == 1
-    assert not waiting.done()
-
-    slow.may_end.set()
-    assert await waiting == 1
-
-
 async def test_all_callers_get_the_error() -> None:
     """If the work fails, everybody who waits for it is told why, and the next call starts anew."""
     flight, work = SingleFlight[int](), Work()
