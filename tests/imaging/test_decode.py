@@ -435,12 +435,6 @@ def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int
     assert decode(header, min_decode_size).shape[1::-1] == size
 
 
-def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
-    data = encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE])
-
-    assert decode(read_header(data, limits(2 * MEGA)), (600, 450)).shape == (600, 800, 3)
-
-
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "GIF"])
 def test_other_formats_keep_their_size(image_format: str) -> None:
     assert decode(read_header(encode(NOISE, image_format), limits(MEGA)), (4, 4)).shape == (48, 64, 3)

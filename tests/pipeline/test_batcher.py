@@ -196,19 +196,6 @@ async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
     assert await gather(asking[0], asking[1], asking[2], asking[4]) == [3, 4, 5, 7]
 
 
-async def test_what_triton_reads_is_kept_until_the_call_has_ended(setup: Setup) -> None:
-    asking = setup.start(3)
-    await turns()
-    for task in asking:
-        task.cancel()
-    await turns()
-    assert setup.released == [1, 2]
-    setup.calls.may_answer.set()
-    await turns()
-
-    assert setup.released == [1, 2, 0]
-
-
 async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
     """It may never end, and remains in `tasks` until it does."""
     (hanging,) = setup.start()
@@ -320,13 +307,3 @@ async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await asking
-
-
-async def test_models_may_change_between_calls(setup: Setup) -> None:
-    other = from_triton_config({**CONFIG, "max_batch_size": 4}, "2")
-    asking = [*setup.start(2), *setup.start(2, spec=other), *setup.start()]
-    await turns()
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == [0, 1, 2, 3, 4]
-    assert setup.calls.batches == [[0], [1, 4], [2, 3]]

@@ -1,7 +1,6 @@
 """Blocking work runs in a few threads, in order, and under the deadline of its request."""
 
 import asyncio
-import gc
 import threading
 import weakref
 from collections.abc import Iterator
@@ -9,12 +8,11 @@ from functools import partial
 
 import pytest
 
-from app.errors import DeadlinePassed, InvalidImage
+from app.errors import DeadlinePassed
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from tests.support import eventually
-from tests.world import Time
 
 
 def later() -> Deadline:
@@ -69,48 +67,6 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 
     assert await asyncio.gather(*running) == ["done"] * 5
     pool.close()
-
-
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_runs_is_left_alone_and_keeps_its_lease(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
-    """A thread cannot be stopped: only the request ends, and the lease is released when the work has ended."""
-    released: list[bool] = []
-    with Lease() as lease:
-        lease.on_release(lambda: released.append(True))
-        asking = asyncio.ensure_future(pool.run(gate, later(), lease))
-        assert await eventually(gate.has_started.is_set)
-        if how == "cancel":
-            asking.cancel()
-        else:
-            await time.skip(30)
-        with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-            await asking
-    assert released == []
-    gate.may_end.set()
-
-    assert await eventually(lambda: released == [True])
-
-
-@pytest.mark.parametrize("how", ["deadline", "cancel"])
-async def test_a_job_that_is_queued_gives_its_lease_back(pool: DecodeThreads, gate: Gate, time: Time, how: str) -> None:
-    """The request ends immediately, although the thread is still busy with another job."""
-    released: list[bool] = []
-    blocking = asyncio.ensure_future(pool.run(gate, Deadline.after(60), Lease()))
-    assert await eventually(gate.has_started.is_set)
-    with Lease() as lease:
-        lease.on_release(lambda: released.append(True))
-        asking = asyncio.ensure_future(pool.run(lambda: None, later(), lease))
-        await asyncio.sleep(0)
-        if how == "cancel":
-            asking.cancel()
-        else:
-            await time.skip(30)
-        with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
-            await asking
-    assert released == [True]
-    gate.may_end.set()
-
-    assert await blocking == "done"
 
 
 class Image: ...
@@ -172,27 +128,3 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ran == []
-
-
-async def test_a_failed_job_leaves_no_reference_cycle(pool: DecodeThreads) -> None:
-    """Its image is freed immediately, not when the garbage collector runs."""
-
-    async def request() -> None:
-        image = Image()
-
-        def fail() -> None:
-            raise InvalidImage(f"{type(image)}")
-
-        await pool.run(fail, later(), Lease())
-
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(3):
-            with pytest.raises(InvalidImage):
-                await request()
-        alive = [thing for thing in gc.get_objects() if isinstance(thing, Image)]
-    finally:
-        gc.enable()
-
-    assert len(alive) <= 1  # the last failure is still known to the thread and to pytest

@@ -297,30 +297,6 @@ async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(world: World)
     assert world.admission.memory.own_bytes == 0
 
 
-async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
-) -> None:
-    """The threads may be busy with images when the result arrives."""
-    world.fake.config = outputs_config(head=YOLO_HEAD)
-    world.fake.answer = infer_response(head=YOLO_HEAD)
-    await world.detect()
-    world.hold()
-    timing = Timing()
-    asking = asyncio.ensure_future(world.detect(timing=timing))
-    assert await eventually(lambda: len(world.fake.requests) == 2)
-    gate.block(monkeypatch, pipeline_module, "fill_input")
-    blocking = asyncio.ensure_future(world.detect(seconds=600))
-    assert await eventually(gate.reached.is_set)
-    world.let_answer()
-    assert await eventually(lambda: "infer" in timing.stages)
-    await world.time.skip(30)
-
-    with pytest.raises(DeadlinePassed, match="took too long"):
-        await asking
-    gate.opened.set()
-    assert len((await blocking).scores) == 0
-
-
 async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -> None:
     world.fake.answer = infer_response(output0=TABLE[:, :5])
     with pytest.raises(InvalidModelOutput, match="tiny"):

@@ -181,28 +181,6 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     np.testing.assert_array_equal(tensor[::-1], pixels.transpose(2, 0, 1).astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("data_type", "dims", "channels"),
-    [("TYPE_UINT8", [4, 6, 3], "RGB"), ("TYPE_FP32", [3, 4, 6], "RGB"), ("TYPE_UINT8", [3, 4, 6], "BGR")],
-)
-async def test_the_tensor_is_the_same_in_shared_memory(
-    inline: Transport, world: World, data_type: str, dims: list[int], channels: str
-) -> None:
-    """Nothing of the slot's previous content remains."""
-    model = spec(data_type, dims, channels=channels)
-    await world.transport.prepare(model.image_bytes)
-    slot = world.transport.take(model.image_bytes, model.image_bytes)
-    assert slot
-    slot.array((model.image_bytes,), np.uint8)[:] = 77
-    slot.free()
-    data = file(PIXELS[:2])
-    with Lease() as lease:
-        buffer, _ = fill(data, model, world.transport, lease)
-        assert buffer.slot == slot
-        np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
-        np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
-
-
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
     """Placement, enlarging and padding come from the model's config."""
@@ -274,23 +252,6 @@ async def test_a_rejected_image_takes_no_memory(
         with pytest.raises(expected):
             fill(data, model, world.transport, lease)
         assert world.free_slots(model.image_bytes) == SLOTS
-
-
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32])])
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
-async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
-    world: World, data_type: str, dims: list[int], image_format: str
-) -> None:
-    model = spec(data_type, dims)
-    await world.transport.prepare(model.image_bytes)
-    noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
-    data = file(noise, image_format)
-    with Lease() as lease:
-        with pytest.raises(InvalidImage):
-            fill(data[: len(data) // 2], model, world.transport, lease)
-        assert world.free_slots(model.image_bytes) == SLOTS - 1
-
-    assert world.free_slots(model.image_bytes) == SLOTS
 
 
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
