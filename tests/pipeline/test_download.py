@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from app.errors import GatewayFull, ImageNotFetched
-from app.pipeline.download import Download
+from app.pipeline.batch_request import Download
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.memory import Reservation

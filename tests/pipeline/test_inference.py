@@ -323,17 +323,6 @@ async def test_a_region_that_is_forgotten_twice_is_an_unavailable_triton(world: 
     assert world.is_slot_free
 
 
-@SHARED
-async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavailable(world: World) -> None:
-    world.fake.regions.clear()
-    world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    with pytest.raises(TritonUnavailable):
-        await world.infer()
-
-    assert world.is_slot_free
-    assert is_mapped(world.transport)
-
-
 @pytest.mark.parametrize(
     ("refusal", "expected", "reads"),
     [

@@ -177,13 +177,6 @@ async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) ->
     assert world.pipeline.is_known("other")
 
 
-@pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
-async def test_the_default_model_is_asked_unless_another_is_named(world: World, model: str | None, asked: str) -> None:
-    found = await world.detect(model=model)
-
-    assert world.fake.requests[0].model_name == found.spec.name == asked
-
-
 @pytest.mark.parametrize(
     ("options", "scores"),
     [

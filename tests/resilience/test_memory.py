@@ -8,7 +8,6 @@ import pytest
 from app.errors import GatewayFull
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.worker_table import WorkerTable
-from tests.support import OpenTable
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
@@ -51,30 +50,6 @@ def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -
         small.add(1)
 
     assert (large.nbytes, small.nbytes, budget.used_bytes) == (200, 0, 200)
-
-
-def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
-    one, other = (MemoryBudget(open_table(), "memory", 100) for _ in range(2))
-    one.reserve().add(70)
-    reservation = other.reserve()
-    with pytest.raises(GatewayFull):
-        reservation.add(31)
-    reservation.add(30)
-
-    assert one.used_bytes == other.used_bytes == 100
-    assert (one.own_bytes, other.own_bytes) == (70, 30)
-    assert one.is_full
-
-
-def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
-    budget = MemoryBudget(table, "memory", 100)
-    reservation = budget.reserve()
-    reservation.add(60)
-    reservation.keep(40)
-    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
-    reservation.keep(50)
-
-    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
 
 
 def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
