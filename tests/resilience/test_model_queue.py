@@ -1,7 +1,5 @@
 """Requests for one model: how many are in progress, who waits, and who is rejected."""
 
-import asyncio
-
 import pytest
 
 from app.errors import CircuitOpen, GatewayFull
@@ -84,32 +82,6 @@ async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(open_table
     busy.refresh()
 
     assert busy.limit < 101
-
-
-async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timers must not pile up while requests come, wait and leave."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    loop = asyncio.get_running_loop()
-    timers: list[float] = []
-    call_later = loop.call_later
-
-    def noted(delay: float, *arguments: object) -> object:
-        timers.append(delay)
-        return call_later(delay, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("app.resilience.wait_queue._POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(loop, "call_later", noted)
-    for _ in range(60):
-        tasks = [asyncio.create_task(enter(queue)) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert queue.waiting == 2
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert timers.count(3600.0) == 1
-    leave(permit)
 
 
 @pytest.mark.parametrize("pace", [0.0, 0.001, 60.0])
