@@ -10,8 +10,6 @@ from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
 TARGET = 2.0
-QUICK = 1.0
-"""Seconds between the ends of requests of a model for which it is worth waiting."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Image libraries with nothing around them."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +8,6 @@ from bench.experiments.candidates.registry import Step
 from tests.support import sample_image
 
 LIBRARIES = [opencv_steps, pillow_steps]
-Prepare = Callable[[], dict[str, Step]]
 
 
 def run(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
