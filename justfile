@@ -70,7 +70,7 @@ coverage *args:
 [group('develop')]
 mutants:
     @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak' --cov=app --cov-context=test --cov-report=
-    @python -m tests.tools.mutants run
+    @python -m tests.tools.mutants
 
 # Serve, detect and stop once: a quick check of another Python or machine
 [group('develop')]

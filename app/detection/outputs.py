@@ -41,10 +41,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
         InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
-    return _decode(spec, spec.expect_head(DetectionHead), take_outputs(spec, outputs))
-
-
-def _decode(spec: ModelSpec, head: DetectionHead, tensors: list[NDArray[Any]]) -> Candidates:
+    head, tensors = spec.expect_head(DetectionHead), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[head.output_format](spec, tensors)
         if head.has_normalized_boxes:

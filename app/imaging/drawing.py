@@ -10,24 +10,11 @@ from numpy.typing import NDArray
 from app.imaging.label import Colour, Label, fit, readable_name, render
 
 # Bright enough for dark images, and saturated enough for bright ones. Adjacent colours differ most.
-_PALETTE: tuple[Colour, ...] = (
-    (230, 25, 75),
-    (30, 120, 255),
-    (255, 215, 0),
-    (190, 70, 230),
-    (60, 200, 75),
-    (255, 130, 30),
-    (50, 225, 240),
-    (245, 60, 200),
-    (185, 235, 50),
-    (130, 110, 255),
-    (0, 165, 150),
-    (255, 140, 170),
-    (200, 130, 60),
-    (80, 170, 255),
-    (110, 235, 170),
-    (250, 95, 85),
+_COLOURS = (
+    "e6194b 1e78ff ffd700 be46e6 3cc84b ff821e 32e1f0 f53cc8 "  # hexadecimal red, green and blue
+    "b9eb32 826eff 00a596 ff8caa c8823c 50aaff 6eebaa fa5f55"
 )
+_PALETTE: list[Colour] = [(red, green, blue) for red, green, blue in map(bytes.fromhex, _COLOURS.split())]
 _EDGE: Colour = (0, 0, 0)
 _MIN_TEXT_SIZE = 12
 _MIN_LINE_WIDTH = 2

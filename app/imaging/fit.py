@@ -105,27 +105,39 @@ class CenterCrop(NamedTuple):
         return ImageTransform(0, 0, canvas_width, canvas_height, width, height, crop)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize the centre of an image to the canvas.
+        """Resize the centre of an image to the canvas, as if the whole image were resized first.
 
         Args:
-            pixels: UINT8 (height, width, 3) RGB, upright: the whole image, possibly decoded at a reduced size.
+            pixels: UINT8 (height, width, 3) RGB, upright, contiguous: the whole image, possibly decoded at a reduced size.
             transform: From `fit`.
             canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
         """
-        height, width = pixels.shape[:2]
-        resample_into(pixels, *self._middle((width, height), transform), canvas, self.interpolation)
+        (columns, left, right), (rows, top, bottom) = self._middle(pixels.shape[1::-1], transform)
+        # Pillow makes one copy. Without the stride, the part would have to be copied before.
+        data = pixels[top:bottom].reshape(-1)[3 * left :]
+        part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", pixels.strides[0], 1)
+        box = columns.start - left, rows.start - top, columns.end - left, rows.end - top
+        canvas[:] = np.asarray(part.resize(self.canvas_size, _FILTERS[self.interpolation], box))
 
     def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:
         """Return the memory of a decoded image of this width and height and of `draw`, in bytes."""
-        copied = resample_bytes(decoded_size, *self._middle(decoded_size, transform), self.canvas_size, self.interpolation)
+        (_, left, right), (_, top, bottom) = self._middle(decoded_size, transform)
+        # Pillow resizes the rows first, into an intermediate image as wide as the canvas.
+        copied = (bottom - top) * (right - left + self.canvas_size[0]) * _PILLOW_BYTES
         return decoded_size[0] * decoded_size[1] * _RGB_BYTES + copied
 
-    def _middle(self, decoded_size: tuple[int, int], transform: ImageTransform) -> tuple[Span, Span]:
-        """Return the columns and rows of the decoded image that become the canvas."""
+    def _middle(self, decoded_size: tuple[int, ...], transform: ImageTransform) -> list[tuple[Span, int, int]]:
+        """Return, for columns and rows of the decoded image, what becomes the canvas, and the ends of what the filter reads."""
         size = transform.image_width, transform.image_height
         scale = max(map(truediv, self.canvas_size, size)) / self.fraction
-        columns, rows = map(_middle, decoded_size, size, self.canvas_size, (scale, scale))
-        return columns, rows
+        found = []
+        for decoded, true_size, target in zip(decoded_size, size, self.canvas_size, strict=True):
+            resized = max(target, int(true_size * scale + _TOLERANCE))
+            left = round((resized - target) / 2)
+            span = Span(left * decoded / resized, (left + target) * decoded / resized)
+            reach = _REACHES[self.interpolation] * max(1.0, (span.end - span.start) / target) + 1
+            found.append((span, max(0, math.floor(span.start - reach)), min(decoded, math.ceil(span.end + reach))))
+        return found
 
 
 class Stretch(NamedTuple):
@@ -156,17 +168,10 @@ def fit_for(spec: ModelSpec) -> Fit:
     return Stretch(spec.input_size, spec.interpolation)
 
 
-def _middle(decoded: int, true_size: int, target: int, scale: float) -> Span:
-    """Return the part of a decoded axis that is the centre `target` pixels after resizing the true size by `scale`."""
-    resized = max(target, int(true_size * scale + _TOLERANCE))
-    left = round((resized - target) / 2)
-    return Span(left * decoded / resized, (left + target) * decoded / resized)
-
-
 def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolation: Interpolation) -> None:
     """Resize an image into an area of a canvas without antialiasing, as in the training of most detectors.
 
-    Antialiasing, as in `resample_into`, would change scores and boxes.
+    Antialiasing, as for classifiers, would change scores and boxes.
 
     Args:
         pixels: UINT8 (height, width, 3) RGB; may be a view of that area.
@@ -179,43 +184,3 @@ def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolatio
         area[:] = pixels
     else:
         cv2.resize(pixels, area.shape[1::-1], dst=area, interpolation=_METHODS[interpolation])
-
-
-def resample_into(
-    pixels: NDArray[np.uint8], columns: Span, rows: Span, canvas: NDArray[np.uint8], interpolation: Interpolation
-) -> None:
-    """Resize a part of an image with antialiasing, as in the training of most classifiers.
-
-    The result is that of resizing the whole image and then cropping it.
-
-    Args:
-        pixels: UINT8 (height, width, 3) RGB, contiguous.
-        columns: Columns of the part.
-        rows: Rows of the part.
-        canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
-        interpolation: The filter.
-    """
-    height, width = canvas.shape[:2]
-    left, right = _covered(columns, pixels.shape[1], width, interpolation)
-    top, bottom = _covered(rows, pixels.shape[0], height, interpolation)
-    # Pillow makes one copy. Without the stride, the part would have to be copied before.
-    data = pixels[top:bottom].reshape(-1)[3 * left :]
-    part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", pixels.strides[0], 1)
-    box = columns.start - left, rows.start - top, columns.end - left, rows.end - top
-    canvas[:] = np.asarray(part.resize((width, height), _FILTERS[interpolation], box))
-
-
-def resample_bytes(
-    size: tuple[int, int], columns: Span, rows: Span, canvas_size: tuple[int, int], interpolation: Interpolation
-) -> int:
-    """Return the memory of `resample_into` in bytes, without some copies of the canvas; sizes are width and height in pixels."""
-    left, right = _covered(columns, size[0], canvas_size[0], interpolation)
-    top, bottom = _covered(rows, size[1], canvas_size[1], interpolation)
-    # Pillow resizes the rows first, into an intermediate image as wide as the canvas.
-    return (bottom - top) * (right - left + canvas_size[0]) * _PILLOW_BYTES
-
-
-def _covered(span: Span, size: int, target: int, interpolation: Interpolation) -> tuple[int, int]:
-    """Return start and end of the pixels that the filter reads on an axis."""
-    reach = _REACHES[interpolation] * max(1.0, (span.end - span.start) / target) + 1
-    return max(0, math.floor(span.start - reach)), min(size, math.ceil(span.end + reach))

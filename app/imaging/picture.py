@@ -3,9 +3,7 @@
 from typing import Literal
 
 import cv2
-import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 
 from app.imaging import drawing
 from app.imaging.decode import decode, estimate_decoding
@@ -36,11 +34,6 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
     drawing.draw(pixels, marks)
-    return _encode(pixels, picture_type)
-
-
-def _encode(pixels: NDArray[np.uint8], picture_type: PictureType) -> bytes:
-    """Encode pixels (height, width, 3) RGB, which may be overwritten."""
     if picture_type == "image/jpeg":
         # No chroma subsampling, for thin lines and small text.
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")

@@ -158,12 +158,7 @@ def read_parameters(model: ModelConfig) -> ModelParameters:
     Raises:
         msgspec.ValidationError: A parameter is not valid.
     """
-    texts: dict[str, str | list[str]] = {key: value.string_value for key, value in model.parameters.items()}
-    for name in ("mean", "std"):
-        if name in model.parameters:
-            texts[name] = _split(model.parameters[name].string_value)
+    texts: dict[str, Any] = {key: value.string_value for key, value in model.parameters.items()}
+    for name in texts.keys() & {"mean", "std"}:
+        texts[name] = [part.strip() for part in texts[name].split(",")]
     return msgspec.convert(texts, ModelParameters, strict=False)
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]

@@ -13,9 +13,11 @@ from app.pipeline.call import CallContext
 from app.resilience.model_queue import Permit
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
+from app.triton.model_on_server import InFlightCall
 from app.triton.shared_memory import Arena, Slot
 from app.triton.transport import InputBuffer
 
+LATE = "the model did not answer in time"
 # Sending tensors in a message copies them, which blocks the event loop.
 _MAX_INLINE_BYTES = 8 << 20
 
@@ -78,6 +80,14 @@ class Batch(NamedTuple):
     def is_abandoned(self) -> bool:
         """Whether all requests have left."""
         return all(image.result.done() for image in self.images)
+
+
+class Call(NamedTuple):
+    """A call under way."""
+
+    batch: Batch
+    task: asyncio.Task[list[InferResult]]
+    in_flight: InFlightCall
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:

@@ -3,42 +3,16 @@
 import asyncio
 import copy
 from functools import partial
-from typing import NamedTuple, Protocol
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
-from app.model.spec import ModelSpec
-from app.pipeline.batch import Batch, PendingImage, next_batch
+from app.pipeline.batch import LATE, Batch, Call, PendingImage, next_batch
+from app.pipeline.triton_calls import TritonCalls
 from app.resilience.retry_budget import RetryBudget
 from app.triton.messages import InferResult
-from app.triton.model_on_server import InFlightCall, ModelOnServer
+from app.triton.model_on_server import InFlightCall
 
 # Enough for two of the largest common batches.
 _MAX_ISOLATED = 64.0
-LATE = "the model did not answer in time"
-
-
-class Call(NamedTuple):
-    """A call under way."""
-
-    batch: Batch
-    task: asyncio.Task[list[InferResult]]
-    in_flight: InFlightCall
-
-
-class Calls(Protocol):
-    """Makes calls to Triton."""
-
-    def find(self, spec: ModelSpec) -> ModelOnServer | None:
-        """Select the Triton for the next call for a model; None while no more calls are allowed."""
-
-    async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
-        """Make a call for a batch, and return the result of each image; raise a GatewayError if it fails."""
-
-    def abandon(self, image: PendingImage, call: Call | None) -> None:
-        """Record that a request has left without a result; `call` is None if its image was still waiting."""
-
-    async def close(self) -> None:
-        """Stop probing."""
 
 
 class Batcher:
@@ -48,7 +22,7 @@ class Batcher:
     sent as a batch. So batches grow with the load, and no image waits for a timer.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
         self._waiting: list[PendingImage] = []
         """In order of arrival."""
@@ -155,7 +129,7 @@ class Batcher:
 class Batchers(dict[str, Batcher]):
     """Batchers of one worker by model reference, created on first use. A batch has images for one version of a model only."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: TritonCalls) -> None:
         super().__init__()
         self._calls = calls
 

@@ -9,8 +9,7 @@ from time import monotonic
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 from app.model.spec import ModelSpec
-from app.pipeline.batch import Batch, PendingImage
-from app.pipeline.batcher import LATE, Call
+from app.pipeline.batch import LATE, Batch, Call, PendingImage
 from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.concurrency import BatchTimes

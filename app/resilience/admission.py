@@ -14,7 +14,7 @@ from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
-from app.resilience.memory import JointReservation, MemoryBudget, Reservation
+from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.pacer import Pacer
 from app.resilience.uploads import AnonymousUploads, Upload
@@ -136,9 +136,9 @@ class Admission:
         batches.fraction = share.fraction
         return batches
 
-    def reserve_for_batch(self, purpose: str) -> JointReservation:
+    def reserve_for_batch(self, purpose: str) -> Reservation:
         """Return an empty reservation for encoded images of a batch; `purpose` appears in errors."""
-        return JointReservation((self.batch_memory, self.memory), purpose)
+        return Reservation(purpose, self.batch_memory, self.memory)
 
     def waiting_batch_images(self) -> Counter[str]:
         """Count the waiting images of batches in this worker, by model."""

@@ -1,14 +1,10 @@
 """Images of batch requests that wait to be admitted to one model, behind all single requests."""
 
-from typing import TYPE_CHECKING
-
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
+from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.wait_queue import WaitQueue
 from app.resilience.worker_table import WorkerTable
-
-if TYPE_CHECKING:
-    from app.resilience.model_queue import ModelQueue, Permit
 
 # Fraction of the limit for batches; the rest is always left to single requests.
 _PART = 0.5
@@ -17,7 +13,7 @@ _PART = 0.5
 class BatchQueue:
     """Admits images of batches one by one, up to a fraction of the model's limit on the whole host."""
 
-    def __init__(self, table: WorkerTable, queue: "ModelQueue", model: str, key: str) -> None:
+    def __init__(self, table: WorkerTable, queue: ModelQueue, model: str, key: str) -> None:
         """Count in a table; an API key with a share of its own is counted separately."""
         self.fraction = 1.0
         """The fraction of the limit that single requests and batches with this key may use together."""
@@ -48,7 +44,7 @@ class BatchQueue:
         if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction:
             raise self._queue.full()
 
-    async def admit(self, deadline: Deadline) -> "Permit":
+    async def admit(self, deadline: Deadline) -> Permit:
         """Admit an image in its turn.
 
         Raises:
@@ -65,7 +61,7 @@ class BatchQueue:
         finally:
             self._table.add(self._waiting, -1)
 
-    def _enter(self) -> "Permit | None":
+    def _enter(self) -> Permit | None:
         """Admit an image if there is room and no single request is waiting."""
         self._table.add(self._active, 1)  # counted first, so that two workers never take the same place
         permit = None

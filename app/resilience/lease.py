@@ -1,15 +1,9 @@
 """Resources that a request holds until its work has ended."""
 
+import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-
-class Job(Protocol):
-    """A task or future of the event loop."""
-
-    def add_done_callback(self, callback: Callable[[Any], object], /) -> object:
-        """Call `callback` in the event loop when the job has ended."""
+from typing import Any, Self
 
 
 class Lease:
@@ -27,7 +21,7 @@ class Lease:
         """Add a callback; the last one runs first. May be called from any thread that the lease is kept for."""
         self._callbacks.append(callback)
 
-    def keep_for(self, job: Job) -> None:
+    def keep_for(self, job: asyncio.Future[Any]) -> None:
         """Keep the lease at least until the job has ended."""
         self._users += 1
         job.add_done_callback(self._remove_user)

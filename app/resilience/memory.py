@@ -1,6 +1,5 @@
 """Memory budgets that all workers of a host share."""
 
-from collections.abc import Sequence
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -36,7 +35,7 @@ class MemoryBudget:
 
     def reserve(self, purpose: str = "an image of this size") -> "Reservation":
         """Return an empty reservation; `purpose` appears in errors."""
-        return Reservation(self, purpose)
+        return Reservation(purpose, self)
 
     def add(self, nbytes: int) -> None:
         """Add to the bytes in use; `nbytes` may be negative. Thread-safe."""
@@ -45,31 +44,34 @@ class MemoryBudget:
 
 
 class Reservation:
-    """A reserved part of a budget, released at the end of a `with` block. May be used from any thread."""
+    """Reserved bytes in one or several budgets, released at the end of a `with` block. May be used from any thread."""
 
-    def __init__(self, budget: MemoryBudget, purpose: str) -> None:
+    def __init__(self, purpose: str, *budgets: MemoryBudget) -> None:
+        """Create an empty reservation; `purpose` appears in errors."""
         self.nbytes = 0
-        self._budget = budget
+        self._budgets = budgets
         self._purpose = purpose
 
     def add(self, nbytes: int) -> None:
         """Reserve more bytes.
 
         Raises:
-            GatewayFull: The budget is exhausted.
+            GatewayFull: A budget is exhausted.
         """
-        self._budget.add(nbytes)  # counted first, so that two workers never use the same room
         self.nbytes += nbytes
-        used = self._budget.used_bytes
-        if used > self._budget.limit_bytes and used > self.nbytes:  # a single reservation may exceed the budget
-            self.nbytes -= nbytes
-            self._budget.add(-nbytes)
-            raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
+        for budget in self._budgets:
+            budget.add(nbytes)  # counted first, so that two workers never use the same room
+        for budget in self._budgets:
+            used = budget.used_bytes
+            if used > budget.limit_bytes and used > self.nbytes:  # a single reservation may exceed the budget
+                self.keep(self.nbytes - nbytes)
+                raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 
     def keep(self, nbytes: int) -> None:
         """Release all but `nbytes`."""
         if self.nbytes > nbytes:
-            self._budget.add(nbytes - self.nbytes)
+            for budget in self._budgets:
+                budget.add(nbytes - self.nbytes)
             self.nbytes = nbytes
 
     def release(self) -> None:
@@ -81,29 +83,3 @@ class Reservation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.release()
-
-
-class JointReservation:
-    """An equal reservation in several budgets. May be used from any thread."""
-
-    def __init__(self, budgets: Sequence[MemoryBudget], purpose: str) -> None:
-        """Create an empty reservation; `purpose` appears in errors."""
-        self._parts = [budget.reserve(purpose) for budget in budgets]
-
-    def add(self, nbytes: int) -> None:
-        """Reserve more bytes.
-
-        Raises:
-            GatewayFull: A budget is exhausted; the budgets before it may have reserved the bytes.
-        """
-        for part in self._parts:
-            part.add(nbytes)
-
-    def keep(self, nbytes: int) -> None:
-        """Release all but `nbytes`."""
-        for part in self._parts:
-            part.keep(nbytes)
-
-    def release(self) -> None:
-        """Release all bytes."""
-        self.keep(0)

@@ -50,11 +50,3 @@ def test_a_file_that_is_not_a_record_is_one_line(content: bytes | None, tmp_path
 
     assert main(["compare", str(path), str(path)]) == main(["report", str(path), "-o", str(tmp_path / "page.html")]) == 1
     assert [str(path) in line for line in capsys.readouterr().err.splitlines()] == [True, True]
-
-
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "x.json"
-    save_record(file, make_runs_record(make_run()))
-
-    assert main(["report", str(file), "-o", str(tmp_path)]) == 1
-    assert str(tmp_path) in capsys.readouterr().err

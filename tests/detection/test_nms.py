@@ -15,53 +15,10 @@ def head_of(boxes: object, scores: object) -> Array:
     return np.concatenate([np.asarray(boxes, np.float32), np.asarray(scores, np.float32)], axis=1).T
 
 
-def overlap(a: Array, b: Array) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    common = max(0.0, float(width)) * max(0.0, float(height))
-    return common / float((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - common)
-
-
 def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array, Array, NDArray[np.int32]]:
     corners, scores, classes = from_yolo(head)
     kept = suppress(corners, None if is_agnostic else classes, iou)
     return corners[kept], scores[kept], classes[kept]
-
-
-def textbook(head: Array, iou: float, *, is_agnostic: bool) -> list[tuple[list[float], float, int]]:
-    """Take the best box, drop the boxes of its class (or of any) that it covers, and repeat."""
-    remaining = []
-    for column in head.T:
-        x, y, width, height = column[:4]
-        class_ = int(column[4:].argmax())
-        if column[4 + class_] > MIN_SCORE:
-            box = np.array([x - width / 2, y - height / 2, x + width / 2, y + height / 2], np.float32)
-            remaining.append((box, float(column[4 + class_]), class_))
-    remaining.sort(key=lambda candidate: -candidate[1])
-    kept = []
-    while remaining:
-        best = remaining.pop(0)
-        kept.append((best[0].tolist(), best[1], best[2]))
-        rivals = [other for other in remaining if is_agnostic or other[2] == best[2]]
-        covered = [id(other) for other in rivals if overlap(best[0], other[0]) > iou]
-        remaining = [other for other in remaining if id(other) not in covered]
-    return kept
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("iou", [0.0, 0.45, 0.7, 1.0])
-@pytest.mark.parametrize("is_agnostic", [False, True])
-def test_suppression_is_that_of_the_plain_loop(seed: int, iou: float, *, is_agnostic: bool) -> None:
-    chance = np.random.default_rng(seed)
-    boxes = np.concatenate([chance.uniform(100, 500, (80, 2)), chance.uniform(50, 300, (80, 2))], axis=1)
-    head = head_of(boxes, chance.uniform(0, 1, (80, 3)) ** 3)
-
-    corners, scores, classes = detect(head, iou, is_agnostic=is_agnostic)
-
-    expected = textbook(head, iou, is_agnostic=is_agnostic)
-    assert classes.tolist() == [class_ for _, _, class_ in expected]
-    assert scores.tolist() == [score for _, score, _ in expected]
-    np.testing.assert_allclose(corners, [box for box, _, _ in expected], rtol=1e-6)
 
 
 def test_yolo_head_holds_centres_and_sizes() -> None:
@@ -72,30 +29,6 @@ def test_yolo_head_holds_centres_and_sizes() -> None:
     np.testing.assert_array_equal(scores, np.array([0.9, 0.5], np.float32))
     assert classes.tolist() == [1, 0]
     assert [str(found.dtype) for found in (corners, scores, classes)] == ["float32", "float32", "int32"]
-
-
-def test_classes_do_not_suppress_each_other() -> None:
-    """Of two equal boxes both are kept if their classes differ and matter, else only the better one."""
-    same = [[100, 100, 50, 50], [100, 100, 50, 50]]
-
-    assert detect(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5)[2].tolist() == [0, 1]
-    assert detect(head_of(same, [[0.9, 0.1], [0.1, 0.8]]), 0.5, is_agnostic=True)[2].tolist() == [0]
-    assert detect(head_of(same, [[0.8, 0.1], [0.9, 0.1]]), 0.5)[1].tolist() == pytest.approx([0.9])
-
-
-def test_overlap_at_the_limit_is_allowed() -> None:
-    """Boxes that overlap by exactly `iou` are both kept; with a slightly lower `iou` only the better one is."""
-    head = head_of([[50, 50, 100, 100], [75, 50, 50, 100]], [[0.9], [0.8]])
-
-    assert len(detect(head, 0.5)[0]) == 2
-    assert len(detect(head, 0.49)[0]) == 1
-
-
-def test_boxes_without_area_are_kept() -> None:
-    """Boxes without a size neither cause a division by zero nor suppress each other."""
-    head = head_of([[50, 50, 0, 0], [50, 50, 0, 0]], [[0.9], [0.8]])
-
-    assert detect(head, 0.5)[1].tolist() == pytest.approx([0.9, 0.8])
 
 
 def test_scores_at_the_floor_are_dropped() -> None:

@@ -1,5 +1,6 @@
 """Output tensors to candidates in every format, and invalid outputs to errors."""
 
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -241,64 +242,40 @@ def test_count_out_of_range_is_rejected(count: int) -> None:
         decode(spec_of(OutputFormat.END_TO_END), four(count=np.array([count])))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_boxes_that_are_not_finite_are_rejected(output_format: OutputFormat, value: float) -> None:
-    outputs = six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, 2, 3, 4], [1, 2, value, 4], [0, 0, 0, 0]]))
+BOTH = OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS
+NOT_FINITE, NO_SCORE, NO_CLASS = "boxes that are not finite", "scores outside 0 to 1", "a negative class id"
+INVALID = [
+    *(
+        (output_format, six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, value, 3, 4]] * 3)), NOT_FINITE)
+        for output_format, value in product(BOTH, (np.nan, np.inf, -np.inf))
+    ),
+    (OutputFormat.END_TO_END, four(boxes=np.full((3, 4), 1e300)), NOT_FINITE),  # no 32-bit float can hold it
+    *(
+        (output_format, six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1])), NO_SCORE)
+        for output_format, value in product(BOTH, (np.nan, np.inf, 1.01, 55.0))
+    ),
+    (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
+    *((OutputFormat.YOLO_HEAD, {"o": yolo(score)[None]}, NO_SCORE) for score in (55, 1.01)),
+    *(
+        (output_format, six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1])), NO_CLASS)
+        for output_format, value in product(BOTH, (-1, np.nan, np.inf, 1e20))
+    ),
+    # A 64-bit id must not wrap round to another class.
+    *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5, 2**63 - 1)),
+]
 
-    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+
+@pytest.mark.parametrize(("output_format", "outputs", "problem"), INVALID)
+def test_values_out_of_range_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
+    """Without a warning of numpy, also if a value overflows."""
+    with pytest.raises(InvalidModelOutput, match=f"m returned {problem}"):
         decode(spec_of(output_format), outputs)
 
 
 def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
     """Fractions too large to be converted to pixels are rejected, without a warning."""
-    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
+    with pytest.raises(InvalidModelOutput, match=NOT_FINITE):
         decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
-
-
-def test_boxes_that_overflow_a_float_are_rejected() -> None:
-    """A double that no 32-bit float can hold is rejected, without a warning."""
-    with pytest.raises(InvalidModelOutput, match="m returned boxes that are not finite"):
-        decode(spec_of(OutputFormat.END_TO_END), four(boxes=np.full((3, 4), 1e300)))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1.01, 55.0])
-@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_scores_that_are_not_probabilities_are_rejected(output_format: OutputFormat, value: float) -> None:
-    """A score that is not a number or above one makes the answer invalid."""
-    outputs = six([1, 2, 3, 4, value, 0]) | four(scores=np.array([0.9, value, 0.1]))
-
-    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
-        decode(spec_of(output_format), outputs)
-
-
-def test_negative_score_is_rejected() -> None:
-    """Where a count tells what is padding, a negative score is not padding but invalid."""
-    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
-        decode(spec_of(OutputFormat.END_TO_END), four(scores=np.array([0.9, -0.1, 0.1])))
-
-
-@pytest.mark.parametrize("head", [yolo(55), yolo(1.01)])
-def test_scores_of_a_head_must_be_probabilities(head: NDArray[np.float32]) -> None:
-    with pytest.raises(InvalidModelOutput, match="m returned scores outside 0 to 1"):
-        decode(spec_of(OutputFormat.YOLO_HEAD), {"o": head[None]})
-
-
-@pytest.mark.parametrize("value", [-1, np.nan, np.inf, 1e20])
-@pytest.mark.parametrize("output_format", [OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS])
-def test_class_that_is_not_an_id_is_rejected(output_format: OutputFormat, value: float) -> None:
-    """Negative numbers, values that are not numbers and values that no integer holds are not class ids."""
-    outputs = six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1]))
-
-    with pytest.raises(InvalidModelOutput, match="m returned a negative class id"):
-        decode(spec_of(output_format), outputs)
-
-
-@pytest.mark.parametrize("value", [2**31, 2**32 + 5, 2**63 - 1])
-def test_class_id_beyond_32_bits_is_rejected(value: int) -> None:
-    """A 64-bit id must not wrap round to another class."""
-    with pytest.raises(InvalidModelOutput):
-        decode(spec_of(OutputFormat.END_TO_END), four(classes=np.array([0, value, 1], np.int64)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

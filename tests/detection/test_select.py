@@ -47,10 +47,6 @@ def test_equal_scores_keep_their_order() -> None:
     assert chosen(candidates(*[0.5, 0.9] * 100), max_detections=300) == [*range(1, 200, 2), *range(0, 200, 2)]
 
 
-def test_the_limit_keeps_the_best() -> None:
-    assert chosen(candidates(0.5, 0.9, 0.7), max_detections=2) == [1, 2]
-
-
 @pytest.mark.parametrize(
     "box",
     [(5, 0, 5, 9), (0, 5, 9, 5), (0, 0, 0, 0), (9, 0, 5, 9), (0, 9, 9, 5), (9, 9, 5, 5)],
@@ -70,21 +66,6 @@ def test_a_very_small_box_is_kept() -> None:
     found.boxes[0] = 1, 1, np.nextafter(np.float32(1), np.float32(2)), 2
 
     assert chosen(found) == [1]
-
-
-def test_only_candidates_of_the_classes_are_kept() -> None:
-    """The others are dropped before the limit is applied; boxes, scores and classes stay together."""
-    mixed = candidates(0.9, 0.8, 0.7, 0.6, class_ids=[0, 1, 2, 1])
-    found = keep_best(select(mixed, confidence=0.1, class_ids=frozenset({1, 2})), 2)
-
-    assert found.boxes[:, 0].tolist() == [1, 2]
-    assert found.class_ids.tolist() == [1, 2]
-    np.testing.assert_array_equal(found.scores, np.array([0.8, 0.7], np.float32))
-
-
-def test_without_a_class_nothing_is_kept() -> None:
-    """An empty set of classes differs from `None`, which means all."""
-    assert chosen(candidates(0.9, 0.8), class_ids=frozenset(), max_detections=2) == []
 
 
 def test_nothing_is_kept_of_nothing() -> None:
@@ -194,16 +175,6 @@ def test_suppression_is_that_of_a_plain_loop(
 
     expected = plainly(found, confidence, class_ids, suppression)
     assert [(s, c, b) for b, s, c in zip(*(part.tolist() for part in kept), strict=True)] == expected
-
-
-@given(crowds(), st.floats(0, 1), suppressions)
-def test_the_threshold_may_be_applied_before_or_after(found: Candidates, confidence: float, suppression: Suppression) -> None:
-    """Only better boxes suppress a box, so those below the threshold do not matter."""
-    before = select(found, confidence=confidence, class_ids=None, suppression=suppression)
-    after = select(select(found, confidence=0, class_ids=None, suppression=suppression), confidence=confidence, class_ids=None)
-
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)

@@ -125,15 +125,6 @@ def test_images_are_decoded_at_four_times_their_size_on_the_canvas() -> None:
     assert letterbox().fit(4000, 3000).min_decode_size == (2560, 1920)
 
 
-def test_area_is_the_part_of_the_canvas_that_the_image_covers() -> None:
-    canvas = np.zeros((16, 30, 3), np.uint8)
-
-    ImageTransform(5, 3, 20, 10, 40, 20).area(canvas)[:] = 1
-
-    assert canvas[3:13, 5:25].all()
-    assert canvas.sum() == 20 * 10 * 3
-
-
 def test_boxes_are_clipped_to_the_image() -> None:
     transform = ImageTransform(0, 140, 640, 360, 1920, 1080)
 
@@ -153,41 +144,6 @@ def test_huge_boxes_are_clipped_without_a_warning() -> None:
 
 def test_no_boxes_stay_no_boxes() -> None:
     assert ImageTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
-
-
-@pytest.mark.parametrize(("left", "top"), [(0, 0), (5, 3), (10, 0), (0, 6)])
-def test_image_of_the_right_size_is_copied(left: int, top: int) -> None:
-    pixels = noise(20, 10)
-    expected = np.full((16, 30, 3), 99, np.uint8)
-    expected[top : top + 10, left : left + 20] = pixels
-
-    canvas = draw(pixels, ImageTransform(left, top, 20, 10, 20, 10), letterbox(30, 16, pad=99))
-
-    np.testing.assert_array_equal(canvas, expected)
-
-
-def test_image_that_lies_on_the_canvas_already_stays() -> None:
-    """The image was decoded into its area; only the padding is written."""
-    canvas = np.full((16, 30, 3), 7, np.uint8)
-    transform = ImageTransform(5, 3, 20, 10, 20, 10)
-    pixels = transform.area(canvas)
-    pixels[:] = noise(20, 10)
-    expected = np.full((16, 30, 3), 99, np.uint8)
-    expected[3:13, 5:25] = noise(20, 10)
-
-    letterbox(30, 16, pad=99).draw(pixels, transform, canvas)
-
-    np.testing.assert_array_equal(canvas, expected)
-
-
-def test_reduced_image_covers_the_same_area() -> None:
-    """The image was decoded at a reduced size."""
-    box = letterbox(64, 64, pad=0)
-
-    canvas = draw(np.full((100, 200, 3), 255, np.uint8), box.fit(800, 400), box)
-
-    np.testing.assert_array_equal(canvas[16:48], 255)
-    assert canvas.sum() == 32 * 64 * 3 * 255
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage, UnsupportedFormat
@@ -65,33 +64,6 @@ def test_an_impossible_depth_is_left_to_the_decoder(depth: int) -> None:
     assert jpeg.read_header(data).scans == 1
 
 
-def test_grey_is_decoded_to_rgb() -> None:
-    pixels = jpeg.decode(GREY, (64, 48), (64, 48), None)
-
-    assert pixels is not None
-    assert pixels.shape == (48, 64, 3)
-    assert (pixels == pixels[:, :, :1]).all()
-
-
-def test_pixels_are_decoded_into_memory_that_fits() -> None:
-    canvas = np.zeros((640, 451, 3), np.uint8)
-    out = canvas[100:400]
-
-    assert jpeg.decode(CAT, (451, 300), (451, 300), out) is out
-    np.testing.assert_array_equal(out, np.asarray(Image.open(BytesIO(CAT))))
-    assert not canvas[:100].any()
-    assert not canvas[400:].any()
-
-
-@pytest.mark.parametrize("out", [np.zeros((300, 500, 3), np.uint8)[:, :451], np.zeros((299, 451, 3), np.uint8)])
-def test_memory_that_does_not_fit_is_left_alone(out: NDArray[np.uint8]) -> None:
-    pixels = jpeg.decode(CAT, (451, 300), (451, 300), out)
-
-    assert pixels is not None
-    assert pixels.shape == (300, 451, 3)
-    assert not out.any()
-
-
 def test_size_is_read_unless_the_file_is_left_to_pillow() -> None:
     assert {jpeg.read_header(data).size for data in (BASELINE, PROGRESSIVE, GREY)} == {(64, 48)}
     assert {jpeg.read_header(data).size for data in (CMYK, b"\xff\xd8\xff", CAT[:100])} == {None}
@@ -137,13 +109,6 @@ def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
     assert jpeg.read_header(BASELINE).is_single_scan
     assert not jpeg.read_header(PROGRESSIVE).is_single_scan
     assert jpeg.read_header(PROGRESSIVE[: first + 30])[1:3] == (1, False)
-
-
-@pytest.mark.parametrize(
-    ("min_decode_size", "size"), [((1, 1), (251, 125)), ((251, 125), (251, 125)), ((252, 1), (502, 250)), ((1, 251), (1003, 500))]
-)
-def test_reduced_size_is_the_smallest_that_is_large_enough(min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
-    assert jpeg.reduced_size((2005, 999), min_decode_size) == size
 
 
 def test_what_follows_the_image_does_not_matter() -> None:

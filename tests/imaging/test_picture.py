@@ -10,7 +10,7 @@ from PIL import Image
 from app.errors import ImageTooLarge, InvalidImage, UnsupportedFormat
 from app.imaging.drawing import Marks, colour_of
 from app.imaging.header import read_header
-from app.imaging.picture import PictureType, draw_picture, estimate_picture_bytes
+from app.imaging.picture import PictureType, draw_picture
 from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
 
 NOTHING = Marks(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int32), [])
@@ -53,12 +53,6 @@ def test_a_large_image_is_drawn_on_at_its_full_size() -> None:
     image = Image.effect_noise((4000, 200), 50).convert("RGB")
 
     assert draw(encode(image, "JPEG")).shape == (200, 4000, 3)
-
-
-def test_memory_is_estimated() -> None:
-    image = encode(Image.new("RGB", (300, 200)), "JPEG")
-
-    assert estimate_picture_bytes(read_header(image, limits(MEGA))) == 300 * 200 * (3 + 6)
 
 
 @pytest.mark.parametrize(

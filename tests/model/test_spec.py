@@ -155,36 +155,22 @@ def test_parameters_of_others_are_ignored() -> None:
     ("name", "value"),
     [
         ("placement", "centre"),
-        ("placement", ""),
         ("enlarge", "yes"),
         ("pad", "-1"),
-        ("pad", "256"),
-        ("pad", "grey"),
         ("channels", "rgb"),
         ("scale", "0"),
-        ("scale", "-1"),
         ("scale", "nan"),
-        ("scale", "inf"),
         ("square", "31"),
-        ("square", "8193"),
-        ("square", "640.5"),
         ("box_units", "percent"),
         ("iou", "1.1"),
-        ("iou", "nan"),
         ("resize", "fit"),
         ("crop", "0"),
-        ("crop", "1.01"),
-        ("crop", "nan"),
         ("interpolation", "nearest"),
         ("scores", "percent"),
         ("mean", "0.5"),
         ("mean", "0,0,0,0"),
         ("mean", "0,nan,0"),
-        ("mean", "0,inf,0"),
-        ("mean", ""),
         ("std", "1,1,0"),
-        ("std", "1,-1,1"),
-        ("std", "1,nan,1"),
         ("std", "1;1;1"),
     ],
 )
@@ -257,12 +243,9 @@ def test_channels_are_found_first_or_last(dims: list[int | str], input_format: I
     ],
 )
 def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
-    """`square` takes precedence over the exporter's `imgsz`; the default is 640."""
+    """`square` takes precedence over the exporter's `imgsz`; the default is 640. A fixed size takes precedence over both."""
     assert spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).input_size == input_size
-
-
-def test_fixed_input_size_takes_precedence_over_parameters() -> None:
-    assert spec_of(square="512", metadata="{'imgsz': [320, 320]}").input_size == (640, 640)
+    assert spec_of(image=("images", "TYPE_FP32", [3, 96, 96]), **parameters).input_size == (96, 96)
 
 
 @pytest.mark.parametrize(
@@ -283,17 +266,6 @@ def test_batch_dimension_is_found(batch: int, image: list[int | str], output: li
         (640, 640),
         OutputFormat.SIX_COLUMNS,
     )
-
-
-@pytest.mark.parametrize(
-    ("data_type", "dtype", "datatype"),
-    [("TYPE_UINT8", np.uint8, "UINT8"), ("TYPE_FP32", np.float32, "FP32"), ("TYPE_FP16", np.float16, "FP16")],
-)
-def test_type_of_the_input_is_read(data_type: str, dtype: type, datatype: str) -> None:
-    """Bytes, floats and half floats are supported; requests name the type as Triton does."""
-    spec = spec_of(image=("images", data_type, [3, 640, 640]))
-
-    assert (spec.dtype, spec.datatype) == (dtype, datatype)
 
 
 @pytest.mark.parametrize("batch", [0, 1])
@@ -356,31 +328,13 @@ def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format:
     assert (format_of(given), given.output_names) == (output_format, (output[0],))
 
 
-@pytest.mark.parametrize(
-    ("image", "anchors"), [([3, 416, 416], 3549), ([3, 480, 640], 6300), ([3, -1, -1], 8400), ([640, 640, 3], 8400)]
-)
-def test_anchors_follow_the_input_size(image: list[int | str], anchors: int) -> None:
-    """A YOLOX head has one row per anchor of this input size."""
-    assert format_of(spec_of(("o", "TYPE_FP32", [anchors, 85]), image=("i", "TYPE_FP32", image))) is OutputFormat.YOLOX_HEAD
-
-
-def test_head_with_its_batch_written_out() -> None:
-    given = spec_of(("o", "TYPE_FP32", [1, 8400, 85]), image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
-
-    assert (format_of(given), given.has_batch_dimension) == (OutputFormat.YOLOX_HEAD, True)
-
-
 def test_yolox_has_its_own_defaults() -> None:
-    """The published YOLOX models take BGR from 0 to 255, at the top left."""
-    given = spec_of(YOLOX_HEAD)
-
-    assert (given.channels, given.scale, given.placement) == ("BGR", 1.0, "top_left")
-
-
-def test_yolox_defaults_can_be_overridden() -> None:
-    given = spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center")
-
-    assert (given.channels, given.scale, given.placement) == ("RGB", 255.0, "center")
+    """The published YOLOX models take BGR from 0 to 255, at the top left; the config may say otherwise."""
+    for spec, expected in (
+        (spec_of(YOLOX_HEAD), ("BGR", 1.0, "top_left")),
+        (spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center"), ("RGB", 255.0, "center")),
+    ):
+        assert (spec.channels, spec.scale, spec.placement) == expected
 
 
 @pytest.mark.parametrize(
@@ -411,14 +365,6 @@ def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[s
     given = spec_of(*tensors)
 
     assert (format_of(given), given.output_names) == (OutputFormat.END_TO_END, order)
-
-
-def test_four_tensors_with_their_batch_written_out() -> None:
-    outputs = [(name, data_type, [1, *dims]) for name, data_type, dims in END_TO_END]
-
-    given = spec_of(*outputs, image=("i", "TYPE_FP32", [1, 3, 640, 640]), batch=0)
-
-    assert given.output_names == ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 @pytest.mark.parametrize(
@@ -503,7 +449,7 @@ def test_shape_and_size_of_the_input_tensor(
     """Shape and size of one image follow from the config; a batch dimension is in front if the model has one."""
     spec = spec_of(image=("images", data_type, dims), batch=batch)
 
-    assert spec.image_shape == shape
+    assert (spec.image_shape, spec.datatype) == (shape, data_type.removeprefix("TYPE_"))
     assert spec.image_bytes == math.prod(shape) * item_bytes
     assert spec.batch_shape(1) == ((1, *shape) if batch else shape)
 
@@ -530,40 +476,6 @@ def test_shape_and_size_of_a_file(batch: int) -> None:
     assert spec.image_shape == (1,)
     assert spec.image_bytes == 2**20
     assert spec.batch_shape(1) == ((1, 1) if batch else (1,))
-
-
-@pytest.mark.parametrize("channels", ["RGB", "BGR"])
-@pytest.mark.parametrize("data_type", ["TYPE_UINT8", "TYPE_FP32", "TYPE_FP16"])
-@pytest.mark.parametrize("dims", [[3, 4, 6], [4, 6, 3]])
-def test_only_rgb_bytes_in_rows_are_the_canvas_itself(dims: list[int | str], data_type: str, channels: str) -> None:
-    """A model that takes another order of axes or channels, or another type, needs a copy of the canvas."""
-    spec = spec_of(image=("images", data_type, dims), channels=channels)
-
-    assert spec.input_is_canvas is (data_type == "TYPE_UINT8" and dims[0] == 4 and channels == "RGB")
-
-
-def test_model_that_takes_the_file_takes_no_canvas() -> None:
-    assert not spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]), square="640").input_is_canvas
-
-
-@pytest.mark.parametrize(
-    ("output_format", "is_heavy"),
-    [
-        (OutputFormat.END_TO_END, False),
-        (OutputFormat.SIX_COLUMNS, False),
-        (OutputFormat.YOLO_HEAD, True),
-        (OutputFormat.YOLOX_HEAD, True),
-    ],
-)
-def test_only_raw_heads_are_heavy(output_format: OutputFormat, *, is_heavy: bool) -> None:
-    """A raw head needs an NMS, which takes too long for the event loop."""
-    assert output_format.is_heavy is is_heavy
-
-
-def test_formats_have_different_descriptions() -> None:
-    """A person can tell each output format from the others, and each input format."""
-    assert len({output_format.description for output_format in OutputFormat}) == len(OutputFormat)
-    assert len({input_format.value for input_format in InputFormat}) == len(InputFormat) == 3
 
 
 SCORES: Tensor = ("scores", "TYPE_FP32", [1000])

@@ -144,14 +144,6 @@ async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyP
     assert await eventually(lambda: used(world) == (0, 0))
 
 
-async def test_a_slow_model_is_no_matter_of_other_images(world: World) -> None:
-    world.hold()
-    async with (await open_batch(world, [SCENE] * 3, 20)).run(explain) as done:
-        assert await eventually(lambda: len(world.fake.requests) == 3)
-        await world.time.skip(20)
-        assert [await image for image in done] == ["the model did not answer in time"] * 3
-
-
 async def test_batches_take_a_part_of_the_memory(world: World) -> None:
     """A larger batch is accepted if it is alone; the next batch is rejected as a whole."""
     async with (await open_batch(world, [SCENE] * 30)).run(keep) as done:

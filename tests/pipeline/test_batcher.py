@@ -12,8 +12,8 @@ import pytest
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import batcher as batcher_module
-from app.pipeline.batch import Batch, PendingImage
-from app.pipeline.batcher import Batcher, Call
+from app.pipeline.batch import Batch, Call, PendingImage
+from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
@@ -71,11 +71,15 @@ class Calls:
 class Setup:
     def __init__(self, max_calls: float = 1) -> None:
         self.calls = Calls(max_calls)
-        self.batcher = Batcher(self.calls)
+        self.batcher = self.make_batcher()
         self.timings: list[Timing] = []
         self.released: list[int] = []
         """Numbers of the images whose permits were released."""
         self._numbers = count()
+
+    def make_batcher(self) -> Batcher:
+        calls: Any = self.calls
+        return Batcher(calls)
 
     def start(
         self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC, version: int | None = None
@@ -149,16 +153,6 @@ async def test_as_many_calls_as_are_allowed() -> None:
     assert setup.calls.batches == [[0], [1], [2], [3, 4]]
 
 
-async def test_without_a_limit_each_image_goes_at_once() -> None:
-    setup = Setup(max_calls=float("inf"))
-    asking = setup.start(20)
-    await turns()
-    assert setup.calls.batches == [[number] for number in range(20)]
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == list(range(20))
-
-
 async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
     asking = setup.start(4)
     await turns()
@@ -200,19 +194,6 @@ async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
     setup.calls.may_answer.set()
 
     assert await gather(asking[0], asking[1], asking[2], asking[4]) == [3, 4, 5, 7]
-
-
-async def test_what_triton_reads_is_kept_until_the_call_has_ended(setup: Setup) -> None:
-    asking = setup.start(3)
-    await turns()
-    for task in asking:
-        task.cancel()
-    await turns()
-    assert setup.released == [1, 2]
-    setup.calls.may_answer.set()
-    await turns()
-
-    assert setup.released == [1, 2, 0]
 
 
 async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
@@ -306,7 +287,7 @@ async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
 async def test_poison_after_poison_ends_the_batches(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches end when no retries are left, so that no image ever fails because of another."""
     monkeypatch.setattr(batcher_module, "_MAX_ISOLATED", 6)
-    setup.batcher = Batcher(setup.calls)
+    setup.batcher = setup.make_batcher()
     setup.calls.poison = {number: InferenceFailed("no") for number in range(0, 40, 2)}
     asking = setup.start(40)
     await turns()
@@ -326,13 +307,3 @@ async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await asking
-
-
-async def test_models_may_change_between_calls(setup: Setup) -> None:
-    other = from_triton_config({**CONFIG, "max_batch_size": 4}, "2")
-    asking = [*setup.start(2), *setup.start(2, spec=other), *setup.start()]
-    await turns()
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == [0, 1, 2, 3, 4]
-    assert setup.calls.batches == [[0], [1, 4], [2, 3]]

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from app.errors import GatewayFull, ImageNotFetched
-from app.pipeline.download import Download
+from app.pipeline.batch_request import Download
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
-from app.resilience.memory import JointReservation
+from app.resilience.memory import Reservation
 from tests.fakes.https import Host, response, serving
 from tests.support import open_admission
 
@@ -30,7 +30,7 @@ def admission() -> Iterator[Admission]:
         yield made
 
 
-def prepare(host: Host, admission: Admission, url: str = URL) -> tuple[Download, JointReservation]:
+def prepare(host: Host, admission: Admission, url: str = URL) -> tuple[Download, Reservation]:
     fetcher, memory = host.fetcher(), admission.reserve_for_batch("an image of this size")
     return Download(fetcher, fetcher.parse(host.url(url)), memory, Deadline.after(30)), memory
 

@@ -120,20 +120,6 @@ async def test_triton_is_told_whose_call_it_is(world: World) -> None:
 
 
 @SHARED
-async def test_a_slot_is_free_after_its_inference(world: World) -> None:
-    await world.infer()
-
-    assert world.is_slot_free
-
-
-async def test_an_inference_that_is_late_is_not_waited_for(world: World) -> None:
-    world.hold()
-
-    with pytest.raises(DeadlinePassed, match="did not answer in time"):
-        await world.infer(0.1)
-
-
-@SHARED
 async def test_no_time_left_is_no_answer(world: World) -> None:
     for seconds in (0, -5):
         with pytest.raises(DeadlinePassed):
@@ -202,11 +188,6 @@ async def test_draining_waits_for_abandoned_inferences(world: World) -> None:
     await asyncio.sleep(0)
 
     assert world.is_slot_free
-
-
-async def test_draining_nothing_returns_at_once(world: World) -> None:
-    await world.infer()
-    await world.batchers.close(10)
 
 
 async def test_an_abandoned_inference_that_fails_is_not_reported(world: World, unretrieved: list[dict[str, Any]]) -> None:
@@ -340,17 +321,6 @@ async def test_a_region_that_is_forgotten_twice_is_an_unavailable_triton(world: 
 
     assert len(world.fake.requests) == 2
     assert world.is_slot_free
-
-
-@SHARED
-async def test_a_triton_that_dies_while_a_region_is_registered_again_is_unavailable(world: World) -> None:
-    world.fake.regions.clear()
-    world.fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    with pytest.raises(TritonUnavailable):
-        await world.infer()
-
-    assert world.is_slot_free
-    assert is_mapped(world.transport)
 
 
 @pytest.mark.parametrize(
@@ -619,21 +589,6 @@ async def test_failures_open_the_circuit_of_their_model(world: World, refusal: R
     assert is_closed(world, "other")
 
 
-async def test_each_model_has_its_own_circuit(world: World) -> None:
-    other = msgspec.structs.replace(SPEC, name="other")
-    world.fake.refusal = SICK
-    await fail(world, 5)
-    await fail(world, 4, spec=other)
-    assert [is_closed(world, model) for model in ("tiny", "other")] == [False, True]
-    await fail(world, 1, spec=other)
-    assert [is_closed(world, model) for model in ("tiny", "other")] == [False, False]
-    world.fake.requests.clear()
-    world.fake.refusal = None
-
-    assert await eventually(lambda: is_closed(world) and is_closed(world, "other"))
-    assert {request.model_name for request in world.fake.requests} == {"tiny", "other"}
-
-
 async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
     world.fake.refusal = SICK
     await fail(world, 5)
@@ -881,16 +836,6 @@ async def test_an_inference_that_is_cancelled_counts_if_it_was_given_time(world:
 
     assert is_closed(world) is not opens
     assert await eventually(lambda: world.fake.cancelled == (5 if world.slot is None else 0))
-
-
-@pytest.mark.parametrize("refusal", [ANSWERS[1][0], ANSWERS[2][0]])
-async def test_a_triton_without_memory_is_overloaded(world: World, refusal: Refusal) -> None:
-    """The caller is told to retry."""
-    world.fake.refusal = refusal
-    with pytest.raises(Overloaded, match="no memory left") as caught:
-        await world.infer()
-
-    assert (caught.value.status, caught.value.code, caught.value.retry_after_seconds) == (503, "triton_unavailable", 1)
 
 
 def probing() -> bool:

@@ -29,11 +29,9 @@ from app.pipeline import pipeline as pipeline_module
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, Detections
-from app.resilience.admission import Share
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
 from app.telemetry.timing import Timing
-from app.telemetry.trace_context import TraceContext
 from app.triton import shared_memory
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
@@ -171,35 +169,12 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
     assert len(world.fake.requests) == 4
 
 
-async def test_triton_is_asked_with_the_id_and_the_rest_of_the_time(world: World) -> None:
-    await world.detect(seconds=5)
-    (request,) = world.fake.requests
-
-    assert request.id == "abc"
-    assert 0 < request.parameters["timeout"].int64_param < 5_000_000
-    assert "shared_memory_region" in request.inputs[0].parameters
-
-
 async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:
     """The name is known if it is the default model, can be pulled, or Triton has had it."""
     assert [world.pipeline.is_known(name) for name in ("tiny", "listed", "other", "")] == [True, True, False, False]
     await world.detect(model="other")
 
     assert world.pipeline.is_known("other")
-
-
-async def test_triton_is_told_of_the_trace(world: World) -> None:
-    trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1)
-    await world.detect(trace=trace)
-
-    assert [metadata["traceparent"] for metadata in world.fake.metadata] == [trace.traceparent]
-
-
-@pytest.mark.parametrize(("model", "asked"), [(None, "tiny"), ("other", "other")])
-async def test_the_default_model_is_asked_unless_another_is_named(world: World, model: str | None, asked: str) -> None:
-    found = await world.detect(model=model)
-
-    assert world.fake.requests[0].model_name == found.spec.name == asked
 
 
 @pytest.mark.parametrize(
@@ -313,30 +288,6 @@ async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(world: World)
 
     assert not world.fake.requests
     assert world.admission.memory.own_bytes == 0
-
-
-async def test_a_raw_head_waits_for_a_thread_no_longer_than_its_deadline(
-    monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
-) -> None:
-    """The threads may be busy with images when the result arrives."""
-    world.fake.config = outputs_config(head=YOLO_HEAD)
-    world.fake.answer = infer_response(head=YOLO_HEAD)
-    await world.detect()
-    world.hold()
-    timing = Timing()
-    asking = asyncio.ensure_future(world.detect(timing=timing))
-    assert await eventually(lambda: len(world.fake.requests) == 2)
-    gate.block(monkeypatch, pipeline_module, "fill_input")
-    blocking = asyncio.ensure_future(world.detect(seconds=600))
-    assert await eventually(gate.reached.is_set)
-    world.let_answer()
-    assert await eventually(lambda: "infer" in timing.stages)
-    await world.time.skip(30)
-
-    with pytest.raises(DeadlinePassed, match="took too long"):
-        await asking
-    gate.opened.set()
-    assert len((await blocking).scores) == 0
 
 
 async def test_an_output_that_does_not_fit_the_config_is_invalid(world: World) -> None:
@@ -566,20 +517,6 @@ async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
 
     assert [type(outcome) for outcome in outcomes] == [InvalidImage, InvalidImage, Detections]
     assert world.admission.decode_backlog.pixels == 0
-
-
-async def test_a_share_is_that_of_the_call(world: World) -> None:
-    """A key that has used up its share is rejected, another request is not."""
-    world.hold()
-    share = Share("camera", 0.01)
-    first = asyncio.ensure_future(world.detect(share=share))
-    assert await eventually(lambda: len(world.fake.requests) == 1)
-    with pytest.raises(GatewayFull):
-        await world.detect(share=share)
-    world.let_answer()
-
-    assert len((await world.detect()).scores) == 2
-    await first
 
 
 def test_the_caller_may_choose_the_time_of_a_request() -> None:

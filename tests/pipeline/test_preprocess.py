@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
-from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -15,7 +13,7 @@ from PIL import Image
 from app.errors import GatewayError, GatewayFull, ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
-from app.imaging.header import ImageHeader, PixelLimits, read_header
+from app.imaging.header import read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import preprocess
@@ -183,41 +181,6 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
     np.testing.assert_array_equal(tensor[::-1], pixels.transpose(2, 0, 1).astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("data_type", "dims", "channels"),
-    [("TYPE_UINT8", [4, 6, 3], "RGB"), ("TYPE_FP32", [3, 4, 6], "RGB"), ("TYPE_UINT8", [3, 4, 6], "BGR")],
-)
-async def test_the_tensor_is_the_same_in_shared_memory(
-    inline: Transport, world: World, data_type: str, dims: list[int], channels: str
-) -> None:
-    """Nothing of the slot's previous content remains."""
-    model = spec(data_type, dims, channels=channels)
-    await world.transport.prepare(model.image_bytes)
-    slot = world.transport.take(model.image_bytes, model.image_bytes)
-    assert slot
-    slot.array((model.image_bytes,), np.uint8)[:] = 77
-    slot.free()
-    data = file(PIXELS[:2])
-    with Lease() as lease:
-        buffer, _ = fill(data, model, world.transport, lease)
-        assert buffer.slot == slot
-        np.testing.assert_array_equal(slot.array(buffer.tensor.shape, buffer.tensor.dtype.type), buffer.tensor)
-        np.testing.assert_array_equal(buffer.tensor, filled(inline, data, model))
-
-
-async def test_the_transform_says_where_the_image_lies(inline: Transport) -> None:
-    """The rest of the canvas is padding."""
-    model = spec("TYPE_UINT8", [32, 32, 3], pad="9")
-    with Lease() as lease:
-        buffer, transform = fill(file(np.full((50, 100, 3), 200, np.uint8)), model, inline, lease)
-        canvas = buffer.tensor.copy()
-
-    assert transform == ImageTransform(0, 8, 32, 16, 100, 50)
-    assert (transform.area(canvas) == 200).all()
-    assert (canvas[:8] == 9).all()
-    assert (canvas[24:] == 9).all()
-
-
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
     """Placement, enlarging and padding come from the model's config."""
@@ -291,23 +254,6 @@ async def test_a_rejected_image_takes_no_memory(
         assert world.free_slots(model.image_bytes) == SLOTS
 
 
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32])])
-@pytest.mark.parametrize("image_format", ["PNG", "JPEG"])
-async def test_an_image_that_breaks_while_it_is_decoded_gives_its_slot_back(
-    world: World, data_type: str, dims: list[int], image_format: str
-) -> None:
-    model = spec(data_type, dims)
-    await world.transport.prepare(model.image_bytes)
-    noise = np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8)
-    data = file(noise, image_format)
-    with Lease() as lease:
-        with pytest.raises(InvalidImage):
-            fill(data[: len(data) // 2], model, world.transport, lease)
-        assert world.free_slots(model.image_bytes) == SLOTS - 1
-
-    assert world.free_slots(model.image_bytes) == SLOTS
-
-
 async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transport) -> None:
     """The gateway only reads its header."""
     data = file(np.random.default_rng(6).integers(0, 256, (64, 64, 3), np.uint8), "PNG")[:2000]
@@ -315,31 +261,6 @@ async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transp
         buffer, _ = fill(data, spec("TYPE_STRING", [1], square="64"), inline, lease)
 
         assert buffer.tensor.nbytes == 2004
-
-
-@pytest.mark.parametrize(("data_type", "dims"), [("TYPE_FP32", [3, 1024, 1024]), ("TYPE_UINT8", [3, 1024, 1024])])
-async def test_a_rejected_image_needs_no_scratch_memory(inline: Transport, data_type: str, dims: list[int]) -> None:
-    """Canvas and tensor are allocated after the header is accepted."""
-    model = spec(data_type, dims)
-    canvas_bytes = 1024 * 1024 * 3
-
-    def peak(data: bytes) -> int:
-        tracemalloc.start()
-        try:
-            with Lease() as lease:
-                fill(data, model, inline, lease)
-        finally:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-        return peaks[-1]
-
-    peaks: list[int] = []
-    assert peak(file(PIXELS)) > canvas_bytes + model.image_bytes
-    for data in (b"%PDF-1.7", file(PIXELS, "PNG")[:20], file(np.zeros((101, 1, 3), np.uint8))):
-        with pytest.raises(GatewayError):
-            peak(data)
-
-    assert max(peaks[1:]) < canvas_bytes / 3
 
 
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
@@ -376,19 +297,6 @@ async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
         buffer, _ = fill(IMAGES[name], LETTERBOXES["full width"], inline, lease)
 
     assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
-
-
-async def test_the_header_is_read_once(inline: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[bytes] = []
-
-    def record(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]) -> ImageHeader:
-        read.append(data)
-        return read_header(data, limits, reserve)
-
-    monkeypatch.setattr(preprocess, "read_header", record)
-    filled(inline, IMAGES["PNG"], LETTERBOXES["centred"])
-
-    assert read == [IMAGES["PNG"]]
 
 
 async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:

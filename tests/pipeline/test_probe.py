@@ -156,20 +156,6 @@ async def test_a_probe_waits_until_triton_can_be_reached() -> None:
         await client.close()
 
 
-async def test_a_probe_waits_for_its_answer(fake_triton: Fake) -> None:
-    """A probe that hangs is not repeated."""
-    fake, client = fake_triton
-    fake.may_answer.clear()
-    probing = asyncio.create_task(run_probe(client, SPEC))
-    assert await eventually(lambda: bool(fake.requests))
-    await client.read_server()
-    assert not probing.done()
-    fake.may_answer.set()
-    await probing
-
-    assert len(fake.requests) == 1
-
-
 async def test_a_probe_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost connection on which nothing is sent would not be noticed."""
     monkeypatch.setattr(probe, "_ASK_SECONDS", 0.02)

@@ -140,19 +140,6 @@ async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
     await admission.check("tiny")
 
 
-async def test_a_body_counts_until_it_has_been_parsed(admission: Admission) -> None:
-    job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with admission.start_upload() as upload:
-        upload.add(100)
-        upload.keep_for(job)
-    with pytest.raises(GatewayFull):
-        await admission.check("tiny")
-    job.set_result(None)
-    await asyncio.sleep(0)
-
-    await admission.check("tiny")
-
-
 async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
     one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
     with one.start_upload(), other.start_upload():
@@ -169,17 +156,6 @@ async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
     for admission in (one, other):
         await admission.check("tiny")
         assert admission.memory.used_bytes == 0
-
-
-async def test_a_reserved_share_is_left_to_its_key(admission: Admission) -> None:
-    """Requests without it do not use it, and those with it use no more."""
-    camera, others = Share("camera", 0.5), Share("", 0.5)
-    with await admit(admission, share=others):
-        with pytest.raises(GatewayFull):
-            await admission.check("tiny", others)
-        await admission.check("tiny", camera)
-        with await admit(admission, share=camera), pytest.raises(GatewayFull):
-            await admit(admission, share=camera)
 
 
 @pytest.mark.parametrize(("parallel_images", "expected"), [(1, 128), (64, 128), (100, 200)])

@@ -11,7 +11,6 @@ from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 
 LIMIT = 8
-PART = LIMIT // 2
 PACE = 0.001
 
 
@@ -37,34 +36,6 @@ async def enter(line: BatchQueue, seconds: float = 60) -> Permit:
 
 def leave(permit: Permit) -> None:
     permit.__exit__(None, None, None)
-
-
-async def settle() -> None:
-    """Let all pending callbacks of the event loop run."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
-async def single(queue: ModelQueue) -> Permit:
-    permit = await queue.admit("", 1.0, Deadline.after(60))
-    permit.__enter__()
-    return permit
-
-
-async def test_single_requests_go_first(table: WorkerTable) -> None:
-    """An image does not take the place for which a single request waits."""
-    queue, line = open_both(table)
-    singles = [await single(queue) for _ in range(LIMIT)]
-    image = asyncio.create_task(enter(line))
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(single(queue))
-    await asyncio.sleep(0)
-    leave(singles.pop())
-    await settle()
-
-    assert (waiting.done(), image.done()) == (True, False)
-    leave(singles.pop())
-    leave(await image)
 
 
 async def test_a_batch_that_would_come_too_late_is_rejected(table: WorkerTable) -> None:

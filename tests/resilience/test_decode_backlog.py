@@ -1,7 +1,5 @@
 """Large images that wait for their decoding."""
 
-import asyncio
-
 import pytest
 
 from app.errors import GatewayFull
@@ -34,18 +32,6 @@ def test_a_single_image_is_always_accepted(table: WorkerTable) -> None:
     """Its decoding time is unknown and nothing is queued before it; its deadline decides."""
     with DecodeBacklog(table, threads=1).add(1000 * MP, Deadline.after(1)):
         pass
-
-
-async def test_an_image_counts_until_its_thread_has_ended(table: WorkerTable) -> None:
-    backlog = DecodeBacklog(table, threads=1)
-    job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with backlog.add(MP, Deadline.after(5)) as counted:
-        counted.keep_for(job)
-    assert backlog.pixels == MP
-    job.set_result(None)
-    await asyncio.sleep(0)
-
-    assert backlog.pixels == 0
 
 
 def test_small_images_do_not_count(table: WorkerTable) -> None:

@@ -20,20 +20,6 @@ def lease(released: list[str]) -> Lease:
     return made
 
 
-def test_a_lease_is_released_after_its_block(lease: Lease, released: list[str]) -> None:
-    with lease:
-        assert released == []
-
-    assert released == ["second", "first"]
-
-
-def test_a_failure_releases_it(lease: Lease, released: list[str]) -> None:
-    with pytest.raises(ValueError, match="broken"), lease:
-        raise ValueError("broken")
-
-    assert released == ["second", "first"]
-
-
 def test_a_callback_that_fails_does_not_stop_the_others(lease: Lease, released: list[str]) -> None:
     """What it could not give back is lost, and what the others give back is not; its exception goes on."""
     lease.on_release(lambda: 1 // 0)
@@ -44,13 +30,6 @@ def test_a_callback_that_fails_does_not_stop_the_others(lease: Lease, released: 
     lease.release()
 
     assert released == ["third", "second", "first"]
-
-
-def test_a_lease_that_nobody_used_can_be_released(lease: Lease, released: list[str]) -> None:
-    """Such a request ended between admission and its first step."""
-    lease.release()
-
-    assert released == ["second", "first"]
 
 
 @pytest.mark.parametrize("end", ["result", "failure", "cancel"])

@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import GatewayFull
-from app.resilience.memory import JointReservation, MemoryBudget
+from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.worker_table import WorkerTable
-from tests.support import OpenTable
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
@@ -53,55 +52,11 @@ def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -
     assert (large.nbytes, small.nbytes, budget.used_bytes) == (200, 0, 200)
 
 
-def test_memory_of_all_workers_counts(open_table: OpenTable) -> None:
-    one, other = (MemoryBudget(open_table(), "memory", 100) for _ in range(2))
-    one.reserve().add(70)
-    reservation = other.reserve()
-    with pytest.raises(GatewayFull):
-        reservation.add(31)
-    reservation.add(30)
-
-    assert one.used_bytes == other.used_bytes == 100
-    assert (one.own_bytes, other.own_bytes) == (70, 30)
-    assert one.is_full
-
-
-def test_budgets_of_different_keys_are_separate(table: WorkerTable) -> None:
-    """Received bodies use other memory than images in progress."""
-    one, other = MemoryBudget(table, "memory", 100), MemoryBudget(table, "upload memory", 100)
-    one.reserve().add(100)
-
-    assert (other.used_bytes, other.is_full) == (0, False)
-
-
-def test_releasing_twice_gives_back_once(table: WorkerTable) -> None:
-    budget = MemoryBudget(table, "memory", 100)
-    other = budget.reserve()
-    other.add(10)
-    reservation = budget.reserve()
-    reservation.add(20)
-    reservation.release()
-    reservation.release()
-
-    assert budget.used_bytes == 10
-
-
-def test_what_is_more_than_needed_is_given_back(table: WorkerTable) -> None:
-    budget = MemoryBudget(table, "memory", 100)
-    reservation = budget.reserve()
-    reservation.add(60)
-    reservation.keep(40)
-    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
-    reservation.keep(50)
-
-    assert (reservation.nbytes, budget.used_bytes) == (40, 40)
-
-
 def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
     small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
     others = large.reserve()
     others.add(70)
-    joint = JointReservation((small, large), "the images of this batch")
+    joint = Reservation("the images of this batch", small, large)
     joint.add(20)
     assert (small.used_bytes, large.used_bytes) == (20, 90)
     with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):

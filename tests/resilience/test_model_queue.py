@@ -1,10 +1,5 @@
 """Requests for one model: how many are in progress, who waits, and who is rejected."""
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import suppress
-
 import pytest
 
 from app.errors import CircuitOpen, GatewayFull
@@ -15,8 +10,6 @@ from tests.fakes.clock import Clock
 from tests.support import OpenTable
 
 TARGET = 2.0
-QUICK = 1.0
-"""Seconds between the ends of requests of a model for which it is worth waiting."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +40,6 @@ async def enter(queue: ModelQueue, key: str = "", fraction: float = 1.0, deadlin
 
 def leave(permit: Permit) -> None:
     permit.__exit__(None, None, None)
-
-
-async def fill(queue: ModelQueue, requests: int) -> list[Permit]:
-    return [await enter(queue) for _ in range(requests)]
 
 
 async def test_a_queue_that_is_full_because_triton_is_silent_says_so(table: WorkerTable) -> None:
@@ -93,94 +82,6 @@ async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(open_table
     assert busy.limit < 101
 
 
-async def test_models_do_not_count_together(table: WorkerTable) -> None:
-    full, other = (ModelQueue(table, name, 1, TARGET) for name in ("full", "other"))
-    permits = [await enter(full), await enter(other)]
-
-    assert (full.in_progress, other.in_progress) == (1, 1)
-    for permit in permits:
-        leave(permit)
-
-
-async def test_the_line_is_watched_once_however_many_wait(table: WorkerTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Timers must not pile up while requests come, wait and leave."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    loop = asyncio.get_running_loop()
-    timers: list[float] = []
-    call_later = loop.call_later
-
-    def noted(delay: float, *arguments: object) -> object:
-        timers.append(delay)
-        return call_later(delay, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("app.resilience.wait_queue._POLL_SECONDS", 3600.0)
-    monkeypatch.setattr(loop, "call_later", noted)
-    for _ in range(60):
-        tasks = [asyncio.create_task(enter(queue)) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert queue.waiting == 2
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    assert timers.count(3600.0) == 1
-    leave(permit)
-
-
-@pytest.fixture
-async def waiting(table: WorkerTable) -> AsyncIterator[tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]]]:
-    """A queue with a limit of one, the request that is in progress, and three that wait."""
-    queue = open_queue(table, 1, QUICK)
-    permit = await enter(queue)
-    tasks = [asyncio.create_task(enter(queue)) for _ in range(3)]
-    await asyncio.sleep(0)
-    yield queue, permit, tasks
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_request_does_not_take_the_place_of_one_whose_turn_has_come(
-    waiting: tuple[ModelQueue, Permit, list["asyncio.Task[Permit]"]],
-) -> None:
-    """It arrives after the end of one request and before the next one runs; the limit is kept."""
-    queue, permit, tasks = waiting
-    leave(permit)
-    late = asyncio.create_task(enter(queue))
-    first = await tasks[0]
-    assert queue.in_progress == 1
-    leave(first)
-    for task in (*tasks[1:], late):
-        leave(await task)
-
-
-async def test_the_limit_is_that_of_the_host(open_table: OpenTable) -> None:
-    """Requests of all workers count, and a worker is told by nobody when one of another ends."""
-    one, other = (open_queue(open_table(), 2, QUICK) for _ in range(2))
-    permits = [await enter(one), await enter(one)]
-    assert other.in_progress == 2
-    waiting = asyncio.create_task(enter(other))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    leave(permits[0])
-
-    leave(await waiting)
-    leave(permits[1])
-
-
-async def test_a_request_that_would_be_late_is_rejected_at_once(table: WorkerTable) -> None:
-    """With one second from one end to the next, the third request needs three seconds."""
-    queue = open_queue(table, 10, 1.0)
-    permits = [await enter(queue, deadline=Deadline.after(10)) for _ in range(2)]
-    with pytest.raises(GatewayFull):
-        await enter(queue, deadline=Deadline.after(2.9))
-
-    permits.append(await enter(queue, deadline=Deadline.after(3.1)))
-    for permit in permits:
-        leave(permit)
-
-
 @pytest.mark.parametrize("pace", [0.0, 0.001, 60.0])
 async def test_a_request_is_admitted_while_none_is_in_progress(table: WorkerTable, pace: float) -> None:
     """Also if the model is known to be slower than its deadline: it may have become faster."""
@@ -200,21 +101,6 @@ async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
     queue.check("camera", 0.75, 0)
     for permit in permits:
         leave(permit)
-
-
-async def test_a_stall_makes_the_model_slower(table: WorkerTable, clock: Clock) -> None:
-    """While nothing ends, requests are rejected that would have been admitted; one end later they are admitted again."""
-    queue = open_queue(table, 10, 0.2)
-    permits = await fill(queue, 2)
-    leave(await enter(queue, deadline=Deadline.after(5)))
-    clock.now += 20
-    with pytest.raises(GatewayFull) as caught:
-        await enter(queue, deadline=Deadline.after(5))
-    assert (caught.value.retry_after_seconds or 0) > 5
-    leave(permits.pop())
-
-    leave(await enter(queue, deadline=Deadline.after(5)))
-    leave(permits.pop())
 
 
 @pytest.mark.parametrize(
@@ -271,31 +157,3 @@ async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable
     leave(permit)
 
     assert queue.limit == pytest.approx(TARGET / 0.1)
-
-
-@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.2])
-async def test_the_limit_recovers_if_only_one_share_is_used(
-    table: WorkerTable, clock: Clock, monkeypatch: pytest.MonkeyPatch, fraction: float
-) -> None:
-    """After a slow phase of a model that works one by one, a share that is rejected lets the limit grow again."""
-    monkeypatch.setattr("app.resilience.model_queue._MAX_WAIT_SECONDS", 0.0)
-    queue = ModelQueue(table, "tiny", 1000, TARGET)
-    running: deque[Permit] = deque()
-
-    async def process(images: int, seconds: float) -> None:
-        for _ in range(images):
-            with suppress(GatewayFull):
-                while True:
-                    running.append(await enter(queue, "camera", fraction, Deadline.after(1e6)))
-            clock.now += seconds
-            permit = running.popleft()
-            permit.measure()
-            leave(permit)
-
-    await process(100, 4 * TARGET)
-    assert queue.limit == 1
-    await process(2000, 0.1)
-    for permit in running:
-        leave(permit)
-
-    assert queue.limit >= TARGET / 0.1 / 2

@@ -27,12 +27,6 @@ def taken(budget: RetryBudget) -> int:
     raise AssertionError("there is no end to it")
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_few_retries_are_there_from_the_start() -> None:
-    """A gateway that has just started may have to retry."""
-    assert taken(RetryBudget()) == 3
-
-
 @pytest.mark.parametrize(("requests", "retries"), [(0, 0), (9, 0), (10, 1), (19, 1), (25, 2)])
 def test_ten_requests_earn_a_retry(spent: RetryBudget, requests: int, retries: int) -> None:
     for _ in range(requests):
@@ -47,24 +41,6 @@ def test_ten_seconds_earn_a_retry(spent: RetryBudget, clock: Clock, seconds: flo
     clock.now += seconds
 
     assert taken(spent) == retries
-
-
-def test_time_counts_once(spent: RetryBudget, clock: Clock) -> None:
-    for _ in range(9):
-        clock.now += 1
-        assert not spent.take()
-    clock.now += 1
-
-    assert taken(spent) == 1
-
-
-def test_requests_and_time_count_together(spent: RetryBudget, clock: Clock) -> None:
-    for _ in range(5):
-        spent.note_request()
-    assert not spent.take()
-    clock.now += 5
-
-    assert taken(spent) == 1
 
 
 def test_only_a_few_retries_are_saved_up(spent: RetryBudget, clock: Clock) -> None:

@@ -52,18 +52,6 @@ async def test_result_is_not_kept() -> None:
     assert [await flight.run("a", work) for _ in range(3)] == [1, 2, 3]
 
 
-async def test_keys_are_independent() -> None:
-    flight, slow, quick = SingleFlight[int](), Work(), Work()
-    quick.may_end.set()
-    waiting = await start(flight, "slow", slow)
-
-    assert await flight.run("quick", quick) == 1
-    assert not waiting.done()
-
-    slow.may_end.set()
-    assert await waiting == 1
-
-
 async def test_all_callers_get_the_error() -> None:
     """If the work fails, everybody who waits for it is told why, and the next call starts anew."""
     flight, work = SingleFlight[int](), Work()
@@ -89,18 +77,6 @@ async def test_work_continues_when_a_caller_is_cancelled() -> None:
     assert work.runs == 1
 
 
-async def test_work_continues_when_every_caller_is_cancelled() -> None:
-    flight, work = SingleFlight[int](), Work()
-    only = await start(flight, "a", work)
-    only.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await only
-    later = await start(flight, "a", work)
-    work.may_end.set()
-
-    assert await later == 1
-
-
 async def test_wait_returns_when_nothing_is_in_progress() -> None:
     """It waits for all the work, also for work that fails or whose callers have all gone."""
     flight, good, bad = SingleFlight[int](), Work(), Work()
@@ -115,16 +91,6 @@ async def test_wait_returns_when_nothing_is_in_progress() -> None:
 
     await waiting
     assert (good.runs, bad.runs) == (1, 1)
-
-
-async def test_wait_returns_at_once_without_work() -> None:
-    """Before the first call and after the last one, there is nothing to wait for."""
-    flight, work = SingleFlight[int](), Work()
-    work.may_end.set()
-
-    await flight.wait()
-    await flight.run("a", work)
-    await flight.wait()
 
 
 @pytest.fixture

@@ -57,14 +57,6 @@ def test_a_host_receives_sixty_four(workers: Sequence[AnonymousUploads], address
                 assert (caught.value.reason, caught.value.retry_after_seconds) == ("uploads", 1)
 
 
-def test_one_worker_may_receive_all(workers: Sequence[AnonymousUploads]) -> None:
-    with ExitStack() as stack:
-        for _ in range(64):
-            stack.enter_context(workers[0].start(""))
-        with pytest.raises(GatewayFull, match=FULL):
-            workers[0].start("")
-
-
 def test_their_bytes_are_limited(workers: Sequence[AnonymousUploads]) -> None:
     """A single body above the limit is still possible."""
     one, other = workers

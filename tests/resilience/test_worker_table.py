@@ -34,16 +34,6 @@ print("beating", flush=True)
 sys.stdin.read()
 """
 
-# A program that creates the table, and starts another one that creates it, too.
-HEIR = """
-import os, subprocess, sys
-from app.resilience import worker_table
-heir = "from app.resilience import worker_table; import os; print(os.fstat(worker_table.create()).st_ino)"
-descriptor = worker_table.create()
-print(os.fstat(descriptor).st_ino, flush=True)
-subprocess.run([sys.executable, "-c", heir], pass_fds=[descriptor], check=True)
-"""
-
 # A parent that starts workers by fork, as Granian does, and prints what the last of them sees.
 PARENT = """
 import os
@@ -127,12 +117,6 @@ def test_a_key_has_the_same_column_in_all_workers(open_table: OpenTable) -> None
     assert {key: second.column(key) for key in ("c", "b", "a")} == columns
     assert len(set(columns.values())) == 3
     assert second.column("d") not in columns.values()
-
-
-def test_many_models_do_not_share_counters(table: WorkerTable) -> None:
-    keys = [f"{kind}:model-{number}" for number in range(100) for kind in ("requests", "limit", "pace", "pool")]
-
-    assert len({table.column(key) for key in keys}) == len(keys)
 
 
 def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
@@ -271,20 +255,6 @@ def test_a_worker_that_was_killed_does_not_count(open_table: OpenTable) -> None:
         assert (own.workers, own.total(column)) == (1, 1)
 
 
-def test_the_row_of_a_killed_worker_is_used_again(open_table: OpenTable) -> None:
-    """The next worker starts in the row with zeros."""
-    own = open_table()
-    column = own.column("requests")
-    with running_worker() as worker:
-        worker.kill()
-        worker.wait()
-    following = open_table()
-
-    assert (own.workers, own.total(column)) == (2, 0)
-    following.add(following.column("requests"), 1)
-    assert own.total(column) == 1
-
-
 def test_a_worker_that_starts_is_counted_at_once(open_table: OpenTable) -> None:
     """Also one in another process, and one that takes the row of a killed one: limits of the host hold from its start."""
     own = open_table()
@@ -366,13 +336,6 @@ def test_the_table_is_created_once(open_table: OpenTable) -> None:
     assert open_table().total(own.column("requests")) == 5
 
 
-def test_other_programs_inherit_the_table() -> None:
-    """A program inherits the table through its descriptor."""
-    first, second = output(HEIR)
-
-    assert first == second
-
-
 @pytest.fixture
 def view(open_table: OpenTable) -> Iterator[TableView]:  # noqa: ARG001 - it creates the table
     """A view of a host's table, in which there is no worker yet."""
@@ -392,13 +355,6 @@ def test_beats_are_those_of_living_workers(view: TableView) -> None:
         assert view.beats() == {second.pid: 3}
 
 
-def test_beats_go_on(view: TableView, open_table: OpenTable) -> None:
-    own = open_table()
-    for count in (1, 2, 3):
-        own.beat()
-        assert view.beats() == {os.getpid(): count}
-
-
 def test_the_next_worker_starts_without_beats(view: TableView, open_table: OpenTable) -> None:
     """It takes the row of one that was killed, but not its beats nor its process id."""
     with running_worker(BEATING_WORKER):
@@ -408,20 +364,3 @@ def test_the_next_worker_starts_without_beats(view: TableView, open_table: OpenT
     own.beat()
 
     assert view.beats() == {os.getpid(): 1}
-
-
-def test_a_view_is_no_worker(view: TableView, open_table: OpenTable) -> None:
-    """It takes no row, so that the parent of the workers is not counted."""
-    own = open_table()
-    own.beat()
-
-    assert own.workers == 1
-    assert len(view.beats()) == 1
-
-
-def test_a_view_without_a_table_sees_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TABLE_VARIABLE, raising=False)
-    view = TableView()
-
-    assert view.beats() == {}
-    view.close()

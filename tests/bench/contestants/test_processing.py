@@ -52,11 +52,3 @@ def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
     assert first["confidence"] == pytest.approx(0.9)
     assert [second[key] for key in ("x1", "y1", "x2", "y2")] == [0.0, 0.0, 1.0, 1.0]
     assert (answer["num_detections"], answer["status"], answer["image"]) == (2, "success", {"width": 320, "height": 160})
-
-
-def test_an_answer_may_be_empty() -> None:
-    image = Letterboxed(np.zeros((640, 640, 3), np.uint8), 1.0, 0, 0, 640, 640)
-    zeros = np.zeros((1, 300), np.float32)
-    answer = describe(image, ["cat"], [np.array([[0]]), np.zeros((1, 300, 4), np.float32), zeros, zeros])
-
-    assert (answer["detections"], answer["num_detections"]) == ([], 0)

@@ -9,7 +9,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.experiments import locust
-from bench.experiments.locust import Entry, arguments, percentile, summary
+from bench.experiments.locust import Entry, arguments, summary
 from bench.harness.environments import LOCUST
 from tests.support import IMAGES
 
@@ -40,11 +40,6 @@ def test_tasks_are_put_side_by_side() -> None:
 
     assert detect.split() == ["/detect", "10.1", "15.0", "40.0", "0", "of", "101"]
     assert classify.split() == ["/classify", "2.00", "3.00", "3.00", "3", "of", "4"]
-
-
-def test_without_requests_there_is_no_percentile() -> None:
-    assert percentile({}, 0.5) is None
-    assert summary([Entry("/detect", 0, 0, {}, 100.0, None)]).splitlines()[-1].split() == ["/detect", "-", "-", "-", "0", "of", "0"]
 
 
 @pytest.mark.parametrize(("failures", "code"), [(0, 0), (1, 1)])

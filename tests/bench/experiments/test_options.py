@@ -20,16 +20,6 @@ def test_numbers_out_of_range_are_rejected() -> None:
         positive("inf")
 
 
-def test_the_option_for_images_names_a_folder() -> None:
-    """Without the option there is no folder, and the option has no other name."""
-    parser = ArgumentParser(exit_on_error=False)
-    add_shared(parser, images=None)
-
-    assert parser.parse_args(["--images", "folder"]).images == Path("folder")
-    assert parser.parse_args([]).images is None
-    assert parser.parse_known_args(["--pictures", "folder"])[1] == ["--pictures", "folder"]
-
-
 def test_a_record_lists_the_options_that_have_a_value() -> None:
     parser = ArgumentParser()
     add_shared(parser, images=None, before=None)

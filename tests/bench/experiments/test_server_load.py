@@ -130,16 +130,6 @@ def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR09
     assert ("the answers do not name the model; name it with --model" in capsys.readouterr().out) == (named == "-")
 
 
-def test_the_model_that_answers_is_not_the_one_asked_for(url: str, tmp_path: Path) -> None:
-    """The model named in the answers counts, not the option."""
-    file = tmp_path / "out.json"
-
-    assert main(command(["quick", "--requests", "4", "--model", "other"], url, file)) == 0
-    (one,) = load_record(file).runs
-    assert one.model == "yolox_nano"
-    assert one.triton is not None
-
-
 def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are on record all the same; of the answers after the first pass over the images, only some are checked."""
     monkeypatch.setattr(Everything, "answer", b'{"detections":[]}')

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from bench.experiments.candidates.registry import CANDIDATES
-from bench.experiments.stages import IMAGE_STEPS, Spent, describe, image_files, spend, turns
-from bench.harness.errors import ContestantError
+from bench.experiments.stages import IMAGE_STEPS, Spent, describe, spend, turns
 from bench.harness.triton import Triton
-from bench.load.images import SAMPLE_FOLDER
 from tests.bench.support import arenas_of
 from tests.support import sample_image
 
@@ -73,11 +71,6 @@ def test_a_counterpart_runs_from_its_checkout(tmp_path: Path, files: Path) -> No
     assert spend("nereid@before", files, 0.05, checkout=checkout) == [Spent(0.1, {f"nereid in {checkout}": 1.5}, 7)]
 
 
-def test_a_checkout_without_the_program_is_one_line(tmp_path: Path, files: Path) -> None:
-    with pytest.raises(ContestantError, match="No module named"):
-        spend("nereid@before", files, 0.05, checkout=tmp_path)
-
-
 def test_counterparts_run_in_turn_with_the_candidates_of_this_checkout() -> None:
     """Candidates that do not measure Nereid have no counterpart."""
     assert turns(has_before=True)[:4] == ["nereid", "nereid@before", "nereid_shm", "nereid_shm@before"]
@@ -100,10 +93,3 @@ def test_a_candidate_is_described_by_its_medians_and_compared_with_its_counterpa
     ]
     assert ratios.startswith("nereid against nereid@before, median of the runs' ratios (min..max): ")
     assert ratios.endswith(": total 1.00 x (0.75..1.00), decode 0.50 x (0.50..0.75)")
-
-
-def test_image_files_are_those_that_servers_are_sent() -> None:
-    with image_files(SAMPLE_FOLDER) as folder:
-        assert len(list(folder.iterdir())) == 3
-
-    assert not folder.exists()

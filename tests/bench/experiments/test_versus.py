@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main
-from bench.experiments.versus import CONTESTS, Plan, make_plans
+from bench.experiments.versus import Plan, make_plans
 from bench.harness.lineup import NAMES
 from bench.harness.processes import ROOT
 from bench.load.images import SAMPLE_FOLDER
@@ -15,14 +15,6 @@ from bench.report.records import load_record
 
 def plan(kind: str, model: str = "null", only: tuple[str, ...] = (), before: Path | None = None) -> Plan:
     return next(make_plans([kind], model, 32, only, before))
-
-
-def test_every_kind_of_contest_can_be_planned() -> None:
-    plans = list(make_plans(CONTESTS, "yolo11n", 32, ()))
-
-    assert [one.kind for one in plans] == ["load", "one", "photo", "batching", "in_process", "in_process", "memory"]
-    assert [one.clients for one in plans] == [32, 1, 1, 64, 1, 6, 32]
-    assert all(one.contestants for one in plans)
 
 
 def test_the_server_with_its_own_network_takes_part_only_with_the_real_model() -> None:

@@ -1,8 +1,5 @@
 """Answers as they arrive on a connection."""
 
-import asyncio
-from contextlib import closing, suppress
-
 import pytest
 
 from bench.load.closed_loop import drive_closed_loop
@@ -41,23 +38,3 @@ async def test_answers_that_cannot_be_read_are_errors(response: bytes) -> None:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=2)
 
     assert outcome.statuses == {"error": 2}
-
-
-async def test_answers_may_arrive_in_pieces() -> None:
-    response = answer(CAT, "200 OK", "server-timing: total;dur=1")
-
-    async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(asyncio.IncompleteReadError, OSError):  # a connection is opened after the last answer
-            await reader.readuntil(SAMPLE.body)
-            for place in range(0, len(response), 7):
-                writer.write(response[place : place + 7])
-                await writer.drain()
-                await asyncio.sleep(0)
-
-    server = await asyncio.start_server(dribble, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        outcome = await drive_closed_loop(url, [SAMPLE], clients=1, seconds=30, requests=1)
-
-    assert outcome.statuses == {"200": 1}
-    assert outcome.stages == {"total": 1.0}

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from bench.load import driver
 from bench.load.closed_loop import drive_closed_loop
 from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 
@@ -43,12 +42,3 @@ async def test_a_load_without_images_or_connections_is_an_error_of_the_caller() 
             await drive_closed_loop(url, [SAMPLE], clients=0, seconds=1)
     with pytest.raises(ConnectionRefusedError):
         await drive_closed_loop(url, [SAMPLE], clients=2, seconds=1)
-
-
-async def test_a_busy_driver_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Above a share of a core, the numbers may be those of the load driver itself."""
-    monkeypatch.setattr(driver, "BUSY_SHARE", -1.0)
-    async with serving(always(answer(CAT))) as server:
-        await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
-
-    assert "the load driver used" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from bench.load.images import (
     Sample,
     coco_samples,
     given_samples,
-    large_sample,
     varied_samples,
 )
 
@@ -47,7 +46,3 @@ def test_coco_sized_images_are_not_larger_than_those_of_coco() -> None:
             assert sample.expected
             with Image.open(BytesIO(sample.body)) as image:
                 assert max(image.size) <= 640
-
-
-def test_the_large_image_has_twelve_megapixels() -> None:
-    assert large_sample().name == "coffee 4000x3000"

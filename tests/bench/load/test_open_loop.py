@@ -74,9 +74,3 @@ async def test_requests_that_were_due_but_could_not_be_sent_are_errors() -> None
         outcome = await drive_open_loop(server.url, [SAMPLE], rate=200, seconds=0.2, connections=2, patience=0.2)
 
     assert outcome.statuses == {"error": 40}
-
-
-async def test_the_rate_must_be_above_zero() -> None:
-    async with serving(always(answer(CAT))) as server:
-        with pytest.raises(ValueError, match="rate"):
-            await drive_open_loop(server.url, [SAMPLE], rate=0, seconds=1)

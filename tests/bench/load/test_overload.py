@@ -51,15 +51,6 @@ async def test_arrivals_do_not_wait_for_answers() -> None:
     assert server.connections == 40
 
 
-async def test_a_free_connection_is_used_again() -> None:
-    """A server that answers at once needs fewer connections than there are requests."""
-    async with serving(always(answer(CAT))) as server:
-        outcome = await drive_arrivals(server.url, [SAMPLE], rate=100, seconds=0.5)
-
-    assert outcome.statuses == {"200": 50}
-    assert server.connections < 50
-
-
 async def test_requests_without_a_connection_are_dropped() -> None:
     """Those that are due while all connections are in use are not sent, and are counted."""
     never = asyncio.Event()
@@ -130,14 +121,3 @@ async def test_a_polite_client_that_was_answered_does_not_wait() -> None:
 
     assert outcome.statuses["429"] == 1
     assert outcome.correct > 2
-
-
-async def test_a_polite_client_comes_back() -> None:
-    async def reply(number: int, _request: bytes) -> bytes:
-        return answer(CAT) if number else answer(b"{}", FULL, "Retry-After: 1")
-
-    async with serving(reply) as server:
-        outcome = await drive_crowd(server.url, [SAMPLE], clients=1, seconds=1.5, is_polite=True)
-
-    assert outcome.statuses["429"] == 1
-    assert outcome.correct

@@ -87,10 +87,6 @@ def test_the_model_is_the_one_that_the_answers_name(model: bytes, name: str) -> 
     assert outcome.model == name
 
 
-def test_a_refusal_does_not_tell_the_model() -> None:
-    assert tallied((0, 0.0, "503", CAT, b"")).model == ""
-
-
 def test_other_parameters_of_server_timing_are_ignored() -> None:
     outcome = tallied((0, 0.0, "200", b'{"detections":[]}', b'db;dur=5;desc="x", cache'))
 
@@ -112,16 +108,6 @@ def test_goodput_leaves_out_answers_after_the_last_request() -> None:
 
     assert late.goodput == 0 < late.rate
     assert in_time.goodput == in_time.rate
-
-
-def test_dropped_requests_are_requests() -> None:
-    tally = Tally([frozenset()], patience=1)
-    tally.start()
-    tally.dropped()
-
-    outcome = tally.outcome(0.0)
-    assert outcome.statuses == {"dropped": 1}
-    assert outcome.requests == outcome.failed == 1
 
 
 def test_the_delay_of_a_schedule_is_that_of_all_but_one_in_a_hundred() -> None:

@@ -1,7 +1,7 @@
 """Contests as text."""
 
 from bench.report.contest_text import contest_text, spread
-from bench.report.contests import Comparison, Contest, ContestantResult
+from bench.report.contests import Comparison, ContestantResult
 from tests.bench.support import make_contest, make_measurement
 
 
@@ -29,12 +29,6 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
     assert "answers were wrong or missing: nereid" in text
     assert "the client used more than 80% of a core with nereid" in text
     assert "neither decoding nor Triton" in text
-
-
-def test_a_contest_without_contestants_can_be_described() -> None:
-    contest = Contest(title="x", clients=1, workers=1, seconds=1, entries=[], left_out={"a": "why"})
-
-    assert "a is left out: why" in contest_text(contest)
 
 
 def test_a_spread_is_a_median_with_its_range() -> None:

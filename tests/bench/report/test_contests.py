@@ -26,12 +26,3 @@ def test_ratios_are_of_the_same_round() -> None:
     ]
 
     assert make_contest(entries=entries).ratios("nereid_shm", "reference", "requests/s") == [4, 4]
-
-
-def test_a_round_without_the_figure_has_no_ratio() -> None:
-    entries = [
-        ContestantResult(name="base", model="null", note="", rounds=[make_measurement(0.0), make_measurement(10.0)]),
-        ContestantResult(name="one", model="null", note="", rounds=[make_measurement(5.0), make_measurement(5.0)]),
-    ]
-
-    assert make_contest(entries=entries).ratios("one", "base", "requests/s") == [0.5]

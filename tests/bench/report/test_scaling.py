@@ -73,10 +73,6 @@ def test_every_point_has_a_row() -> None:
     assert rows[3].split()[-4:] == ["50%", "50%", "50%", "50%"]
 
 
-def test_with_one_triton_nothing_is_said_of_shares() -> None:
-    assert "images by Triton" not in scaling_text(make_scaling("worker"))
-
-
 def test_what_limits_the_figures_is_said() -> None:
     scaling = make_scaling()
     (first, *_) = scaling.points[0].rounds

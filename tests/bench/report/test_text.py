@@ -1,7 +1,7 @@
 """Runs as text."""
 
-from bench.report.text import number, overview, sheet, table
-from tests.bench.support import make_outcome, make_run
+from bench.report.text import number, overview, sheet
+from tests.bench.support import make_run
 
 
 def test_the_sheet_describes_a_run_in_full() -> None:
@@ -14,14 +14,6 @@ def test_the_sheet_describes_a_run_in_full() -> None:
     assert "4 clients for 2.0 s, yolo11n" in text
 
 
-def test_a_run_without_answers_can_be_described() -> None:
-    dead = make_run(outcome=make_outcome([], error=10), triton=None, triton_note="gone", cpu_ms={})
-
-    assert "100.00%" in sheet(dead)
-    assert "- (gone)" in sheet(dead)
-    assert "gone" in overview([dead])
-
-
 def test_an_overview_has_a_line_for_each_run() -> None:
     text = overview([make_run(), make_run(clients=16)])
 
@@ -31,7 +23,3 @@ def test_an_overview_has_a_line_for_each_run() -> None:
 
 def test_numbers_have_three_significant_digits() -> None:
     assert [number(value) for value in (1234.5, 123.4, 12.34, 1.234, None)] == ["1,234", "123", "12.3", "1.23", "-"]
-
-
-def test_a_table_is_aligned() -> None:
-    assert table([["", "a"], ["long", "10"]]) == "       a\n----  --\nlong  10"

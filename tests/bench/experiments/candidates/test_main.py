@@ -50,10 +50,3 @@ def test_steps_run_on_one_image_after_the_other(seen: list[bytes], folder: Path,
     assert list(result["milliseconds"]) == ["read", "check", "free"]
     assert seen[:5] == [b"a", b"b", b"a", b"b", b"a"]
     assert len(seen) == 2 + result["images"]
-
-
-@pytest.mark.usefixtures("seen")
-def test_only_the_wanted_steps_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program.main("counted", folder, 0.01, ["read", "other"])
-
-    assert list(printed(capsys)["milliseconds"]) == ["read", "free"]

@@ -43,15 +43,6 @@ def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> N
     np.testing.assert_array_equal(draw(prepare(), sample_image(name)), expected)
 
 
-def test_only_the_shared_canvas_is_used_again() -> None:
-    """Inline, each image has a canvas of its own."""
-    for prepare, is_same in ((inline_steps, False), (shared_steps, True)):
-        steps = prepare()
-        first, second = draw(steps, sample_image("chelsea.jpg")), draw(steps, sample_image("coffee.jpg"))
-
-        assert (first is second) is is_same
-
-
 @BOTH
 def test_without_a_triton_its_steps_are_left_out(prepare: Prepare) -> None:
     assert list(prepare()) == [*IMAGE_STEPS, "encode"]

@@ -39,10 +39,6 @@ def test_what_a_config_does_not_have_is_not_varied() -> None:
     assert read_variant({"max_batch_size": 4}, has_threads=False, calls=3) == Variant(instances=1, max_batch=4, calls=3)
 
 
-def test_writing_what_was_read_changes_nothing() -> None:
-    assert write_variant(CONFIG, PRESENT) == CONFIG
-
-
 def test_a_written_variant_is_read_again() -> None:
     """What follows the largest batch follows it; Triton would reject a larger warm-up. The rest stays."""
     wanted = Variant(instances=3, threads=2, max_batch=8, delay_us=0, calls=0)
