@@ -65,30 +65,46 @@ class Table(Protocol):
         """Return what a worker has published last for all."""
 
 
-class Counter:
-    """Counts events, by label values."""
+class _Labelled:
+    """A metric with a column for each combination of label values."""
 
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
         """Count in a table.
 
         Args:
             table: The workers' table.
-            name: Name of the metric, without the suffix `_total`.
+            name: Name of the metric; of a counter, without the suffix `_total`.
             description: Help text.
             labels: Names of the labels.
-            known: Values of the only label that are exported before their first event.
         """
         self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._columns: dict[Labels, int] = {}
-        for value in known:
-            self.add(0, value)
         if not labels:
             self.add(0)
 
-    def add(self, events: int, *values: str) -> None:
-        """Count events with these label values."""
-        self._table.add(self._column(values), events)
+    def add(self, value: int, *values: str) -> None:
+        """Add to this worker's number with these label values."""
+        self._table.add(self._column(values), value)
+
+    def _column(self, values: Labels) -> int:
+        column = self._columns.get(values)
+        if column is None:
+            column = self._columns[values] = self._find_column(SEPARATOR.join((self.name, *values)))
+        return column
+
+    def _find_column(self, key: str) -> int:
+        return self._table.gauge(key)
+
+
+class Counter(_Labelled):
+    """Counts events, by label values."""
+
+    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+        """Count in a table; `known` are values of the only label that are exported before their first event."""
+        super().__init__(table, name, description, labels)
+        for value in known:
+            self.add(0, value)
 
     def collect(self, counters: Names) -> Metric:
         """Return the counts of all workers."""
@@ -97,11 +113,8 @@ class Counter:
             family.add_metric(values, self._table.total_ever(self._column(values)))
         return family
 
-    def _column(self, values: Labels) -> int:
-        column = self._columns.get(values)
-        if column is None:
-            column = self._columns[values] = self._table.counter(SEPARATOR.join((self.name, *values)))
-        return column
+    def _find_column(self, key: str) -> int:
+        return self._table.counter(key)
 
 
 class Histogram:
@@ -144,19 +157,8 @@ class Histogram:
         return [self._table.counter(SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
 
 
-class Gauge:
+class Gauge(_Labelled):
     """A number that each worker sets or changes; exported as the sum over all living workers."""
-
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
-        self.name, self._description, self._labels = name, description, labels
-        self._table = table
-        self._columns: dict[Labels, int] = {}
-        if not labels:
-            self.add(0)
-
-    def add(self, value: int, *values: str) -> None:
-        """Change this worker's number."""
-        self._table.add(self._column(values), value)
 
     def set(self, value: int, *values: str) -> None:
         """Set this worker's number."""
@@ -179,12 +181,6 @@ class Gauge:
 
     def _merge(self, numbers: list[int]) -> int | None:
         return sum(numbers)
-
-    def _column(self, values: Labels) -> int:
-        column = self._columns.get(values)
-        if column is None:
-            column = self._columns[values] = self._table.gauge(SEPARATOR.join((self.name, *values)))
-        return column
 
 
 class CommonGauge(Gauge):
