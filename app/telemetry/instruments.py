@@ -7,11 +7,12 @@ workers are replaced, and a full disk kills the process with SIGBUS.
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
+
+from app.resilience.worker_table import WorkerTable
 
 SEPARATOR = "\x1f"
 """Between a metric's name and its label values, in the key of their column."""
@@ -22,53 +23,10 @@ Names = Mapping[str, Sequence[Labels]]
 """Label values by metric name."""
 
 
-class Table(Protocol):
-    """Integers of all workers in columns; see `WorkerTable`."""
-
-    def gauge(self, key: str) -> int:
-        """Return the column of a gauge, the same in all workers."""
-
-    def counter(self, key: str) -> int:
-        """Return the column of a counter, which is never reset."""
-
-    def gauges(self) -> list[str]:
-        """List the keys of gauges."""
-
-    def counters(self) -> list[str]:
-        """List the keys of counters."""
-
-    def alias(self, name: str) -> str:
-        """Return what stands for a name in keys and label values."""
-
-    def aliases(self) -> dict[str, str]:
-        """Return the names by alias."""
-
-    def keep_aliases(self, names: Collection[str]) -> None:
-        """Stop using all other names."""
-
-    def add(self, column: int, value: int) -> None:
-        """Add to this worker's value."""
-
-    def set(self, column: int, value: int) -> None:
-        """Set this worker's value."""
-
-    def values(self, column: int) -> list[int]:
-        """Return the values of all living workers."""
-
-    def rows(self) -> list[int]:
-        """Return the row numbers of all living workers."""
-
-    def total_ever(self, column: int) -> int:
-        """Return the sum over all workers ever started."""
-
-    def published(self) -> bytes:
-        """Return what a worker has published last for all."""
-
-
 class _Labelled:
     """A metric with a column for each combination of label values."""
 
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
+    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = ()) -> None:
         """Count in a table.
 
         Args:
@@ -100,7 +58,9 @@ class _Labelled:
 class Counter(_Labelled):
     """Counts events, by label values."""
 
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+    def __init__(
+        self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
+    ) -> None:
         """Count in a table; `known` are values of the only label that are exported before their first event."""
         super().__init__(table, name, description, labels)
         for value in known:
@@ -120,7 +80,7 @@ class Counter(_Labelled):
 class Histogram:
     """Counts durations or sizes in buckets, by label value."""
 
-    def __init__(self, table: Table, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
+    def __init__(self, table: WorkerTable, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
         """Count in a table.
 
         Args:
