@@ -128,13 +128,6 @@ async def test_parameters_restrict_the_detections(client: httpx.AsyncClient) -> 
     assert one == everything[:1]
 
 
-@pytest.mark.parametrize("name", ["model", "model_name"])
-async def test_the_model_can_be_named(client: httpx.AsyncClient, name: str) -> None:
-    answer = json(await client.post(f"/detect?{name}=six_columns", content=CAT))
-
-    assert answer["model"]["name"] == "six_columns"
-
-
 def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN401
     file = BytesIO()
     upright = Image.open(BytesIO(CAT))
@@ -242,7 +235,7 @@ async def test_a_deadline_that_is_not_possible_is_rejected(gateway: Gateway, val
 
 @pytest.mark.parametrize(
     ("path", "asked"),
-    [("/detect", "tiny"), ("/predict/other", "other"), ("/v1/predict/other", "other"), ("/detect?model=other", "other")],
+    [("/detect", "tiny"), ("/predict/other", "other"), ("/v1/predict/other", "other"), ("/detect?model_name=other", "other")],
 )
 async def test_the_model_that_is_named_is_asked(gateway: Gateway, path: str, asked: str) -> None:
     fake, client = gateway

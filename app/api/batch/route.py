@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from litestar import Request
@@ -13,7 +13,7 @@ from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.api.answering.accept import negotiate
+from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse
 from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchAnswer, BatchResponse, CocoAnswer
@@ -51,18 +51,15 @@ class _Operation(ImageOperation):
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body with the images and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+        images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
         return RequestBody(
             required=True,
             description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
             content={
-                kind: describe_form({"images": _list_of(image), **fields}, ["images"])
+                kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
                 for kind, image in ((MULTIPART, file), (JSON, ENCODED))
             },
         )
-
-
-def _list_of(image: Schema) -> Schema:
-    return Schema(type=OpenAPIType.ARRAY, items=image, min_items=1, max_items=MAX_IMAGES, description="The images")
 
 
 _HEADERS = [

@@ -1,6 +1,7 @@
 """Interface of a dialect, and what all dialects share: their parameters, and how their requests are received and answered."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -231,8 +232,11 @@ async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelS
     """
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
-    specs = [await _spec(worker, name) for name in sorted(states) if states[name].is_ready]
-    return [spec for spec in specs if spec is not None and spec.head.task == DetectionHead.task]
+    specs = []
+    for name in sorted(name for name, state in states.items() if state.is_ready):
+        with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
+            specs.append(await worker.pipeline.spec(name))
+    return [spec for spec in specs if spec.head.task == DetectionHead.task]
 
 
 async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
@@ -245,11 +249,3 @@ async def find_detector(worker: WorkerResources, name: str | None, version: int 
     spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
     spec.expect_head(DetectionHead)
     return spec
-
-
-async def _spec(worker: WorkerResources, name: str) -> ModelSpec | None:
-    """Return the spec of a model; None if it cannot be used (`/models` reports the reason)."""
-    try:
-        return await worker.pipeline.spec(name)
-    except GatewayError:
-        return None

@@ -16,7 +16,7 @@ PATHS = pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/tiny
 
 
 @PATHS
-@pytest.mark.parametrize("content_type", ["text/html", "text/plain", "video/mp4", "nonsense"])
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain", "video/mp4", "images/jpeg", "multipart/mixed", "nonsense"])
 async def test_an_unsupported_type_is_rejected_before_the_body_is_read(
     shared_app: Application, path: str, content_type: str
 ) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.answering.accept import best
+from app.api.answering.format import best
 
 TYPES = ("application/json", "image/jpeg", "image/png")
 

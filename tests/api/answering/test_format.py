@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.answering import accept
+from app.api.answering import format as accept
 from app.api.parameters.tasks import CLASSIFICATIONS, DETECTIONS
 from app.errors import NotAcceptable
 

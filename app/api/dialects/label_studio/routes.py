@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from app.api.dialects.dialect import (
 )
 from app.api.dialects.label_studio import tasks
 from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.receiving.body import ParsedBody
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
@@ -48,12 +49,6 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = DEFAULT_THRESHOLD
 
 
-class _Setup(NamedTuple):
-    """Content of a setup request: the model of the project, as a parameter."""
-
-    parameters: list[tuple[str, str]]
-
-
 @get("/health")
 async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
     """Report whether the default model is ready."""
@@ -66,7 +61,11 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 @ModelRoute("/setup", takes="text", key_in="query")
 async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
-    received = await receive_text(request, worker, _Parameters, _parse_setup)
+
+    def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+        return ParsedBody(b"", _model_of(tasks.read_setup(data, content_type)))
+
+    received = await receive_text(request, worker, _Parameters, parse)
     spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
     return {"model_version": refer_to(spec.name, spec.version)}
 
@@ -106,10 +105,6 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
 async def webhook() -> dict[str, str]:
     """Ignore the events of a project: the gateway does not train models."""
     return {"status": "ok"}
-
-
-def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Setup:
-    return _Setup(_model_of(tasks.read_setup(data, content_type)))
 
 
 def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app import __version__
-from app.api.answering.accept import best
+from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
