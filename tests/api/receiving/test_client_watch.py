@@ -223,24 +223,6 @@ async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
     assert client.was_watched
 
 
-@in_virtual_time
-async def test_a_cancellation_for_another_reason_goes_on() -> None:
-    """A server that stops cancels its tasks, for example."""
-    client = Client()
-
-    async def request() -> None:
-        with after_body(client):
-            await asyncio.sleep(60)
-
-    running = asyncio.create_task(request())
-    await asyncio.sleep(30)
-    running.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert client.was_watched
-
-
 async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, fake = Gate(), FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
