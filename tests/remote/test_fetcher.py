@@ -128,16 +128,6 @@ async def test_redirects_are_checked_like_the_first_address(host: Host, location
     assert len(host.requests) == 1
 
 
-async def test_cookies_are_not_kept(host: Host) -> None:
-    host.answers["/here"] = response(b"", "302 Found", "Location: /cat.jpg", "Set-Cookie: session=1")
-    fetcher = host.fetcher()
-    await fetch(fetcher, host.url("/here"))
-    await fetch(fetcher, host.url("/here"))
-
-    assert len(host.requests) == 4
-    assert not any("cookie" in headers or "authorization" in headers or "referer" in headers for _, headers in host.requests)
-
-
 @pytest.mark.parametrize(
     "status", ["201 Created", "204 No Content", "206 Partial", "304 Not Modified", "404 Not Found", "500 Oops"]
 )

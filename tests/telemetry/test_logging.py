@@ -138,22 +138,12 @@ async def test_the_tritons_change_without_a_log(full_log: list[int], monkeypatch
     assert len(full_log) >= 3
 
 
-@pytest.mark.parametrize(
-    ("level", "logged"),
-    [
-        ("debug", ["debug", "info", "warning", "error"]),
-        ("info", ["info", "warning", "error"]),
-        ("warning", ["warning", "error"]),
-        ("error", ["error"]),
-    ],
-)
-def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str], level: str, logged: list[str]) -> None:
-    logging.configure(level)
-
+def test_less_severe_events_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    logging.configure("warning")
     for name in ("debug", "info", "warning", "error"):
         getattr(structlog.get_logger(), name)(name)
 
-    assert [json.loads(line)["level"] for line in capsys.readouterr().out.splitlines()] == logged
+    assert [json.loads(line)["level"] for line in capsys.readouterr().out.splitlines()] == ["warning", "error"]
 
 
 def fail() -> None:

@@ -322,34 +322,6 @@ async def test_the_rest_of_a_body_is_received_after_an_early_response(
     assert len(messages) == left
 
 
-async def test_what_is_not_a_request_passes_through(log: Log) -> None:
-    seen: list[Any] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.extend([scope, receive, send])
-
-    scope: Any = {"type": "lifespan"}
-    arguments: tuple[Any, ...] = (scope, object(), object())
-    await RequestContextMiddleware(app, RESOURCES)(*arguments)
-
-    assert all(given is passed for given, passed in zip(arguments, seen, strict=True))
-    assert scope == {"type": "lifespan"}
-    assert log == []
-
-
-async def test_the_state_of_the_server_is_kept(log: Log) -> None:
-    scope: Any = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {"own": 1}}
-
-    async def app(scope: Scope, _: Receive, send: Send) -> None:
-        assert scope["state"]["own"] == 1
-        assert context_of(scope).request_id
-        await respond(send, 200)
-
-    await RequestContextMiddleware(app, RESOURCES)(scope, receiving(), ignore)
-
-    assert len(log) == 1
-
-
 _VALUES = {"name": "swagger_style.css", "path": "nothing"}
 """What the routes' paths may contain."""
 _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
