@@ -138,7 +138,7 @@ def test_the_example_can_be_built() -> None:
     assert example.one("Ingress")["spec"]["rules"][0]["host"] in example.one("Ingress")["spec"]["tls"][0]["hosts"]
 
 
-def test_the_image_is_of_this_version(cluster: Cluster) -> None:
+def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> None:
     """This version of Triton shares no memory unless it is told to."""
     release = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-py3", cluster.triton["image"])
 
@@ -146,11 +146,8 @@ def test_the_image_is_of_this_version(cluster: Cluster) -> None:
     assert release is not None
     assert release[1] >= "26.05"
     assert ("--allow-client-shm=true" in cluster.triton["args"]) == (cluster.overlay == "sidecar")
-
-
-def test_no_variable_but_settings_reaches_the_gateway(cluster: Cluster) -> None:
-    """Kubernetes would make variables such as NEREID_PORT of the Service `nereid`, with which the gateway does not start."""
-    assert cluster.pod()["enableServiceLinks"] is False
+    assert cluster.pod()["enableServiceLinks"] is False  # NEREID_PORT of the Service `nereid` is no setting
+    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]  # a worker sees all of the node's
 
 
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
@@ -169,11 +166,6 @@ def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert nbytes(container["resources"]["limits"]["memory"]) == nbytes(container["resources"]["requests"]["memory"])
-
-
-def test_workers_have_the_processors_that_they_are_made_for(cluster: Cluster) -> None:
-    """A worker sees all processors of the node."""
-    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]
 
 
 def test_memory_is_enough(cluster: Cluster) -> None:
@@ -284,15 +276,12 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
-def test_each_pod_has_one(cluster: Cluster, kind: str) -> None:
+def test_each_pod_has_one_and_each_service_a_pod(cluster: Cluster, kind: str) -> None:
     selectors = [found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"] for found in cluster.all_of(kind)]
 
     for labels in cluster.pod_labels():
         assert sum(selects(selector, labels) for selector in selectors) == 1
     assert len(selectors) == len(cluster.pod_labels())
-
-
-def test_services_have_pods(cluster: Cluster) -> None:
     for service in cluster.all_of("Service"):
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
 

@@ -13,36 +13,22 @@ from app.pipeline.call import ClassifyOptions, DetectOptions
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "value"),
+    ("name", "values"),
     [
-        ("confidence", "0", 0.0),
-        ("confidence", "1", 1.0),
-        ("confidence", "1e-3", 0.001),
-        ("max_detections", "1", 1),
-        ("max_detections", "300", 300),
-        ("max_detections", "5.0", 5),
-        ("timeout_ms", "1", 1),
-        ("timeout_ms", "600000", 600_000),
-        ("boxes", "normalized", "normalized"),
-        ("version", "1", 1),
-        ("version", "9223372036854775807", 2**63 - 1),
-        ("boxes", "pixel", "pixel"),
-        ("boxes", "cxcywh", "cxcywh"),
-        ("iou", "0", 0.0),
-        ("iou", "1", 1.0),
-        ("agnostic", "true", True),
-        ("agnostic", "1", True),
-        ("agnostic", "False", False),
-        ("agnostic", "0", False),
-        ("classes", "null", "null"),
-        ("model", "null", "null"),
-        ("model", "A-b_c.9", "A-b_c.9"),
-        ("model", "m" * 64, "m" * 64),
+        ("confidence", {"0": 0.0, "1": 1.0, "1e-3": 0.001}),
+        ("max_detections", {"1": 1, "300": 300, "5.0": 5}),
+        ("timeout_ms", {"1": 1, "600000": 600_000}),
+        ("version", {"1": 1, "9223372036854775807": 2**63 - 1}),
+        ("boxes", {"normalized": "normalized", "pixel": "pixel", "cxcywh": "cxcywh"}),
+        ("iou", {"0": 0.0, "1": 1.0}),
+        ("agnostic", {"true": True, "1": True, "False": False, "0": False}),
+        ("classes", {"null": "null"}),
+        ("model", {"null": "null", "A-b_c.9": "A-b_c.9", "m" * 64: "m" * 64}),
     ],
 )
-def test_values_within_their_range_are_accepted(name: str, text: str, value: object) -> None:
+def test_values_within_their_range_are_accepted(name: str, values: dict[str, object]) -> None:
     """Limits are inclusive, and no word has a special meaning."""
-    assert getattr(parse_parameters([(name, text)], DetectParameters), name) == value
+    assert {text: getattr(parse_parameters([(name, text)], DetectParameters), name) for text in values} == values
 
 
 @pytest.mark.parametrize(
@@ -117,18 +103,9 @@ def test_very_long_text_is_rejected(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("confidance", "confidence"),
-        ("Confidence", "confidence"),
-        ("confidence ", "confidence"),
-        ("conf", "confidence"),
-        ("class", "classes"),
-        ("wanted_classes", "classes"),
-        ("max_det", "max_detections"),
-        ("iou_threshold", "iou"),
-        ("class_agnostic_nms", "agnostic"),
-        ("box", "boxes"),
-        ("modelname", "model_name"),
-        ("timeout", "timeout_ms"),
+        *((given, "confidence") for given in ("confidance", "Confidence", "confidence ", "conf")),
+        *(("class", "classes"), ("wanted_classes", "classes"), ("max_det", "max_detections"), ("iou_threshold", "iou")),
+        *(("class_agnostic_nms", "agnostic"), ("box", "boxes"), ("modelname", "model_name"), ("timeout", "timeout_ms")),
     ],
 )
 def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> None:
