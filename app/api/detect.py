@@ -90,8 +90,8 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
 
     Args:
         request: The request; its context has the body limits.
-        worker: The resources of the worker, with the pipeline that runs the model.
-        kind: The type of the parameters.
+        worker: The resources of the worker.
+        kind: The type of the parameters in path, query and body.
         in_path: Parameters in the path.
         parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
         choose: Chooses the response format before the image is processed.

@@ -46,13 +46,6 @@ class RequestContextMiddleware:
     """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span."""
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application.
-            resources: The resources of the worker, with the metrics.
-            tracing: Makes the spans of each request.
-        """
         self.app = app
         self._resources = resources
         self._proxies = resources.deployment.trusted_proxies

@@ -66,11 +66,6 @@ class Formats:
         self._by_type = {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The values of the parameter `format`."""
-        return tuple(self._by_name)
-
-    @property
     def media_types(self) -> tuple[str, ...]:
         """The media types that `Accept` can select."""
         return tuple(self._by_type)

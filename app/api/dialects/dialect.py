@@ -116,18 +116,9 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     describe: Callable[[ResponseInput[Detections], P], object],
     in_path: Pairs = (),
 ) -> ASGIResponse:
-    """Answer a request with one image.
+    """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
 
-    Args:
-        request: The request.
-        worker: The resources of the worker, with the pipeline and the keys.
-        kind: The type of the parameters in query, body and path.
-        parse: Extracts the image and the parameters from a body, as for `intake.receive`.
-        describe: Converts the detections to the object that the response contains as JSON.
-        in_path: Parameters in the path.
-
-    Raises:
-        GatewayError: As for a request to `/detect`.
+    `describe` converts the detections to the object that the response contains as JSON.
     """
 
     def choose(wanted: P, *_: object) -> Respond:
@@ -148,15 +139,8 @@ async def detect_each(
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
-    Args:
-        request: The request.
-        worker: The resources of the worker, with the pipeline and the keys.
-        kind: The type of the parameters in query and body.
-        parse: Extracts the images and the parameters from a body, as for `intake.receive`.
-        respond: Makes the response from the detections or the error of each image.
-
-    Raises:
-        GatewayError: As for a request to `/detect/batch`; for a single image, also its own error.
+    `parse` extracts the images and the parameters, as for `intake.receive`; `respond` makes the response from the detections or
+    the error of each image. The error of a single image is that of the request.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
@@ -215,11 +199,7 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
 async def receive_text(
     request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
 ) -> Received[C, P]:
-    """Receive a request whose body contains no image; arguments as for `detect`.
-
-    Raises:
-        GatewayError: As for `intake.receive`.
-    """
+    """Receive a request whose body contains no image; arguments and errors as for `intake.receive`."""
     with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
 

@@ -1,7 +1,7 @@
 """What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,14 +19,6 @@ from app.resilience.deadline import Deadline
 
 DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
 CLASSIFICATIONS = Formats(native.CLASSES_JSON)
-
-if TYPE_CHECKING:
-    FormatName = str
-    ClassesFormatName = str
-else:
-    FormatName = Literal[DETECTIONS.names]
-    ClassesFormatName = Literal[CLASSIFICATIONS.names]
-"""Name of a format of detections, and of one of classes."""
 
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
@@ -92,7 +84,7 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
 
     url: _Url = None
     format: Annotated[
-        FormatName | None,
+        Literal["json", "image", "image_and_json", "coco-results"] | None,
         Meta(
             description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
             "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
@@ -158,7 +150,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
-    format: Annotated[ClassesFormatName | None, Meta(description="For classes: `json`.")] = None
+    format: Annotated[Literal["json"] | None, Meta(description="For classes: `json`.")] = None
 
     @property
     def options(self) -> ClassifyOptions:

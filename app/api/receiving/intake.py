@@ -72,7 +72,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     Raises:
         InvalidParameter, UnknownModel: As `parse_parameters` says; before the body is read if the query is the cause.
         GatewayError: As `PathModel.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`,
-            `admit_with_body` and `fetch_image` say.
+            `admit_with_body`, `Fetcher.parse` and `Fetcher.fetch` say.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
@@ -104,7 +104,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         context.timing.lap("read")
     if wanted.address is not None:
         with admission.start_upload() as upload:
-            image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
+            image = await _fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
@@ -126,13 +126,10 @@ def _decode_and_parse(
     return parse(plain, context.content_type, kind)
 
 
-async def fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
+async def _fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
     """Fetch an image as a stage of a request, and count its bytes in `upload`.
 
     Only the host of the URL is logged, because path and query may contain secrets.
-
-    Raises:
-        GatewayError: As for `Fetcher.parse` and `Fetcher.fetch`.
     """
     context.timing.begin(FETCH)
     address = fetcher.parse(url)

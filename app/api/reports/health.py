@@ -254,12 +254,7 @@ def _to_mb(nbytes: int) -> float:
 
 
 async def examine(pool: TritonPool, model: str) -> list[ServerHealth]:
-    """Query all Tritons.
-
-    Args:
-        pool: The Tritons.
-        model: The default model. A Triton is ready if this model is.
-    """
+    """Query all Tritons. A Triton is ready if the default model is."""
     sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
