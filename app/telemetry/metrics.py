@@ -41,7 +41,6 @@ class Metrics:
     """The metrics of a host. Each worker has an instance; each instance reports the totals of all workers."""
 
     def __init__(self, table: WorkerTable, version: str) -> None:
-        """Count in the table that all workers share."""
         self._version = version
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])

@@ -314,37 +314,20 @@ async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatc
     assert "canary" not in repr(line)
 
 
-@BOTH_FORMS
-async def test_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sent", [*FORMS, {"content": CAT, "headers": JPEG}], ids=["multipart", "json", "raw"])
+async def test_only_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, sent: dict[str, Any]) -> None:
     """Base64 of fifty megabytes would keep the event loop from all other requests."""
-    threads: list[str] = []
+    threads: list[threading.Thread] = []
     parse = body.parse_body
 
     def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        threads.append(threading.current_thread().name)
+        threads.append(threading.current_thread())
         return parse(*arguments)
 
     monkeypatch.setattr(body, "parse_body", noted)
-    _, client = gateway
-    await client.post("/detect", **form)
+    await gateway[1].post("/detect", **sent)
 
-    assert [name.startswith("decode") for name in threads] == [True]
-
-
-async def test_a_raw_body_needs_no_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    submitted: list[object] = []
-    run = pipeline.Pipeline.run_in_thread
-
-    def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        submitted.append(arguments)
-        return run(*arguments)
-
-    monkeypatch.setattr(pipeline.Pipeline, "run_in_thread", noted)
-    fake, client = gateway
-    await client.post("/detect", content=CAT, headers=JPEG)
-
-    assert len(fake.requests) == 1
-    assert submitted == []
+    assert [thread is not threading.main_thread() for thread in threads] == ["content" not in sent]
 
 
 @BOTH_FORMS

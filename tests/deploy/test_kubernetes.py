@@ -180,25 +180,6 @@ def test_memory_is_enough(cluster: Cluster) -> None:
     assert needed <= limit
 
 
-def test_triton_is_the_same_in_both(clusters: dict[tuple[str, str], Cluster]) -> None:
-    beside, apart = clusters["sidecar", "nfs"], clusters["separate", "nfs"]
-    pods = beside.pod(), apart.pod("triton")
-    shared_memory = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
-    tritons = [
-        {name: value for name, value in triton.items() if name not in {"args", "ports", "lifecycle", "restartPolicy"}}
-        | {"volumeMounts": [mount for mount in triton["volumeMounts"] if mount != shared_memory]}
-        for triton in (beside.triton, apart.triton)
-    ]
-
-    assert tritons[0] == tritons[1]
-    for name in ("models", "engines", "triton-tmp"):
-        assert volume(pods[0], name) == volume(pods[1], name)
-    assert {arg for arg in beside.triton["args"] if arg not in apart.triton["args"]} == {
-        "--allow-client-shm=true",
-        "--grpc-address=127.0.0.1",
-    }
-
-
 def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
     """In one pod both have the same /dev/shm; between pods tensors go inline."""
     assert cluster.settings.transport == ("auto" if cluster.overlay == "sidecar" else "inline")

@@ -28,16 +28,6 @@ async def test_an_image_is_fetched(host: Host) -> None:
     }
 
 
-async def test_an_image_may_come_in_chunks_or_without_a_length(host: Host) -> None:
-    host.answers["/chunks"] = response(
-        b"%x\r\n%b\r\n" % (len(IMAGE), IMAGE) + b"3\r\nend\r\n0\r\n\r\n", "200 OK", "Transfer-Encoding: chunked"
-    )
-    host.answers["/close"] = b"HTTP/1.0 200 OK\r\n\r\n" + IMAGE
-
-    assert await fetch(host.fetcher(), host.url("/chunks")) == IMAGE + b"end"
-    assert await fetch(host.fetcher(), host.url("/close")) == IMAGE
-
-
 async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
     """Signatures are computed over path and query; the fragment is not sent."""
     target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"

@@ -67,7 +67,6 @@ class BatchAnswer:
     """Encodes the result of each image when it is done and then the whole response; counts images for metrics and log."""
 
     def __init__(self, names: list[str | None], unit: BoxFormat, context: RequestContext, metrics: Metrics) -> None:
-        """Prepare the response for images with these file names."""
         self._names = names
         self._unit = unit
         self._context = context
@@ -147,7 +146,6 @@ class CocoAnswer(BatchAnswer):
     """Collects the results of all images. One failure fails the batch: the list cannot tell it from an image without objects."""
 
     def __init__(self, names: list[str | None], image_ids: Sequence[int], context: RequestContext, metrics: Metrics) -> None:
-        """Prepare the response for images with these file names and image ids."""
         super().__init__(names, "coco", context, metrics)
         self._image_ids = image_ids
         self._errors: dict[int, Exception] = {}

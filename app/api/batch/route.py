@@ -121,16 +121,12 @@ class _Lines(ASGIResponse):
     def __init__(  # deliberately skips the base constructor
         self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
     ) -> None:
-        """Prepare the response.
-
-        Args:
-            running: Runs the batch; yields the lines.
-            answer: Makes the summary.
-            request: Resources that are released when the response has ended.
-        """
         self._running = running
+        """Runs the batch; yields the lines."""
         self._answer = answer
+        """Makes the summary."""
         self._request = request
+        """Resources that are released when the response has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send the lines; stop if the client disconnects or does not read for too long."""

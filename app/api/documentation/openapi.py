@@ -110,7 +110,6 @@ class ContentOperation(Operation):
     """Schemas by media type."""
 
     def __post_init__(self) -> None:
-        """Complete the operation that Litestar has generated."""
         if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
             found.content |= {kind: OpenAPIMediaType(schema=schema) for kind, schema in self.contents.items()}
 
@@ -123,7 +122,6 @@ class ImageOperation(ContentOperation):
     """Types of the parameters."""
 
     def __post_init__(self) -> None:
-        """Complete the operation that Litestar has generated."""
         super().__post_init__()
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
         fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}

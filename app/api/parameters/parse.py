@@ -49,11 +49,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = None
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-        """
         if self.model is not None:
             check_model_name(self.model)
 

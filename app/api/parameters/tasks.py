@@ -61,12 +61,6 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
     ] = "normalized"
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: The list of classes is empty.
-        """
         super().__post_init__()
         if split_classes(self.classes) == []:
             raise InvalidParameter("classes: expected names or ids, separated by commas")
@@ -118,12 +112,6 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
     ] = None
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: The list of classes is empty; or the image ids are not distinct whole numbers.
-        """
         super().__post_init__()
         if self.image_ids is not None:
             _split_ids(self.image_ids)

@@ -276,17 +276,6 @@ async def test_any_other_request_belongs_to_no_trace(log: Log, headers: list[tup
     assert not {"trace_id", "span_id"} & set(log[0].kwargs)
 
 
-async def test_a_connection_that_breaks_while_the_response_is_sent_is_logged_with_its_status(log: Log) -> None:
-    async def send(message: Any) -> None:  # noqa: ANN401, ARG001
-        raise OSError("broken pipe")
-
-    scope: Any = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    with pytest.raises(OSError, match="broken pipe"):
-        await responding(200)(scope, receiving(), send)
-
-    assert [line.kwargs["status"] for line in log] == [200]
-
-
 BODY = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.request", "body": b"y", "more_body": False}]
 
 

@@ -58,7 +58,6 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
     """Name of a model, or `NAME/VERSION`."""
 
     def __post_init__(self) -> None:
-        """Check the id; raise UnknownModel if no model can have it."""
         super().__post_init__()
         if self.model_id is not None:
             check_model_name(self.reference[0] or "")
