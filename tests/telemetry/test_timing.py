@@ -68,3 +68,5 @@ def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, 
 
     assert timing.fail() == failed
     assert list(timing.stages) == list(dict.fromkeys([*ended, failed]))
+    if len(ended) == 1:  # what has begun has ended
+        assert timing.fail() == "model"
