@@ -9,9 +9,8 @@ from litestar import Litestar, Router
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api.admission.dispatch import DispatchMiddleware
 from app.api.admission.guards import guard_model
-from app.api.admission.middleware import HeadMiddleware, RequestContextMiddleware
+from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
 from app.api.batch.route import detect_batch
 from app.api.caller.check import guard_scope

@@ -40,7 +40,7 @@ class RequestContext:
         self.response_bytes = 0
         """Bytes of the response body sent so far."""
         self.has_model_route = False
-        """Whether `admission/dispatch` has matched a model route and recorded the request's key and model."""
+        """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
         self.max_body_bytes = 0
         """Maximum size of the body, in bytes."""
         self.body_limits: BodyLimits

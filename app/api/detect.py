@@ -15,12 +15,10 @@ from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.documentation.openapi import PROBLEMS, operation_for
 from app.api.parameters.parse import Pairs, Parameters
-from app.api.parameters.path_model import PathModel
-from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters
+from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.receiving.intake import DeferredParameters
 from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead, DetectionHead, Task
 
@@ -82,7 +80,7 @@ def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Re
 async def handle_image(  # noqa: PLR0913 - the parts of a request
     request: Request[Any, Any, Any],
     worker: WorkerResources,
-    kind: type[P] | DeferredParameters[P],
+    kind: type[P] | PathModel,
     in_path: Pairs = (),
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
@@ -92,8 +90,8 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
 
     Args:
         request: The request; its context has the body limits.
-        worker: The resources of the worker, with the pipeline that runs the model.
-        kind: The type of the parameters.
+        worker: The resources of the worker.
+        kind: The type of the parameters in path, query and body.
         in_path: Parameters in the path.
         parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
         choose: Chooses the response format before the image is processed.

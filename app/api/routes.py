@@ -105,14 +105,12 @@ class RouteTable:
             for path in sorted(handler.paths):
                 template = prefix + _PARAMETER.sub(r"{\1}", path)
                 target = Target(handler, template, "" if is_prefix_sent else prefix, (applies or {}).get(path))
-                self._add(path if not is_prefix_sent else prefix + path, target)
-
-    def _add(self, path: str, target: Target) -> None:
-        self.paths.append((path, target))
-        if "{" not in path:
-            self._fixed.setdefault(path, []).append(target)
-            return
-        self._others.append((_to_pattern(path), target))
+                sent = prefix + path if is_prefix_sent else path
+                self.paths.append((sent, target))
+                if "{" in sent:
+                    self._others.append((_to_pattern(sent), target))
+                else:
+                    self._fixed.setdefault(sent, []).append(target)
 
     def find(self, scope: HTTPScope) -> tuple[Target, Mapping[str, str]] | None:
         """Return the target of a request and the parameters in its path; None if no route of the table matches."""

@@ -1,7 +1,7 @@
 """URLs of images: parsing, and the check whether they are allowed."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -66,28 +66,19 @@ class ImageAddress(NamedTuple):
     """The trusted origin of the URL; None if its host is one of the allowed hosts."""
 
 
-class AllowedHosts:
-    """The hosts from which images may be fetched."""
+def is_listed(name: str, port: int, patterns: Collection[str]) -> bool:
+    """Return whether a host is allowed.
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Allow hosts.
-
-        Args:
-            patterns: Names in lower case, `*.NAME` for all subdomains of a name, or `*` for all names; each with `:port` unless
-                the port is 443.
-        """
-        self._patterns = frozenset(patterns)
-
-    def __bool__(self) -> bool:
-        return bool(self._patterns)
-
-    def __contains__(self, host: tuple[str, int]) -> bool:
-        """Return whether a name, in lower case, and a port are allowed."""
-        name, port = host
-        _, *parents = (name.split(".", depth)[-1] for depth in range(name.count(".") + 1))
-        forms = (name, *(f"*.{parent}" for parent in parents), "*")
-        suffixes = ("", f":{port}") if port == _HTTPS_PORT else (f":{port}",)
-        return any(form + suffix in self._patterns for form in forms for suffix in suffixes)
+    Args:
+        name: Name of the host, in lower case.
+        port: Its port.
+        patterns: Names in lower case, `*.NAME` for all subdomains of a name, or `*` for all names; each with `:port` unless the
+            port is 443.
+    """
+    _, *parents = (name.split(".", depth)[-1] for depth in range(name.count(".") + 1))
+    forms = (name, *(f"*.{parent}" for parent in parents), "*")
+    suffixes = ("", f":{port}") if port == _HTTPS_PORT else (f":{port}",)
+    return any(form + suffix in patterns for form in forms for suffix in suffixes)
 
 
 def is_address(text: str) -> bool:
@@ -103,12 +94,12 @@ def is_empty(text: str) -> bool:
     return not text or text.isspace()
 
 
-def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> ImageAddress:
+def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) -> ImageAddress:
     """Parse the URL of an image.
 
     Args:
         url: The URL; that of a redirect may be relative.
-        hosts: The allowed hosts.
+        hosts: Patterns of the allowed hosts, as for `is_listed`.
         base: The address that redirects to the URL; None if it is not a redirect.
 
     Raises:
@@ -123,7 +114,7 @@ def parse(url: str, hosts: AllowedHosts, base: ImageAddress | None = None) -> Im
         raise _not_https()
     if not _is_name(image.name):
         raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
-    if (image.name, image.port) not in hosts:
+    if not is_listed(image.name, image.port, hosts):
         raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
     return image
 

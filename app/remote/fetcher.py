@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import httpcore
 import httpx
@@ -10,8 +11,8 @@ import httpx
 from app import __version__
 from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
 from app.remote import address
-from app.remote.address import AllowedHosts, ImageAddress, TrustedOrigin
-from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, SystemResolver
+from app.remote.address import ImageAddress, TrustedOrigin
+from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, system_resolver
 from app.remote.public import is_private, is_public
 from app.resilience.deadline import Deadline
 from app.resilience.semaphore import DeadlineSemaphore
@@ -50,7 +51,7 @@ class Fetcher:
         """Prepare to fetch.
 
         Args:
-            hosts: Patterns of `AllowedHosts`.
+            hosts: Patterns, as for `address.is_listed`.
             max_bytes: Maximum size of an image.
             resolve: Resolver of host names; None for the system's resolver.
             is_allowed: Returns whether connections to an IP address are allowed.
@@ -59,10 +60,11 @@ class Fetcher:
         """
         self.origin = origin
         """The trusted origin, allowed in addition to the hosts; None if there is none."""
-        self._hosts = AllowedHosts(hosts)
+        self._hosts = frozenset(hosts)
         self._max_bytes = max_bytes
-        self._system = SystemResolver(_MAX_FETCHES)
-        self._resolve = resolve or self._system
+        # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.
+        self._threads = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="resolve")
+        self._resolve = resolve or system_resolver(self._threads)
         self._is_allowed = is_allowed
         # The default certificate authorities take memory and time to load, so they are loaded only if https is used.
         has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
@@ -114,8 +116,8 @@ class Fetcher:
             raise ImageNotFetched("the host of the image closed the connection, or did not answer as an HTTP server does") from None
 
     def close(self) -> None:
-        """Cancel pending name lookups."""
-        self._system.close()
+        """Cancel pending name lookups; running ones end by themselves."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
         """Fetch an image, following redirects."""

@@ -3,7 +3,8 @@
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from functools import partial
 from ssl import SSLContext
 from typing import Any
 
@@ -111,28 +112,12 @@ class _Stream(AsyncNetworkStream):
         return self._stream.get_extra_info(info)
 
 
-class SystemResolver:
-    """Resolves names with the system's resolver, in threads."""
+def system_resolver(threads: Executor) -> Resolve:
+    """Return the system's resolver, which runs in threads."""
 
-    def __init__(self, threads: int) -> None:
-        """Create the threads, one per concurrent lookup."""
-        # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="resolve")
+    async def resolve(name: str, port: int) -> list[str]:
+        # AI_ADDRCONFIG: no IPv6 addresses on hosts without IPv6.
+        look_up = partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        return [str(entry[4][0]) for entry in await asyncio.get_running_loop().run_in_executor(threads, look_up)]
 
-    async def __call__(self, name: str, port: int) -> list[str]:
-        """Return the IP addresses of a name.
-
-        Raises:
-            OSError: The name has no addresses.
-        """
-
-        def lookup() -> list[str]:
-            # AI_ADDRCONFIG: no IPv6 addresses on hosts without IPv6.
-            found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-            return [str(entry[4][0]) for entry in found]
-
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lookup)
-
-    def close(self) -> None:
-        """Cancel pending lookups; running ones end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    return resolve

@@ -60,9 +60,5 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(parsed, IPv4Address):
         return parsed.is_global and not any(parsed in network for network in _SPECIAL_V4)
-    return _is_public_v6(parsed)
-
-
-def _is_public_v6(address: IPv6Address) -> bool:
-    is_unicast = address in _UNICAST_V6 and address.scope_id is None
-    return is_unicast and address.is_global and not any(address in network for network in _SPECIAL_V6)
+    is_unicast = parsed in _UNICAST_V6 and parsed.scope_id is None
+    return is_unicast and parsed.is_global and not any(parsed in network for network in _SPECIAL_V6)

@@ -18,12 +18,20 @@ def check(settings: Settings) -> None:
         SettingsError: A setting breaks a rule; the message names it.
     """
     _check_addresses(settings)
-    _check_tls(settings)
+    if settings.triton_tls_folder and not settings.triton_endpoints:
+        raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
     _check_ports(settings)
-    _check_proxies(settings)
+    try:
+        _ = settings.trusted_networks
+    except ValueError as error:
+        raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
     _check_url_hosts(settings)
-    _check_dialects(settings)
-    _check_label_studio(settings)
+    for name in settings.dialect_names:
+        if name not in DIALECTS:
+            known = ", ".join(DIALECTS)
+            raise SettingsError(f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {known}, or none")
+    if settings.label_studio_token_file and not settings.label_studio_url:
+        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
     if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
 
@@ -44,11 +52,6 @@ def _check_addresses(settings: Settings) -> None:
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
 
 
-def _check_tls(settings: Settings) -> None:
-    if settings.triton_tls_folder and not settings.triton_endpoints:
-        raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
-
-
 def _check_ports(settings: Settings) -> None:
     """Check that the API and the embedded Triton use different ports."""
     if settings.triton_endpoints:
@@ -62,13 +65,6 @@ def _check_ports(settings: Settings) -> None:
             raise SettingsError(f"{ours} and {theirs} are both {getattr(settings, name)}: each needs a port of its own")
 
 
-def _check_proxies(settings: Settings) -> None:
-    try:
-        _ = settings.trusted_networks
-    except ValueError as error:
-        raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
-
-
 def _check_url_hosts(settings: Settings) -> None:
     for pattern in map(_URL_HOST.fullmatch, settings.url_host_patterns):
         if pattern is None or not 0 < int(pattern["port"] or 443) <= _MAX_PORT:
@@ -76,16 +72,3 @@ def _check_url_hosts(settings: Settings) -> None:
                 f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
                 "or *, without https:// and path; several with commas"
             )
-
-
-def _check_dialects(settings: Settings) -> None:
-    for name in settings.dialect_names:
-        if name not in DIALECTS:
-            raise SettingsError(
-                f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {', '.join(DIALECTS)}, or none"
-            )
-
-
-def _check_label_studio(settings: Settings) -> None:
-    if settings.label_studio_token_file and not settings.label_studio_url:
-        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")

@@ -7,11 +7,12 @@ workers are replaced, and a full disk kills the process with SIGBUS.
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
+
+from app.resilience.worker_table import WorkerTable
 
 SEPARATOR = "\x1f"
 """Between a metric's name and its label values, in the key of their column."""
@@ -22,73 +23,48 @@ Names = Mapping[str, Sequence[Labels]]
 """Label values by metric name."""
 
 
-class Table(Protocol):
-    """Integers of all workers in columns; see `WorkerTable`."""
+class _Labelled:
+    """A metric with a column for each combination of label values."""
 
-    def gauge(self, key: str) -> int:
-        """Return the column of a gauge, the same in all workers."""
-
-    def counter(self, key: str) -> int:
-        """Return the column of a counter, which is never reset."""
-
-    def gauges(self) -> list[str]:
-        """List the keys of gauges."""
-
-    def counters(self) -> list[str]:
-        """List the keys of counters."""
-
-    def alias(self, name: str) -> str:
-        """Return what stands for a name in keys and label values."""
-
-    def aliases(self) -> dict[str, str]:
-        """Return the names by alias."""
-
-    def keep_aliases(self, names: Collection[str]) -> None:
-        """Stop using all other names."""
-
-    def add(self, column: int, value: int) -> None:
-        """Add to this worker's value."""
-
-    def set(self, column: int, value: int) -> None:
-        """Set this worker's value."""
-
-    def values(self, column: int) -> list[int]:
-        """Return the values of all living workers."""
-
-    def rows(self) -> list[int]:
-        """Return the row numbers of all living workers."""
-
-    def total_ever(self, column: int) -> int:
-        """Return the sum over all workers ever started."""
-
-    def published(self) -> bytes:
-        """Return what a worker has published last for all."""
-
-
-class Counter:
-    """Counts events, by label values."""
-
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()) -> None:
+    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = ()) -> None:
         """Count in a table.
 
         Args:
             table: The workers' table.
-            name: Name of the metric, without the suffix `_total`.
+            name: Name of the metric; of a counter, without the suffix `_total`.
             description: Help text.
             labels: Names of the labels.
-            known: Values of the only label that are exported before their first event.
         """
         self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._columns: dict[Labels, int] = {}
-        for value in known:
-            self.add(0, value)
         if not labels:
             self.add(0)
 
-    def add(self, events: int, *values: str) -> None:
-        """Count events with these label values."""
-        self._table.add(self._column(values), events)
+    def add(self, value: int, *values: str) -> None:
+        """Add to this worker's number with these label values."""
+        self._table.add(self._column(values), value)
+
+    def _column(self, values: Labels) -> int:
+        column = self._columns.get(values)
+        if column is None:
+            column = self._columns[values] = self._find_column(SEPARATOR.join((self.name, *values)))
+        return column
+
+    def _find_column(self, key: str) -> int:
+        return self._table.gauge(key)
+
+
+class Counter(_Labelled):
+    """Counts events, by label values."""
+
+    def __init__(
+        self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
+    ) -> None:
+        """Count in a table; `known` are values of the only label that are exported before their first event."""
+        super().__init__(table, name, description, labels)
+        for value in known:
+            self.add(0, value)
 
     def collect(self, counters: Names) -> Metric:
         """Return the counts of all workers."""
@@ -97,17 +73,14 @@ class Counter:
             family.add_metric(values, self._table.total_ever(self._column(values)))
         return family
 
-    def _column(self, values: Labels) -> int:
-        column = self._columns.get(values)
-        if column is None:
-            column = self._columns[values] = self._table.counter(SEPARATOR.join((self.name, *values)))
-        return column
+    def _find_column(self, key: str) -> int:
+        return self._table.counter(key)
 
 
 class Histogram:
     """Counts durations or sizes in buckets, by label value."""
 
-    def __init__(self, table: Table, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
+    def __init__(self, table: WorkerTable, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
         """Count in a table.
 
         Args:
@@ -144,19 +117,8 @@ class Histogram:
         return [self._table.counter(SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
 
 
-class Gauge:
+class Gauge(_Labelled):
     """A number that each worker sets or changes; exported as the sum over all living workers."""
-
-    def __init__(self, table: Table, name: str, description: str, labels: Sequence[str] = ()) -> None:
-        self.name, self._description, self._labels = name, description, labels
-        self._table = table
-        self._columns: dict[Labels, int] = {}
-        if not labels:
-            self.add(0)
-
-    def add(self, value: int, *values: str) -> None:
-        """Change this worker's number."""
-        self._table.add(self._column(values), value)
 
     def set(self, value: int, *values: str) -> None:
         """Set this worker's number."""
@@ -179,12 +141,6 @@ class Gauge:
 
     def _merge(self, numbers: list[int]) -> int | None:
         return sum(numbers)
-
-    def _column(self, values: Labels) -> int:
-        column = self._columns.get(values)
-        if column is None:
-            column = self._columns[values] = self._table.gauge(SEPARATOR.join((self.name, *values)))
-        return column
 
 
 class CommonGauge(Gauge):

@@ -9,7 +9,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, Table, WorkerGauge, read_names
+from app.resilience.worker_table import WorkerTable
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
@@ -39,8 +40,7 @@ _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 class Metrics:
     """The metrics of a host. Each worker has an instance; each instance reports the totals of all workers."""
 
-    def __init__(self, table: Table, version: str) -> None:
-        """Count in the table that all workers share."""
+    def __init__(self, table: WorkerTable, version: str) -> None:
         self._version = version
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])

@@ -39,15 +39,7 @@ class RequestSpan:
     """The span of one request. The spans of its stages are created when it ends, from the recorded timing."""
 
     def __init__(self, tracer: Tracer, parent: TraceContext | None, timing: Timing, method: str, path: str) -> None:
-        """Start the span.
-
-        Args:
-            tracer: Creates the spans; its sampler decides whether they are exported.
-            parent: The span of the caller.
-            timing: Start and stages of the request.
-            method: The request's method.
-            path: The request's path, printable.
-        """
+        """Start the span. The sampler of `tracer` decides whether it is exported; `path` is printable."""
         self._tracer = tracer
         self._timing = timing
         self._start_ns = time.time_ns() - round(timing.total * 1e6)
@@ -67,13 +59,7 @@ class RequestSpan:
         return TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags, state)
 
     def end(self, route: str | None, status: int, attributes: Mapping[str, str | int]) -> None:
-        """End the span.
-
-        Args:
-            route: Template of the request's path; None if no route matched.
-            status: Status of the response.
-            attributes: More attributes of the span.
-        """
+        """End the span. `route` is the template of the request's path; None if no route matched."""
         span = self._span
         if not span.is_recording():
             return

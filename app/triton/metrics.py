@@ -13,7 +13,6 @@ from prometheus_client.metrics_core import Metric
 from app.errors import TritonUnavailable
 from app.model.reference import split_reference
 from app.resilience.worker_table import WorkerTable
-from app.telemetry.instruments import Table
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from app.triton.statistics import ModelStatistics, read_statistics
@@ -57,7 +56,7 @@ async def read_regularly(pool: TritonPool, table: WorkerTable, metrics: Metrics)
         await asyncio.sleep(_INTERVAL_SECONDS - monotonic() % _INTERVAL_SECONDS)
 
 
-def triton_metrics(table: Table) -> list[Metric]:
+def triton_metrics(table: WorkerTable) -> list[Metric]:
     """Return whether each Triton answers, its counters, and the means of each model over all Tritons, NaN if it has not run."""
     labels = ["triton", "model", "version"]
     up = GaugeMetricFamily("triton_up", "Whether Triton answers.", labels=labels[:1])
@@ -88,7 +87,7 @@ def triton_metrics(table: Table) -> list[Metric]:
     return [up, images, batches, queue, compute, *means]
 
 
-def _last_readings(table: Table) -> list[Reading]:
+def _last_readings(table: WorkerTable) -> list[Reading]:
     """Return the published readings, the newest one last; an empty one if there are none."""
     try:
         return msgspec.msgpack.decode(table.published(), type=list[Reading])

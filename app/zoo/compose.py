@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 from onnx import compose, numpy_helper, version_converter
 
-from app.zoo import classification, detection, efficientnet
+from app.zoo import efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
 from app.zoo.registry import ClassificationRecipe, DetectionRecipe, Recipe
 from app.zoo.torch_weights import read_weights
 
 _ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
 _HEAD_READERS: dict[type[Recipe], Callable[[Sequence[int], Any], onnx.ModelProto]] = {
-    DetectionRecipe: detection.read_head,
-    ClassificationRecipe: classification.read_head,
+    DetectionRecipe: heads.read_detector,
+    ClassificationRecipe: heads.read_classifier,
 }
 
 
@@ -41,7 +41,7 @@ def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
         recipe: Preprocessing and head of the network.
 
     Returns:
-        A checked model with the input `image`, UINT8 (batch, square, square, 3), and the outputs of the task's `read_head`.
+        A checked model with the input `image`, UINT8 (batch, square, square, 3), and the outputs of its graph in `heads`.
 
     Raises:
         ValueError: The network's input or output does not match the recipe.

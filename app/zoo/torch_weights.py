@@ -74,7 +74,10 @@ def _read(file: BytesIO) -> Weights:
     if magic != _MAGIC:
         raise ValueError("the magic number is another one")
     tensors, keys = reader.load(), _Reader(file).load()
-    storages = {key: _read_storage(file, reader.dtypes[key]) for key in keys}
+    storages = {}
+    for key in keys:
+        dtype, count = np.dtype(reader.dtypes[key]), int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        storages[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype, count)
     return {str(name): _take(storages[tensor.storage], tensor) for name, tensor in tensors.items()}
 
 
@@ -106,11 +109,6 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001
 
 def _rebuild(storage: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object) -> _Tensor:
     return _Tensor(storage, offset, shape, strides)
-
-
-def _read_storage(file: BytesIO, dtype: str) -> NDArray[Any]:
-    count = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-    return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype, count)
 
 
 def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:

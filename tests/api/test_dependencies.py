@@ -8,7 +8,7 @@ import pytest
 
 from app.api import application
 from app.api.application import Application
-from app.api.dependencies import WorkerResources, providers
+from app.api.dependencies import WorkerResources
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -48,15 +48,6 @@ def build(tritons: StubPool, model: str) -> Application:
         yield tritons, StubPipeline(model), METRICS
 
     return application.build(open_resources, DEPLOYMENT)
-
-
-def test_every_application_has_providers_of_its_own() -> None:
-    """A provider caches its value, so applications must not share it."""
-    first, second = providers(WorkerResources(DEPLOYMENT)), providers(WorkerResources(DEPLOYMENT))
-
-    assert first.keys() == second.keys() >= {"triton_client", "pipeline"}
-    assert all(first[name] is not second[name] for name in first)
-    assert all(provider.use_cache for provider in first.values())
 
 
 async def test_dependencies_are_provided_once_per_application(monkeypatch: pytest.MonkeyPatch) -> None:

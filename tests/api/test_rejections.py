@@ -133,6 +133,7 @@ async def test_a_full_gateway(gateway: Gateway) -> None:
             if route.takes != "text":
                 assert (reply := await gateway.ask(path, CAMERA, type_for(route), LENGTH)).status == 429, path
                 assert reply.headers["retry-after"] == "1"
+                assert ("problem" in reply.headers["content-type"]) != any(f"/{name}/" in path for name in DIALECTS)
             else:
                 assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
             assert (await gateway.ask(path, MONITOR)).status == 403, path

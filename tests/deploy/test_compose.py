@@ -36,7 +36,6 @@ INSTANCES = [name for name, service in GPU.items() if service.get("command") == 
 each_service = pytest.mark.parametrize(
     "service", [pytest.param(service, id=f"{file}-{name}") for file in FILES for name, service in SERVICES[file].items()]
 )
-each_gateway = pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTANCES), CPU["nereid"]], ids=[*INSTANCES, "cpu"])
 
 
 def settings(service: dict[str, Any]) -> Settings:
@@ -89,35 +88,19 @@ def test_what_is_mounted_exists(services: dict[str, Any]) -> None:
     assert missing == []
 
 
-@each_gateway
-def test_the_image_is_of_this_version(gateway: dict[str, Any]) -> None:
+@pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTANCES), CPU["nereid"]], ids=[*INSTANCES, "cpu"])
+def test_a_gateway_has_what_it_needs(gateway: dict[str, Any]) -> None:
+    """This version; processors, of which a worker cannot see the quota; memory, also the shared one; and the time to stop."""
+    configured, limit = settings(gateway), nbytes(limits(gateway)["memory"])
+    stop = stop_seconds(configured)
+    if gateway["command"] == ["serve"]:
+        stop += SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
+
     assert gateway["image"].removesuffix("-embedded") == IMAGE
-
-
-@each_gateway
-def test_workers_have_the_processors_that_they_are_made_for(gateway: dict[str, Any]) -> None:
-    """A worker cannot see the quota, and there would be one for each core of the host."""
-    configured = settings(gateway)
-
     assert configured.workers
     assert max(1, configured.instances) * configured.workers <= float(limits(gateway)["cpus"])
-
-
-@each_gateway
-def test_memory_is_enough(gateway: dict[str, Any]) -> None:
-    """Memory has to suffice for workers, images, bodies and shared memory, which counts towards the container that writes it."""
-    configured, limit = settings(gateway), nbytes(limits(gateway)["memory"])
-
     assert memory_bytes(configured, limit) + shared_memory_bytes(configured) <= limit
-
-
-@each_gateway
-def test_requests_in_progress_may_end(gateway: dict[str, Any]) -> None:
-    needed = stop_seconds(settings(gateway))
-    if gateway["command"] == ["serve"]:
-        needed += SUPERVISOR_SECONDS + EMBEDDED_TRITON_SECONDS
-
-    assert seconds(gateway["stop_grace_period"]) >= needed
+    assert seconds(gateway["stop_grace_period"]) >= stop
 
 
 def test_nginx_and_triton_wait_for_requests_too() -> None:

@@ -138,7 +138,7 @@ def test_the_example_can_be_built() -> None:
     assert example.one("Ingress")["spec"]["rules"][0]["host"] in example.one("Ingress")["spec"]["tls"][0]["hosts"]
 
 
-def test_the_image_is_of_this_version(cluster: Cluster) -> None:
+def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> None:
     """This version of Triton shares no memory unless it is told to."""
     release = re.fullmatch(r"nvcr\.io/nvidia/tritonserver:(\d\d\.\d\d)-py3", cluster.triton["image"])
 
@@ -146,11 +146,8 @@ def test_the_image_is_of_this_version(cluster: Cluster) -> None:
     assert release is not None
     assert release[1] >= "26.05"
     assert ("--allow-client-shm=true" in cluster.triton["args"]) == (cluster.overlay == "sidecar")
-
-
-def test_no_variable_but_settings_reaches_the_gateway(cluster: Cluster) -> None:
-    """Kubernetes would make variables such as NEREID_PORT of the Service `nereid`, with which the gateway does not start."""
-    assert cluster.pod()["enableServiceLinks"] is False
+    assert cluster.pod()["enableServiceLinks"] is False  # NEREID_PORT of the Service `nereid` is no setting
+    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]  # a worker sees all of the node's
 
 
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
@@ -171,11 +168,6 @@ def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
         assert nbytes(container["resources"]["limits"]["memory"]) == nbytes(container["resources"]["requests"]["memory"])
 
 
-def test_workers_have_the_processors_that_they_are_made_for(cluster: Cluster) -> None:
-    """A worker sees all processors of the node."""
-    assert str(cluster.settings.workers) == cluster.api["resources"]["requests"]["cpu"]
-
-
 def test_memory_is_enough(cluster: Cluster) -> None:
     """Memory has to suffice for workers, images, bodies and shared memory, which counts towards the container that writes it."""
     limit = nbytes(cluster.api["resources"]["limits"]["memory"])
@@ -186,25 +178,6 @@ def test_memory_is_enough(cluster: Cluster) -> None:
         needed += shared
 
     assert needed <= limit
-
-
-def test_triton_is_the_same_in_both(clusters: dict[tuple[str, str], Cluster]) -> None:
-    beside, apart = clusters["sidecar", "nfs"], clusters["separate", "nfs"]
-    pods = beside.pod(), apart.pod("triton")
-    shared_memory = {"name": "shared-memory", "mountPath": "/dev/shm"}  # noqa: S108
-    tritons = [
-        {name: value for name, value in triton.items() if name not in {"args", "ports", "lifecycle", "restartPolicy"}}
-        | {"volumeMounts": [mount for mount in triton["volumeMounts"] if mount != shared_memory]}
-        for triton in (beside.triton, apart.triton)
-    ]
-
-    assert tritons[0] == tritons[1]
-    for name in ("models", "engines", "triton-tmp"):
-        assert volume(pods[0], name) == volume(pods[1], name)
-    assert {arg for arg in beside.triton["args"] if arg not in apart.triton["args"]} == {
-        "--allow-client-shm=true",
-        "--grpc-address=127.0.0.1",
-    }
 
 
 def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
@@ -284,15 +257,12 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
-def test_each_pod_has_one(cluster: Cluster, kind: str) -> None:
+def test_each_pod_has_one_and_each_service_a_pod(cluster: Cluster, kind: str) -> None:
     selectors = [found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"] for found in cluster.all_of(kind)]
 
     for labels in cluster.pod_labels():
         assert sum(selects(selector, labels) for selector in selectors) == 1
     assert len(selectors) == len(cluster.pod_labels())
-
-
-def test_services_have_pods(cluster: Cluster) -> None:
     for service in cluster.all_of("Service"):
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UrlNotAllowed
-from app.remote.address import AllowedHosts, is_address, is_empty, parse
+from app.remote.address import is_address, is_empty, is_listed, parse
 
-ANY = AllowedHosts(["*"])
+ANY = ["*"]
 SECRET = "canary"  # noqa: S105 - in paths and queries
 
 
@@ -50,7 +50,7 @@ def test_base64_and_data_urls_are_none(text: str) -> None:
 )
 def test_hosts_are_allowed_by_name_and_port(patterns: list[str], host: tuple[str, int], *, expected: bool) -> None:
     """A name, all names below one, or all names; the port is 443 unless the pattern has another one."""
-    assert (host in AllowedHosts(patterns)) is expected
+    assert is_listed(*host, patterns) is expected
 
 
 @pytest.mark.parametrize(
@@ -120,53 +120,22 @@ def test_user_names_and_passwords_are_rejected(url: str) -> None:
         parse(url, ANY)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "0x7f.0.0.1",
-        "017700000001",
-        "93.184.215.14",
-        "93.184.215.14.",
-        "[::1]",
-        "[::ffff:169.254.169.254]",
-        "[fe80::1%25eth0]",
-        "",
-        ".",
-        "a..org",
-        ".a.org",
-        "a.org..",
-        "ex%61mple.org",
-        "a b.org",
-        "a.-b",
-        "*.a.org",
-        "*",
-        "a" * 64 + ".org",
-        "a." * 130 + "org",
-    ],
-)
+HOSTS = """
+127.0.0.1 127.1 2130706433 0x7f000001 0x7f.0.0.1 017700000001 93.184.215.14 93.184.215.14. [::1] [::ffff:169.254.169.254]
+[fe80::1%25eth0] . a..org .a.org a.org.. ex%61mple.org a.-b *.a.org *
+"""
+
+
+@pytest.mark.parametrize("host", [*HOSTS.split(), "", "a b.org", "a" * 64 + ".org", "a." * 130 + "org"])
 def test_a_host_is_named_by_a_name(host: str) -> None:
     with pytest.raises(UrlNotAllowed, match=r"must name its host|only https"):
         parse(f"https://{host}/x", ANY)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://b.org/",
-        "https://a.org.b.org/",
-        "https://a.org:8443/",
-        "https://a.org:0/",
-        "https://a.org:22/",
-        "https://a.org:99999999/",
-    ],
-)
-def test_other_hosts_and_ports_are_rejected(url: str) -> None:
+@pytest.mark.parametrize("host", ["b.org", "a.org.b.org", "a.org:8443", "a.org:0", "a.org:22", "a.org:99999999"])
+def test_other_hosts_and_ports_are_rejected(host: str) -> None:
     with pytest.raises(UrlNotAllowed, match="NEREID_URL_HOSTS lists"):
-        parse(url, AllowedHosts(["a.org"]))
+        parse(f"https://{host}/", ["a.org"])
 
 
 def test_a_redirect_may_be_relative() -> None:
@@ -177,7 +146,7 @@ def test_a_redirect_may_be_relative() -> None:
     with pytest.raises(UrlNotAllowed):
         parse("http://a.org/", ANY, base)
     with pytest.raises(UrlNotAllowed):
-        parse("//b.org/", AllowedHosts(["a.org"]), base)
+        parse("//b.org/", ["a.org"], base)
 
 
 def test_a_long_address_is_rejected() -> None:

@@ -28,16 +28,6 @@ async def test_an_image_is_fetched(host: Host) -> None:
     }
 
 
-async def test_an_image_may_come_in_chunks_or_without_a_length(host: Host) -> None:
-    host.answers["/chunks"] = response(
-        b"%x\r\n%b\r\n" % (len(IMAGE), IMAGE) + b"3\r\nend\r\n0\r\n\r\n", "200 OK", "Transfer-Encoding: chunked"
-    )
-    host.answers["/close"] = b"HTTP/1.0 200 OK\r\n\r\n" + IMAGE
-
-    assert await fetch(host.fetcher(), host.url("/chunks")) == IMAGE + b"end"
-    assert await fetch(host.fetcher(), host.url("/close")) == IMAGE
-
-
 async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
     """Signatures are computed over path and query; the fragment is not sent."""
     target = "/a%2Fb/%C3%A4.jpg?X-Signature=%2B%3D&b=c+d"
@@ -126,16 +116,6 @@ async def test_redirects_are_checked_like_the_first_address(host: Host, location
     assert detail in error.detail
     assert "canary" not in error.detail
     assert len(host.requests) == 1
-
-
-async def test_cookies_are_not_kept(host: Host) -> None:
-    host.answers["/here"] = response(b"", "302 Found", "Location: /cat.jpg", "Set-Cookie: session=1")
-    fetcher = host.fetcher()
-    await fetch(fetcher, host.url("/here"))
-    await fetch(fetcher, host.url("/here"))
-
-    assert len(host.requests) == 4
-    assert not any("cookie" in headers or "authorization" in headers or "referer" in headers for _, headers in host.requests)
 
 
 @pytest.mark.parametrize(

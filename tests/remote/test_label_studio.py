@@ -54,8 +54,3 @@ def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, co
 
     assert named in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["", URL, "https://label-studio.example.org/ls/", "http://192.168.1.5:8080"])
-def test_no_entry_among_the_hosts_is_needed(url: str) -> None:
-    require_usable(Settings(model_repository=str(REPOSITORY), label_studio_url=url))

@@ -7,7 +7,7 @@ import pytest
 
 from app.errors import ImageNotFetched
 from app.remote.public import is_public
-from tests.fakes.https import HOST, LOOPBACK, Host, response
+from tests.fakes.https import HOST, LOOPBACK, Host
 from tests.remote.support import IMAGE, failure, fetch
 from tests.support import eventually, free_port
 
@@ -95,12 +95,6 @@ async def test_a_head_without_end_is_an_error(host: Host) -> None:
     host.answers["/cat.jpg"] = inform
     assert "did not answer as an HTTP server does" in (await failure(host.fetcher(), host.url())).detail
     assert await eventually(lambda: not host.open_connections)
-
-
-async def test_informational_responses_are_skipped(host: Host) -> None:
-    host.answers["/cat.jpg"] = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3 + response(IMAGE)
-
-    assert await fetch(host.fetcher(), host.url()) == IMAGE
 
 
 async def test_a_resolver_that_hangs_is_not_waited_for(host: Host) -> None:

@@ -25,23 +25,17 @@ def test_an_origin_is_scheme_host_and_port(url: str, expected: tuple[str, str, s
     assert parse_origin(url) == TrustedOrigin(*expected)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "label-studio:8080",
-        "ftp://label-studio",
-        "http://user:canary@label-studio",
-        "http://label-studio:0",
-        "http://label-studio:70000",
-        "http://127.1",
-        "http://2130706433",
-        "http://169.254.169.254",
-        "http://[fe80::1]",
-        "http://[fe80::1%25eth0]",
-        "http://[::ffff:10.0.0.1]",
-        "http://",
-    ],
-)
+URLS = """
+label-studio:8080 ftp://label-studio http://user:canary@label-studio http://label-studio:0 http://label-studio:70000 http://127.1
+http://2130706433 http://169.254.169.254 http://[fe80::1] http://[fe80::1%25eth0] http://[::ffff:10.0.0.1] http://
+"""
+OTHERS = """
+http://label-studio/x http://label-studio:8081/x https://label-studio:8080/x http://label-studio.example.org:8080/x
+http://label-studio:8080.example.org/x http://x.label-studio:8080/x http://127.0.0.1:8080/x s3://label-studio:8080/x
+"""
+
+
+@pytest.mark.parametrize("url", URLS.split())
 def test_anything_else_is_no_origin(url: str) -> None:
     """IP addresses that cannot be connected to are no origins either."""
     with pytest.raises(UrlNotAllowed, match="expected an http or https URL") as raised:
@@ -49,19 +43,7 @@ def test_anything_else_is_no_origin(url: str) -> None:
     assert "canary" not in raised.value.detail
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://label-studio/x",
-        "http://label-studio:8081/x",
-        "https://label-studio:8080/x",
-        "http://label-studio.example.org:8080/x",
-        "http://label-studio:8080.example.org/x",
-        "http://x.label-studio:8080/x",
-        "http://127.0.0.1:8080/x",
-        "s3://label-studio:8080/x",
-    ],
-)
+@pytest.mark.parametrize("url", OTHERS.split())
 def test_other_origins_are_not_trusted(url: str) -> None:
     try:
         assert ORIGIN.parse(url) is None

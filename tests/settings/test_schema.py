@@ -62,15 +62,6 @@ def test_no_image_has_more_pixels_than_the_general_limit(most: str, non_jpeg: st
     assert settings.max_pixels_non_jpeg == pixels
 
 
-def test_registry_is_in_the_model_repository() -> None:
-    assert load({"NEREID_MODEL_REPOSITORY": "/srv/models"}).registry_path == Path("/srv/models/models.toml")
-
-
-def test_settings_do_not_change() -> None:
-    with pytest.raises(AttributeError):
-        Settings().port = 1  # type: ignore[misc]
-
-
 def test_trusted_proxies_are_addresses_or_networks() -> None:
     networks = load({"NEREID_TRUSTED_PROXIES": "127.0.0.1, 10.1.0.0/16,,2001:db8::/32"}).trusted_networks
 

@@ -1,6 +1,7 @@
 """The stopwatch of a request, on a clock that the test sets."""
 
 import threading
+from collections.abc import Sequence
 from time import perf_counter
 
 import pytest
@@ -15,70 +16,24 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> Timing:
     return Timing()
 
 
-def test_laps_follow_each_other(timing: Timing) -> None:
-    """Each lap is the time since the one before it, the first since the start."""
-    timing.lap("read")
-    timing.lap("decode")
-
-    assert timing.stages == {"read": 500.0, "decode": 250.0}
-
-
-def test_total_is_the_time_since_the_start(timing: Timing) -> None:
-    """Laps do not change the total, and reading the total is not a lap."""
-    timing.lap("read")
-
-    assert timing.total == 750.0
-
-    timing.lap("decode")
-
-    assert timing.stages["decode"] == 1500.0
-
-
-def test_time_before_a_started_lap_belongs_to_no_stage(timing: Timing) -> None:
-    """`start_lap` drops the time since the last lap, but not from the total."""
+def test_stages_are_the_times_between_laps(timing: Timing) -> None:
+    """What `start_lap` drops belongs to the total, but to no stage; a repeated stage has the later time, in its first place."""
     timing.lap("read")
     timing.start_lap()
     timing.lap("decode")
 
     assert timing.stages == {"read": 500.0, "decode": 1250.0}
+    assert timing.intervals() == [("read", 0.0, 500.0), ("decode", 750.0, 2000.0)]
     assert timing.total == 5000.0
 
 
-def test_last_lap_of_a_stage_counts(timing: Timing) -> None:
-    """A stage that is recorded twice has the later time, in its first place."""
-    timing.lap("read")
-    timing.lap("decode")
-    timing.lap("read")
+def test_the_last_lap_of_a_stage_counts(timing: Timing) -> None:
+    for stage in ("read", "decode", "read"):
+        timing.lap(stage)
 
     assert list(timing.stages.items()) == [("read", 1250.0), ("decode", 250.0)]
-
-
-def test_server_timing_lists_the_stages_and_their_total(timing: Timing) -> None:
-    timing.lap("read")
-    timing.lap("decode")
-
-    assert timing.server_timing() == "read;dur=500.00, decode;dur=250.00, total;dur=2000.00"
-
-
-def test_server_timing_without_stages_is_the_total(timing: Timing) -> None:
-    assert timing.server_timing() == "total;dur=500.00"
-
-
-def test_intervals_tell_when_each_stage_began_and_ended(timing: Timing) -> None:
-    """In milliseconds since the start; the time that belongs to no stage is between them."""
-    timing.lap("read")
-    timing.start_lap()
-    timing.lap("decode")
-
-    assert timing.intervals() == [("read", 0.0, 500.0), ("decode", 750.0, 2000.0)]
-
-
-def test_interval_of_a_repeated_stage_is_the_last_one(timing: Timing) -> None:
-    timing.lap("read")
-    timing.lap("decode")
-    timing.lap("read")
-
     assert timing.intervals() == [("read", 750.0, 2000.0), ("decode", 500.0, 750.0)]
+    assert timing.server_timing() == "read;dur=1250.00, decode;dur=250.00, total;dur=5000.00"
 
 
 def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,32 +54,19 @@ def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeyp
     assert len(timing.intervals()) == 20_000
 
 
-def test_a_failure_ends_the_stage_in_progress(timing: Timing) -> None:
-    """The time since the last lap belongs to the first stage that has not ended."""
-    timing.lap("read")
-    timing.lap("model")
-
-    assert timing.fail() == "queue"
-    assert list(timing.stages) == ["read", "model", "queue"]
-
-
-def test_a_failure_ends_the_stage_that_has_begun() -> None:
+@pytest.mark.parametrize(
+    ("ended", "begun", "failed"),
+    [(["read", "model"], "", "queue"), (["read"], FETCH, FETCH), (STAGES, "", "post"), (STAGES, DRAW, DRAW)],
+)
+def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, failed: str) -> None:
+    """It is the one that has begun, or the first that has not ended; no stage follows the last one."""
     timing = Timing()
-    timing.lap("read")
-    timing.begin(FETCH)
-
-    assert timing.fail() == FETCH
-    assert list(timing.stages) == ["read", FETCH]
-    assert timing.fail() == "model"
-
-
-def test_a_failure_after_all_stages_belongs_to_the_last_one() -> None:
-    """No stage follows it, unless `begin` names one."""
-    timing = Timing()
-    for stage in STAGES:
+    for stage in ended:
         timing.lap(stage)
+    if begun:
+        timing.begin(begun)
 
-    assert timing.fail() == "post"
-    assert list(timing.stages) == list(STAGES)
-    timing.begin(DRAW)
-    assert timing.fail() == DRAW
+    assert timing.fail() == failed
+    assert list(timing.stages) == list(dict.fromkeys([*ended, failed]))
+    if len(ended) == 1:  # what has begun has ended
+        assert timing.fail() == "model"

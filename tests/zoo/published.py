@@ -2,7 +2,7 @@
 
 import hashlib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -12,6 +12,7 @@ import msgspec
 from app.zoo.registry import DetectionRecipe, PublishedModel
 from tests.fakes import models
 from tests.fakes.http import serving
+from tests.fakes.https import redirect, response
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
@@ -40,20 +41,13 @@ def write_wheel(path: Path, member: str = MEMBER) -> Path:
     return path
 
 
-Request = BaseHTTPRequestHandler
-Answer = Callable[[Request], None]
-
-
 @contextmanager
-def site(answer: Answer) -> Iterator[str]:
-    """Serve over HTTP on loopback; yields the URL of the network."""
+def site(answer: bytes) -> Iterator[str]:
+    """Serve over HTTP on loopback, the network itself where `MOVED` leads to; yields the URL of the network."""
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def do_GET(self) -> None:
-            answer(self)
-            self.close_connection = True
+            self.wfile.write(WHOLE if self.path == "/elsewhere" else answer)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -61,56 +55,10 @@ def site(answer: Answer) -> Iterator[str]:
         yield f"{url}/files/tiny.onnx"
 
 
-def whole(request: Request) -> None:
-    request.send_response(200)
-    request.send_header("Content-Length", str(len(NETWORK)))
-    request.end_headers()
-    request.wfile.write(NETWORK)
-
-
-def without_length(request: Request) -> None:
-    request.send_response(200)
-    request.send_header("Connection", "close")
-    request.end_headers()
-    request.wfile.write(NETWORK)
-
-
-def moved(request: Request) -> None:
-    if request.path.endswith("elsewhere"):
-        whole(request)
-        return
-    request.send_response(302)
-    request.send_header("Location", "/elsewhere")
-    request.send_header("Connection", "close")
-    request.send_header("Content-Length", "0")
-    request.end_headers()
-
-
-def missing(request: Request) -> None:
-    request.send_error(404)
-
-
-def broken(request: Request) -> None:
-    request.send_error(500)
-
-
-def not_http(request: Request) -> None:
-    request.wfile.write(b"220 mail.example.org ESMTP\r\n")
-
-
-def hung_up(request: Request) -> None:
-    request.wfile.write(b"")
-
-
-def chunk_cut_short(request: Request) -> None:
-    request.send_response(200)
-    request.send_header("Transfer-Encoding", "chunked")
-    request.end_headers()
-    request.wfile.write(b"1000\r\n" + NETWORK[:100])
-
-
-def cut_short(request: Request) -> None:
-    request.send_response(200)
-    request.send_header("Content-Length", str(len(NETWORK)))
-    request.end_headers()
-    request.wfile.write(NETWORK[:-100])
+WHOLE = response(NETWORK)
+WITHOUT_LENGTH = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK
+MOVED = redirect("/elsewhere")
+MISSING, BROKEN = response(status="404 Not Found"), response(status="500 Internal Server Error")
+NOT_HTTP, HUNG_UP = b"220 mail.example.org ESMTP\r\n", b""
+CHUNK_CUT_SHORT = response(b"1000\r\n" + NETWORK[:100], "200 OK", "Transfer-Encoding: chunked")
+CUT_SHORT = response(NETWORK[:-100], "200 OK", f"Content-Length: {len(NETWORK)}")

@@ -166,14 +166,9 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
     return Subject(recipe, published, model, session(model))
 
 
-def test_composed_model_passes_the_full_check(subject: Subject) -> None:
-    onnx.checker.check_model(subject.model, full_check=True)
-
-    assert {(opset.domain, opset.version) for opset in subject.model.opset_import} == {("", OPSET)} == {("", 17)}
-    assert subject.model.ir_version == IR_VERSION == 8
-
-
 def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
+    assert [(opset.domain, opset.version) for opset in subject.model.opset_import] == [("", OPSET)]
+    assert subject.model.ir_version == IR_VERSION
     side = subject.recipe.square
     tensors = {
         value.name: (

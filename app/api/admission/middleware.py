@@ -1,6 +1,6 @@
-"""The outermost ASGI layer: request id, timing, trace, response headers, metrics and log line of every request.
+"""The ASGI layers around Litestar, which also see requests without a matching route and the responses of error handlers.
 
-It wraps the whole application, so it also handles requests without a matching route and the responses of error handlers.
+From the outermost: context, headers, metrics and log line of every request; HEAD; routing and the checks before Litestar's own.
 """
 
 import asyncio
@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, ReceiveMessage, Scope, Send
 
-from app.api.answering.problems import with_head
+from app.api.admission import guards
+from app.api.answering import problems
+from app.api.answering.problems import WriteError, with_head
+from app.api.caller.check import note_key
 from app.api.caller.client_address import client_address
-from app.api.context import RequestContext, attach
+from app.api.context import RequestContext, attach, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
 from app.api.reports.metrics import count_request
-from app.api.routes import UNMATCHED, route_of
+from app.api.routes import UNMATCHED, ModelRoute, RouteTable, note_route, route_of
+from app.errors import GatewayFull, MalformedRequest
 from app.telemetry import trace_context
 from app.telemetry.trace_context import TraceContext
 
@@ -42,13 +46,6 @@ class RequestContextMiddleware:
     """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span."""
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
-        """Wrap an application.
-
-        Args:
-            app: The application.
-            resources: The resources of the worker, with the metrics.
-            tracing: Makes the spans of each request.
-        """
         self.app = app
         self._resources = resources
         self._proxies = resources.deployment.trusted_proxies
@@ -228,3 +225,46 @@ def _with_head_allowed(send: Send) -> Send:
         await send(message)
 
     return send_with_head_allowed
+
+
+class DispatchMiddleware:
+    """Routes the paths of dialects, and rejects requests that are malformed or cannot be admitted now.
+
+    Under overload most requests are rejected. Rejecting them here is cheaper than running Litestar's routing, guards and error
+    handlers. Admission checks the accepted requests again.
+    """
+
+    def __init__(self, app: ASGIApp, table: RouteTable, worker: WorkerResources, write_error: WriteError) -> None:
+        self.app = app
+        self._table = table
+        self._worker = worker
+        self._write_error = write_error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reject a request, or pass it on."""
+        if scope["type"] == ScopeType.HTTP:
+            try:
+                await self._check(scope)
+            except (MalformedRequest, GatewayFull) as error:
+                await problems.send(error, scope, send, self._write_error)
+                return
+        await self.app(scope, receive, send)
+
+    async def _check(self, scope: HTTPScope) -> None:
+        if len(scope["path"]) > guards.MAX_PATH or (found := self._table.find(scope)) is None:
+            guards.check_framing(scope)
+            return
+        target, path_values = found
+        scope["path"] = target.prefix + scope["path"]
+        note_route(scope, target.template)
+        guards.check_framing(scope)
+        if isinstance(target.handler, ModelRoute) and scope["method"] == HttpMethod.POST:
+            context = context_of(scope)
+            context.has_model_route = True
+            note_key(scope, target.handler, self._worker.keys)
+            if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
+                model = guards.note_model(scope, target.handler, path_values, self._worker)
+                await guards.check_capacity(scope, target.handler, model, self._worker)
+            elif context.is_anonymous:
+                length = int(header_of(scope, b"content-length") or "0")
+                await self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)

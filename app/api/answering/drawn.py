@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from app.api.answering.accept import best
-from app.api.answering.format import Format, ResponseInput
+from app.api.answering.format import Format, ResponseInput, best
 from app.api.answering.native import to_response
 from app.api.answering.responses import LargeResponse
 from app.api.answering.schema import DetectResponse
@@ -19,7 +18,8 @@ _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
 
 async def _respond_image(given: ResponseInput[Detections]) -> LargeResponse:
     picture_type = _picture_type(given)
-    return LargeResponse(await _draw(given, picture_type), picture_type, given.pipeline.admission.memory)
+    picture = await draw(given.pipeline, given.image, given.found, picture_type, given.call)
+    return LargeResponse(picture, picture_type, given.pipeline.admission.memory)
 
 
 async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResponse:
@@ -60,10 +60,6 @@ async def respond_with_pictures(
             memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
         body = await pipeline.run_in_thread(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
     return LargeResponse(body, "application/json", pipeline.admission.memory)
-
-
-async def _draw(given: ResponseInput[Detections], picture_type: PictureType) -> bytes:
-    return await draw(given.pipeline, given.image, given.found, picture_type, given.call)
 
 
 def _picture_type(given: ResponseInput[Detections]) -> PictureType:

@@ -1,4 +1,4 @@
-"""Results as the gateway's own JSON: detections, with boxes in the requested format, and classifications."""
+"""Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
 
 import msgspec
 import numpy as np
@@ -6,7 +6,16 @@ from numpy.typing import NDArray
 
 from app.api.answering.format import Format, ResponseInput
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import BoxFormat, Classification, ClassifyResponse, Detection, DetectResponse, ImageSize, ModelUsed
+from app.api.answering.schema import (
+    BoxFormat,
+    Classification,
+    ClassifyResponse,
+    CocoResult,
+    Detection,
+    DetectResponse,
+    ImageSize,
+    ModelUsed,
+)
 from app.pipeline.call import Classifications, Detections
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
@@ -78,26 +87,39 @@ async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
 JSON = Format("json", ("application/json",), _respond)
 
 
-def _to_classify_response(found: Classifications, total_time_ms: float, request_id: str) -> ClassifyResponse:
-    """Describe the result of one request."""
+async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
+    found = given.found
     classifications = [
         Classification(class_=id_, class_id=id_, class_name=found.spec.class_name(id_), confidence=score)
         for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
     ]
-    return ClassifyResponse(
+    response = ClassifyResponse(
         classifications=classifications,
         num_classifications=len(classifications),
         status="success",
         image=ImageSize(found.width, found.height),
         model=ModelUsed.of(found),
-        total_time_ms=round(total_time_ms, 2),
-        request_id=request_id,
+        total_time_ms=round(given.context.timing.total, 2),
+        request_id=given.context.request_id,
     )
-
-
-async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    context = given.context
-    return JsonResponse(msgspec.json.encode(_to_classify_response(given.found, context.timing.total, context.request_id)))
+    return JsonResponse(msgspec.json.encode(response))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)
+
+
+def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
+    """Convert the detections in an image to COCO results with this image id, which pycocotools' `loadRes` reads."""
+    return [
+        CocoResult(image_id, class_id, (x, y, width, height), score)
+        for class_id, (x, y, width, height), score in zip(
+            found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found.scores), strict=True
+        )
+    ]
+
+
+async def _respond_with_results(given: ResponseInput[Detections]) -> JsonResponse:
+    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.presentation.image_id)))
+
+
+COCO_RESULTS = Format("coco-results", (), _respond_with_results)

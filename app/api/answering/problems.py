@@ -103,7 +103,10 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allow = headers.get("allow", "")
-        _note_route_of_other_method(request, allow.partition(",")[0])
+        with suppress(HTTPException):  # the route of this path for another method
+            path, method = normalize_path(request.scope["path"]), allow.partition(",")[0]
+            *_, template = request.app.asgi_router.handle_routing(path=path, method=method)
+            note_route(request.scope, template)
         headers["allow"] = with_head(allow)
     detail = _DETAILS.get(status, status.description or status.phrase)
     problem = _problem(status, status.name.lower(), status.phrase, detail, context.request_id)
@@ -135,13 +138,6 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
 def with_head(allow: str) -> str:
     """Add HEAD to the methods of an `Allow` header that contains GET."""
     return allow.replace("GET", "GET, HEAD")
-
-
-def _note_route_of_other_method(request: Request[Any, Any, Any], method: str) -> None:
-    """Store the template of a path that has a route for `method`, but not for the request's method."""
-    with suppress(HTTPException):
-        *_, template = request.app.asgi_router.handle_routing(path=normalize_path(request.scope["path"]), method=method)
-        note_route(request.scope, template)
 
 
 def _note(context: RequestContext, problem: Problem) -> None:

@@ -7,10 +7,10 @@ import msgspec
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
-from app.api.receiving.body import describe_member, kind_of, outlines, parse_members
+from app.api.receiving.body import kind_of, parse_document
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
+from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address
@@ -73,16 +73,13 @@ def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
 
 
 def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
-    outline, typed = outlines("images", kind)
-    document = view_document(data)
+    content, pairs = parse_document(data, "images", kind, _EXAMPLE)
+    if (given := kind_of(content)) not in {"", "a list"}:
+        raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
     try:
-        content = msgspec.json.decode(document, type=outline).images
-        if (given := kind_of(content)) not in {"", "a list"}:
-            raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
-        pairs = parse_members(document, "images", content, typed) if len(content) else []
         images = [_decode(image) for image in split_images(content)] if len(content) else []
     except JSON_ERRORS as error:
-        raise describe_member(str(error), "images", kind) or MalformedRequest(_EXAMPLE) from error
+        raise MalformedRequest(_EXAMPLE) from error
     return ParsedBatch(images, [None] * len(images), pairs)
 
 

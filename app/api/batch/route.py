@@ -1,23 +1,26 @@
-"""POST /detect/batch: the route, and the response in lines."""
+"""POST /detect/batch: the route, its OpenAPI description, and the response in lines."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from litestar import Request
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from app.api.answering.accept import negotiate
+from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse
-from app.api.batch.answer import BatchAnswer
-from app.api.batch.body import parse_batch, refuse_large
-from app.api.batch.coco_results import CocoAnswer
-from app.api.batch.openapi import LINES, RESPONSES, BatchOperation
+from app.api.answering.schema import CocoResult
+from app.api.batch.answer import BatchAnswer, BatchResponse, CocoAnswer
+from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import WorkerResources
+from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe_form
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
@@ -25,6 +28,39 @@ from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
+
+LINES = "application/x-ndjson"
+"""The media type of a response in lines."""
+_RESPONSES = {
+    200: ResponseSpec(BatchResponse | list[CocoResult], description="What became of each image", generate_examples=False),
+    **PROBLEMS,
+}
+
+
+@dataclass
+class _Operation(ImageOperation):
+    """Describes a body with several images, and the response in lines."""
+
+    kinds = (BatchParameters,)
+    contents: ClassVar = {
+        LINES: Schema(
+            type=OpenAPIType.STRING, description="A JSON object in each line: the images as they are done, then a summary"
+        )
+    }
+
+    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        """Describe the body with the images and these parameters."""
+        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+        images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
+        return RequestBody(
+            required=True,
+            description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
+            content={
+                kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
+                for kind, image in ((MULTIPART, file), (JSON, ENCODED))
+            },
+        )
+
 
 _HEADERS = [
     (b"content-type", LINES.encode()),
@@ -38,8 +74,8 @@ _HEADERS = [
     takes="images",
     media_types=frozenset({MULTIPART, JSON, URLENCODED}),
     summary="Detect objects in several images",
-    operation_class=BatchOperation,
-    responses=RESPONSES,
+    operation_class=_Operation,
+    responses=_RESPONSES,
 )
 async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.
@@ -85,16 +121,12 @@ class _Lines(ASGIResponse):
     def __init__(  # deliberately skips the base constructor
         self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
     ) -> None:
-        """Prepare the response.
-
-        Args:
-            running: Runs the batch; yields the lines.
-            answer: Makes the summary.
-            request: Resources that are released when the response has ended.
-        """
         self._running = running
+        """Runs the batch; yields the lines."""
         self._answer = answer
+        """Makes the summary."""
         self._request = request
+        """Resources that are released when the response has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send the lines; stop if the client disconnects or does not read for too long."""

@@ -4,7 +4,7 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -17,13 +17,10 @@ from msgspec import Meta
 from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_scores
-from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, receive_text
-from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors, receive_text
 from app.api.parameters.parse import Pairs, split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
@@ -33,25 +30,12 @@ from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
 _NAMED = 20
 """Maximum number of objects named in `message`."""
-_HOST = "localhost"
-# CodeProject.AI's spelling of the members.
-_CASED = {
-    "inference_ms": "inferenceMs",
-    "process_ms": "processMs",
-    "analysis_round_trip_ms": "analysisRoundTripMs",
-    "module_id": "moduleId",
-    "module_name": "moduleName",
-    "execution_provider": "executionProvider",
-    "can_use_gpu": "canUseGPU",
-    "timestamp_utc": "timestampUTC",
-    "status_data": "statusData",
-    "inference_device": "inferenceDevice",
-    "processed_by": "processedBy",
-}
+_MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
+"""CodeProject.AI's additions that are the same in all responses."""
 
 
-class _Parameters(DialectParameters, frozen=True, kw_only=True):
-    min_confidence: Annotated[float, Meta(ge=0, le=1)] = 0.4
+class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    confidence: Fraction = msgspec.field(default=0.4, name="min_confidence")
     url: str | None = None
     """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
@@ -62,78 +46,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.min_confidence, split_classes(self.classes), self.max_objects, version=self.version)
-
-
-class Prediction(msgspec.Struct, frozen=True):
-    """One object; corners in whole pixels of the upright image."""
-
-    confidence: float
-    label: str
-    y_min: int
-    x_min: int
-    y_max: int
-    x_max: int
-
-
-class Predictions(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
-    """DeepStack's response, objects by descending confidence, with CodeProject.AI's additions. Times are in milliseconds."""
-
-    success: Literal[True] = True
-    predictions: list[Prediction]
-    duration: int
-    message: str
-    count: int
-    inference_ms: int
-    process_ms: int
-    analysis_round_trip_ms: int
-    code: int = 200
-    command: Literal["detect", "custom"]
-    module_id: str = "nereid"
-    module_name: str = "Nereid"
-    execution_provider: str
-    processed_by: str = _HOST
-    can_use_gpu: bool
-    timestamp_utc: str
-
-
-class ModelNames(msgspec.Struct, frozen=True, kw_only=True, rename=_CASED):
-    """The detectors available at `/v1/vision/custom/{model}`."""
-
-    success: Literal[True] = True
-    models: list[str]
-    command: Literal["list"] = "list"
-    module_id: str = "nereid"
-    module_name: str = "Nereid"
-    status_data: None = None
-    inference_device: str
-    analysis_round_trip_ms: int = 0
-    processed_by: str = _HOST
-    timestamp_utc: str
-
-
-class Version(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A version of the service."""
-
-    major: int
-    minor: int
-    patch: int
-    pre_release: str = ""
-    security_update: bool = False
-    build: int = 0
-    file: str = ""
-    release_notes: str = ""
-
-
-class UpdateStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The update status: always no update, because the gateway does not check for updates."""
-
-    success: Literal[True] = True
-    message: str = ""
-    version: None = None
-    current: Version
-    latest: Version
-    update_available: Literal[False] = False
+        return super().options._replace(classes=split_classes(self.classes), max_detections=self.max_objects)
 
 
 @ModelRoute("/v1/vision/detection", key_in="body")
@@ -149,30 +62,40 @@ async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], 
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
-async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelNames:
-    """List the detectors."""
+async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+    """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
         await receive_text(request, worker, _Parameters, _parse_form)
     specs = await detectors(request, worker)
-    device = "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU"
-    return ModelNames(models=[spec.name for spec in specs], inference_device=device, timestamp_utc=_now())
+    return {
+        "success": True,
+        "models": [spec.name for spec in specs],
+        "command": "list",
+        **_MODULE,
+        "statusData": None,
+        "inferenceDevice": "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU",
+        "analysisRoundTripMs": 0,
+        "timestampUTC": _now(),
+    }
 
 
 @get("/v1/status/updateavailable")
-async def update_available() -> UpdateStatus:
+async def update_available() -> dict[str, Any]:
     """Report that there is no update. Clients request this before they show the service as working."""
-    major, minor, patch = map(int, __version__.split(".")[:3])
-    version = Version(major=major, minor=minor, patch=patch)
-    return UpdateStatus(current=version, latest=version)
+    numbers = dict(zip(("major", "minor", "patch"), map(int, __version__.split(".")[:3]), strict=True))
+    version = {**numbers, "preRelease": "", "securityUpdate": False, "build": 0, "file": "", "releaseNotes": ""}
+    return {
+        "success": True,
+        "message": "",
+        "version": None,
+        "current": version,
+        "latest": version,
+        "updateAvailable": False,
+    }
 
 
-async def _detect(
-    request: AnyRequest, worker: WorkerResources, command: Literal["detect", "custom"], in_path: Pairs = ()
-) -> ASGIResponse:
-    async def respond(given: ResponseInput[Detections], _: _Parameters) -> JsonResponse:
-        return JsonResponse(msgspec.json.encode(to_predictions(given, command)))
-
-    return await detect(request, worker, _Parameters, _parse, respond, in_path)
+async def _detect(request: AnyRequest, worker: WorkerResources, command: str, in_path: Pairs = ()) -> ASGIResponse:
+    return await detect(request, worker, _Parameters, _parse, lambda given, _: to_predictions(given, command), in_path)
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -190,31 +113,43 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
 
 
-def to_predictions(given: ResponseInput[Detections], command: Literal["detect", "custom"]) -> Predictions:
-    """Convert detections to a response."""
+def to_predictions(given: ResponseInput[Detections], command: str) -> dict[str, Any]:
+    """Convert detections to DeepStack's response with CodeProject.AI's additions.
+
+    Objects by descending confidence; corners in whole pixels of the upright image; times in milliseconds.
+    """
     found, timing = given.found, given.context.timing
     predictions = [
-        Prediction(confidence, found.spec.class_name(id_), y_min, x_min, y_max, x_max)
+        {
+            "confidence": confidence,
+            "label": found.spec.class_name(id_),
+            "y_min": y_min,
+            "x_min": x_min,
+            "y_max": y_max,
+            "x_max": x_max,
+        }
         for confidence, id_, (x_min, y_min, x_max, y_max) in zip(
             to_scores(found.scores), found.class_ids.tolist(), found.boxes.round().astype(int).tolist(), strict=True
         )
     ]
-    total = round(timing.total)
-    return Predictions(
-        predictions=predictions,
-        duration=total,
-        message=f"Found {', '.join(prediction.label for prediction in predictions[:_NAMED])}"
-        if predictions
-        else "No objects found",
-        count=len(predictions),
-        inference_ms=round(timing.stages.get("infer", 0)),
-        process_ms=total,
-        analysis_round_trip_ms=total,
-        command=command,
-        execution_provider="GPU" if found.spec.device == "gpu" else "CPU",
-        can_use_gpu=found.spec.device == "gpu",
-        timestamp_utc=_now(),
-    )
+    total, is_gpu = round(timing.total), found.spec.device == "gpu"
+    named = ", ".join(prediction["label"] for prediction in predictions[:_NAMED])
+    return {
+        "success": True,
+        "predictions": predictions,
+        "duration": total,
+        "message": f"Found {named}" if predictions else "No objects found",
+        "count": len(predictions),
+        "inferenceMs": round(timing.stages.get("infer", 0)),
+        "processMs": total,
+        "analysisRoundTripMs": total,
+        "code": 200,
+        "command": command,
+        **_MODULE,
+        "executionProvider": "GPU" if is_gpu else "CPU",
+        "canUseGPU": is_gpu,
+        "timestampUTC": _now(),
+    }
 
 
 def write_error(problem: Problem) -> dict[str, Any]:

@@ -1,23 +1,49 @@
-"""Interface of a dialect, and the parameters that all dialects share."""
+"""Interface of a dialect, and what all dialects share: their parameters, and how their requests are received and answered."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope, Scope
 from msgspec import Meta
 
 from app.api.answering import problems
+from app.api.answering.format import ResponseInput
 from app.api.answering.problems import WriteError, WrittenError
+from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
-from app.api.parameters.parse import Parameters
+from app.api.batch.answer import copy_error, first_error
+from app.api.batch.body import ParsedBatch, refuse_large
+from app.api.caller.check import require_key
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import WorkerResources
+from app.api.detect import Respond, handle_image
+from app.api.parameters.parse import Pairs, Parameters
+from app.api.receiving import intake
+from app.api.receiving.body import ParsedBody
+from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.pipeline.call import DetectOptions
+from app.api.receiving.intake import Content, Received
+from app.api.reports.metrics import count_batch_image
+from app.errors import GatewayError
+from app.model.heads import DetectionHead
+from app.model.spec import ModelSpec
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
+from app.telemetry.timing import Timing
 
 AnyRequest = Request[Any, Any, Any]
+C = TypeVar("C", bound=Content)
+P = TypeVar("P", bound="DialectParameters")
+
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+_OK = 200
 
 
 def write_detail(problem: Problem) -> dict[str, str]:
@@ -69,3 +95,137 @@ class DialectParameters(Parameters, frozen=True, kw_only=True):
     def options(self) -> DetectOptions:
         """The options of the detection."""
         raise NotImplementedError
+
+
+class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
+    """Parameters of dialects with a minimum score; subclasses set its name and default."""
+
+    confidence: Fraction = 0.5
+
+    @property
+    def options(self) -> DetectOptions:
+        """The options of the detection."""
+        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
+
+
+async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
+    request: AnyRequest,
+    worker: WorkerResources,
+    kind: type[P],
+    parse: Callable[[bytes, str, type[P]], ParsedBody],
+    describe: Callable[[ResponseInput[Detections], P], object],
+    in_path: Pairs = (),
+) -> ASGIResponse:
+    """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
+
+    `describe` converts the detections to the object that the response contains as JSON.
+    """
+
+    def choose(wanted: P, *_: object) -> Respond:
+        async def respond(given: ResponseInput[Detections]) -> JsonResponse:
+            return JsonResponse(msgspec.json.encode(describe(given, wanted)))
+
+        return respond
+
+    return await handle_image(request, worker, kind, in_path, parse=parse, choose=choose)
+
+
+async def detect_each(
+    request: AnyRequest,
+    worker: WorkerResources,
+    kind: type[P],
+    parse: Callable[[bytes, str, type[P]], ParsedBatch],
+    respond: Callable[[list[Detections | Exception], P, CallContext], Awaitable[ASGIResponse]],
+) -> ASGIResponse:
+    """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
+
+    `parse` extracts the images and the parameters, as for `intake.receive`; `respond` makes the response from the detections or
+    the error of each image. The error of a single image is that of the request.
+    """
+    context, pipeline = context_of(request.scope), worker.pipeline
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
+        images = content.images
+        refuse_large(images, worker.deployment.body_limits.max_bytes)
+        try:
+            if len(images) == 1 and isinstance(images[0], bytes):
+                found: list[Detections | Exception] = [await pipeline.run(images[0], wanted.options, call)]
+            else:
+                batch = await BatchRequest.open(pipeline, images, wanted.options, call)
+                found = await _run(batch, worker, context)
+                if len(found) == 1:
+                    require_all(found)
+        finally:
+            model = wanted.options.model or pipeline.default_for(DetectionHead.task)
+            if pipeline.is_known(model):
+                context.log_fields["model"] = model
+        failed = sum(isinstance(each, Exception) for each in found)
+        context.log_fields |= {"images": len(found), "failed": failed}
+        return await respond(found, wanted, call)
+
+
+def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
+    """Return the detections in all images.
+
+    Raises:
+        GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
+    """
+    errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
+    if errors:
+        raise first_error(errors, len(found))
+    return [each for each in found if not isinstance(each, Exception)]
+
+
+async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Exception]:
+    """Return the detections in each image, or its error."""
+    found: dict[int, Detections | Exception] = {}
+
+    def note(index: int, result: Detections | Exception, timing: Timing) -> None:
+        if isinstance(result, Exception):
+            found[index] = copy_error(result)
+            count_batch_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
+        else:
+            found[index] = result
+            count_batch_image(worker.metrics, timing, _OK)
+
+    async with batch.run(note) as done:
+        for image in done:
+            await image
+    if batch.url_hosts:
+        context.log_fields["url_hosts"] = batch.url_hosts
+    return [found[index] for index in sorted(found)]
+
+
+async def receive_text(
+    request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
+) -> Received[C, P]:
+    """Receive a request whose body contains no image; arguments and errors as for `intake.receive`."""
+    with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
+        return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
+
+
+async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
+    """Return the available detectors, sorted by name, after checking the caller's key.
+
+    Raises:
+        GatewayError: The API key is missing or wrong; Triton does not answer.
+    """
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    states = await worker.tritons.list_models()
+    specs = []
+    for name in sorted(name for name, state in states.items() if state.is_ready):
+        with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
+            specs.append(await worker.pipeline.spec(name))
+    return [spec for spec in specs if spec.head.task == DetectionHead.task]
+
+
+async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
+    """Return a detector: the default one if `name` is None, the newest version if `version` is None.
+
+    Raises:
+        GatewayError: The detector does not exist or cannot be used.
+    """
+    pipeline = worker.pipeline
+    spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
+    spec.expect_head(DetectionHead)
+    return spec

@@ -7,13 +7,12 @@ helpers.py of NVIDIA/nv-ingest.
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Any
 
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
-from msgspec import Meta
 
 from app import __version__
 from app.api.answering.native import to_boxes, to_scores
@@ -22,28 +21,21 @@ from app.api.answering.schema import ModelList
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect_each, require_all
-from app.api.dialects.detectors import detectors
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors, require_all
 from app.api.receiving import json_body
 from app.api.receiving.body import kind_of
 from app.api.receiving.json_body import JSON_ERRORS
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
 
 
-class _Parameters(DialectParameters, frozen=True, kw_only=True):
-    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.25
-
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        return DetectOptions(self.model, self.threshold, None, MAX_DETECTIONS, version=self.version)
+class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    confidence: Fraction = msgspec.field(default=0.25, name="threshold")
 
 
 class _Document(msgspec.Struct):
@@ -57,59 +49,6 @@ class _Document(msgspec.Struct):
 class _Image(msgspec.Struct):
     type: str
     url: str
-
-
-class Box(msgspec.Struct, frozen=True):
-    """One object: corners as fractions of the upright image."""
-
-    x_min: float
-    y_min: float
-    x_max: float
-    y_max: float
-    confidence: float
-
-
-class ImageBoxes(msgspec.Struct, frozen=True):
-    """The objects of one image, by label; those of a label by descending confidence."""
-
-    index: int
-    bounding_boxes: dict[str, list[Box]]
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Usage statistics of the request."""
-
-    images_size_mb: float
-    """Size of the encoded images in the body, in megabytes."""
-
-
-class Inference(msgspec.Struct, frozen=True):
-    """The response to `/v1/infer`."""
-
-    data: list[ImageBoxes]
-    usage: Usage
-
-
-class HealthMessage(msgspec.Struct, frozen=True):
-    """The response to a probe."""
-
-    message: str
-    object: Literal["health.response"] = "health.response"
-
-
-class NimModelInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """A model and its version."""
-
-    short_name: str
-    model_url: str
-
-
-class NimMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """Version and models of the service."""
-
-    version: str
-    model_info: list[NimModelInfo]
-    asset_info: list[str] = []
 
 
 @ModelRoute("/v1/infer", takes="images", key_in="query")
@@ -134,13 +73,13 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 
 
 @get("/v1/health/live")
-async def live() -> HealthMessage:
+async def live() -> dict[str, str]:
     """Liveness probe, as `/livez`."""
-    return HealthMessage("Service is live.")
+    return {"message": "Service is live.", "object": "health.response"}
 
 
 @get("/v1/health/ready")
-async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
+async def ready(worker: NamedDependency[WorkerResources]) -> dict[str, str]:
     """Readiness probe, as `/readyz`.
 
     Raises:
@@ -148,7 +87,7 @@ async def ready(worker: NamedDependency[WorkerResources]) -> HealthMessage:
     """
     if not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
-    return HealthMessage("Service is ready.")
+    return {"message": "Service is ready.", "object": "health.response"}
 
 
 @get("/v1/models")
@@ -159,11 +98,12 @@ async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 
 
 @get("/v1/metadata")
-async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> NimMetadata:
+async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
     specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
-    return NimMetadata(__version__, [NimModelInfo(f"{spec.name}:{spec.version}", spec.source) for spec in specs])
+    info = [{"shortName": f"{spec.name}:{spec.version}", "modelUrl": spec.source} for spec in specs]
+    return {"version": __version__, "modelInfo": info, "assetInfo": []}
 
 
 def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
@@ -190,16 +130,17 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
-    data = [ImageBoxes(index, to_boxes_by_label(each)) for index, each in enumerate(found)]
-    return msgspec.json.encode(Inference(data, Usage(round(nbytes / 1e6, 6))))
+    data = [{"index": index, "bounding_boxes": to_boxes_by_label(each)} for index, each in enumerate(found)]
+    return msgspec.json.encode({"data": data, "usage": {"images_size_mb": round(nbytes / 1e6, 6)}})
 
 
-def to_boxes_by_label(found: Detections) -> dict[str, list[Box]]:
-    """Convert the detections in an image to boxes by class name."""
+def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
+    """Return the boxes in an image by class name, by descending confidence; corners as fractions of the upright image."""
     boxes = defaultdict(list)
     corners, scores = to_boxes(found, "normalized"), to_scores(found.scores)
     for id_, (x_min, y_min, x_max, y_max), score in zip(found.class_ids.tolist(), corners, scores, strict=True):
-        boxes[found.spec.class_name(id_)].append(Box(x_min, y_min, x_max, y_max, score))
+        box = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score}
+        boxes[found.spec.class_name(id_)].append(box)
     return boxes
 
 

@@ -4,7 +4,7 @@ Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/
 """
 
 import platform
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from litestar.di import NamedDependency
@@ -16,30 +16,27 @@ from msgspec import Meta
 from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import to_scores
-from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
-from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
-from app.telemetry.timing import Timing
+from app.pipeline.call import Detections, DetectOptions
 
 _IOU = 0.7
 _FIELDS = (*FILE_FIELDS, "source")
 
 
-class _Parameters(DialectParameters, frozen=True, kw_only=True):
+class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
 
     url: str | None = None
     """The URL of the image, which `source` may contain."""
-    conf: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    iou: Annotated[float, Meta(ge=0, le=1)] | None = None
+    confidence: Fraction = msgspec.field(default=0.25, name="conf")
+    iou: Fraction | None = None
     """Default: 0.7."""
     imgsz: Annotated[int, Meta(ge=32, le=1280)] | None = None
     """Ignored: models have a fixed input size."""
@@ -49,62 +46,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(
-            self.model, self.conf, None, MAX_DETECTIONS, self.iou, version=self.version, lowers_iou=True, default_iou=_IOU
-        )
-
-
-class Box(msgspec.Struct, frozen=True):
-    """Corners, in pixels or as fractions of the upright image."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-
-
-class Result(msgspec.Struct, frozen=True):
-    """One object."""
-
-    class_: int = msgspec.field(name="class")
-    name: str
-    confidence: float
-    box: Box
-
-
-class Speed(msgspec.Struct, frozen=True):
-    """Durations of the steps, in milliseconds."""
-
-    preprocess: float
-    inference: float
-    postprocess: float
-
-
-class ImageResults(msgspec.Struct, frozen=True):
-    """The objects of one image, by descending confidence."""
-
-    shape: tuple[int, int]
-    """Height and width of the upright image, in pixels."""
-    results: list[Result]
-    speed: Speed
-
-
-class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """Model and programs that produced the response."""
-
-    image_count: int
-    function_time_call: float
-    """Seconds since the request arrived."""
-    model: str
-    version: dict[str, str]
-    """Versions of the programs and of the model."""
-
-
-class Prediction(msgspec.Struct, frozen=True):
-    """The response."""
-
-    images: list[ImageResults]
-    metadata: Metadata
+        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
 
 
 @ModelRoute("/predict", key_in="query")
@@ -120,7 +62,7 @@ async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResour
 
 
 async def _detect(request: AnyRequest, worker: WorkerResources, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, _parse, _respond, in_path)
+    return await detect(request, worker, _Parameters, _parse, to_prediction, in_path)
 
 
 def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBody:
@@ -129,25 +71,38 @@ def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBod
     return parse_body(data, content_type, kind, _FIELDS)
 
 
-async def _respond(given: ResponseInput[Detections], wanted: _Parameters) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_prediction(given.found, given.context.timing, wanted)))
+def to_prediction(given: ResponseInput[Detections], wanted: _Parameters) -> dict[str, Any]:
+    """Convert the detections in an image, by descending confidence.
 
-
-def to_prediction(found: Detections, timing: Timing, wanted: _Parameters) -> Prediction:
-    """Convert the detections in an image."""
+    Corners in pixels or as fractions of the upright image, `shape` is its height and width; `speed` in milliseconds,
+    `functionTimeCall` in seconds since the request arrived.
+    """
+    found, timing = given.found, given.context.timing
     boxes = found.boxes.astype(float)
     if wanted.normalize:
         boxes /= (found.width, found.height) * 2
     results = [
-        Result(id_, found.spec.class_name(id_), score, Box(*box))
-        for id_, score, box in zip(
+        {
+            "class": id_,
+            "name": found.spec.class_name(id_),
+            "confidence": score,
+            "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2},
+        }
+        for id_, score, (x1, y1, x2, y2) in zip(
             found.class_ids.tolist(), to_scores(found.scores), boxes.round(wanted.decimals).tolist(), strict=True
         )
     ]
-    speed = Speed(*(round(timing.stages.get(stage, 0), 2) for stage in ("decode", "infer", "post")))
-    version = {"nereid": __version__, "python": platform.python_version(), "model": found.version}
-    metadata = Metadata(1, round(timing.total / 1e3, 5), found.spec.name, version)
-    return Prediction([ImageResults((found.height, found.width), results, speed)], metadata)
+    stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
+    speed = {name: round(timing.stages.get(stage, 0), 2) for name, stage in stages.items()}
+    return {
+        "images": [{"shape": (found.height, found.width), "results": results, "speed": speed}],
+        "metadata": {
+            "imageCount": 1,
+            "functionTimeCall": round(timing.total / 1e3, 5),
+            "model": found.spec.name,
+            "version": {"nereid": __version__, "python": platform.python_version(), "model": found.version},
+        },
+    }
 
 
 def _is_not_json(scope: HTTPScope) -> bool:

@@ -24,7 +24,10 @@ async def docs_asset(name: FromPath[str]) -> ASGIApp:
     """Serve one of Swagger UI's files."""
     if name not in ASSETS:
         raise NotFoundException
-    return FileResponse(_assets_folder() / name, ASSETS[name])
+    spec = find_spec("offapi")  # only its files are needed, so it is not imported
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the package offapi, which contains Swagger UI, is not installed; run ./just")
+    return FileResponse(Path(spec.origin).parent / name, ASSETS[name])
 
 
 def config(components: Components) -> OpenAPIConfig:
@@ -47,10 +50,3 @@ def config(components: Components) -> OpenAPIConfig:
             JsonRenderPlugin(path="/openapi.json"),
         ],
     )
-
-
-def _assets_folder() -> Path:
-    spec = find_spec("offapi")  # only its files are needed, so it is not imported
-    if spec is None or spec.origin is None:
-        raise RuntimeError("the package offapi, which contains Swagger UI, is not installed; run ./just")
-    return Path(spec.origin).parent

@@ -1,5 +1,6 @@
 """OpenAPI descriptions of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
-from app.api.receiving.content_type import JSON
+from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.model.heads import Task
 
 _ERRORS = {
@@ -56,14 +57,7 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
 """The two ways to send an API key."""
 
 _RAW_TYPES = (
-    "image/jpeg",
-    "image/png",
-    "image/webp",
-    "image/bmp",
-    "image/gif",
-    "image/avif",
-    "image/heic",
-    "image/tiff",
+    *(f"image/{name}" for name in ("jpeg", "png", "webp", "bmp", "gif", "avif", "heic", "tiff")),
     "application/octet-stream",
 )
 
@@ -72,15 +66,9 @@ def _to_schema(description: dict[str, Any]) -> Schema:
     """Convert the subset of JSON Schema that msgspec generates for parameters."""
     # msgspec describes `str | None` as anyOf, and an enumeration of strings without a type.
     kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
-    description = {"type": "string"} | kind | description
-    return Schema(
-        type=OpenAPIType(description["type"]),
-        enum=description.get("enum"),
-        minimum=description.get("minimum"),
-        maximum=description.get("maximum"),
-        default=description.get("default"),
-        description=description.get("description"),
-    )
+    fields = {"type": "string"} | kind | description
+    fields.pop("anyOf", None)
+    return Schema(**fields)
 
 
 def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
@@ -100,22 +88,41 @@ def _with_default(schema: Schema) -> str:
     return f"{schema.description}" if schema.default is None else f"{schema.description} Default: {schema.default}."
 
 
-def _binary(media_type: str) -> OpenAPIMediaType:
-    """Describe a body that is an image."""
-    return OpenAPIMediaType(schema=Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=media_type))
+def _binary(media_type: str) -> Schema:
+    """Describe an image."""
+    return Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=media_type)
+
+
+ENCODED = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address")
+"""An image in JSON."""
+
+
+def describe_form(fields: dict[str, Schema], required: list[str] | None = None) -> OpenAPIMediaType:
+    """Describe a body with these form fields or JSON members."""
+    return OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={**fields}, required=required))
 
 
 @dataclass
-class ImageOperation(Operation):
-    """Adds bodies, parameters and pictures, which Litestar cannot derive from a handler that takes the raw body."""
+class ContentOperation(Operation):
+    """Adds content to the response, which Litestar cannot derive from the type that the handler returns."""
+
+    contents: ClassVar[Mapping[str, Schema]] = {}
+    """Schemas by media type."""
+
+    def __post_init__(self) -> None:
+        if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
+            found.content |= {kind: OpenAPIMediaType(schema=schema) for kind, schema in self.contents.items()}
+
+
+@dataclass
+class ImageOperation(ContentOperation):
+    """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
     """Types of the parameters."""
-    picture_types: ClassVar[tuple[str, ...]] = ()
-    """Media types of responses that are pictures."""
 
     def __post_init__(self) -> None:
-        """Complete the operation that Litestar has generated."""
+        super().__post_init__()
         in_path = {parameter.name for parameter in self.parameters or [] if isinstance(parameter, Parameter)}
         fields = {name: schema for name, schema in _parameter_schemas(self.kinds).items() if name not in in_path}
         self.parameters = [
@@ -125,29 +132,18 @@ class ImageOperation(Operation):
                 for name, schema in fields.items()
             ),
         ]
-        if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
-            found.content |= {kind: _binary(kind) for kind in self.picture_types}
         self.request_body = self.describe_body(fields)
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         """Describe the body with the image and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        encoded = Schema(
-            type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address"
-        )
-        raw = {kind: _binary(kind) for kind in _RAW_TYPES}
         return RequestBody(
             required=False,
             description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
             content={
-                **raw,
-                "multipart/form-data": OpenAPIMediaType(
-                    schema=Schema(type=OpenAPIType.OBJECT, properties={"image": file, **fields})
-                ),
-                **dict.fromkeys(
-                    ("application/json", "application/x-www-form-urlencoded"),
-                    OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={"image": encoded, **fields})),
-                ),
+                **{kind: OpenAPIMediaType(schema=_binary(kind)) for kind in _RAW_TYPES},
+                MULTIPART: describe_form({"image": file, **fields}),
+                **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
             },
         )
 
@@ -155,5 +151,5 @@ class ImageOperation(Operation):
 def operation_for(*tasks: Task) -> type[ImageOperation]:
     """Return the operation of routes for models of these tasks."""
     forms = [FORMS[task] for task in tasks]
-    types = dict.fromkeys(kind for form in forms for kind in form.formats.media_types if kind != JSON)
-    return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "picture_types": tuple(types)})
+    pictures = {kind: _binary(kind) for form in forms for kind in form.formats.media_types if kind != JSON}
+    return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})

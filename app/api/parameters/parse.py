@@ -49,11 +49,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = None
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-        """
         if self.model is not None:
             check_model_name(self.model)
 
@@ -79,7 +74,7 @@ P = TypeVar("P", bound=Parameters)
 
 def names(kind: type[Parameters]) -> tuple[str, ...]:
     """Return the names of all parameters of a kind, including aliases."""
-    return (*kind.__struct_fields__, *_ALIASES)
+    return (*kind.__struct_encode_fields__, *_ALIASES)
 
 
 def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
@@ -88,8 +83,8 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
     similar = get_close_matches(given, names(kind), 1, _SIMILARITY) or [known for known in names(kind) if known in given]
     question = f"did you mean {similar[0]!r}? " if similar else ""
     if given in _IMAGE_NAMES:
-        question = f"the image belongs into the body{_OR_ITS_ADDRESS if 'url' in kind.__struct_fields__ else ''}; "
-    supported = ", ".join(kind.__struct_fields__)
+        question = f"the image belongs into the body{_OR_ITS_ADDRESS if 'url' in kind.__struct_encode_fields__ else ''}; "
+    supported = ", ".join(kind.__struct_encode_fields__)
     return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 
 
@@ -115,7 +110,7 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     values: dict[str, str] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
-        if name not in kind.__struct_fields__:
+        if name not in kind.__struct_encode_fields__:
             if kind.ignores_unknown:
                 continue
             raise unknown_parameter(given, kind)
@@ -148,7 +143,7 @@ def expected_value(kind: type, name: str) -> str:
     """Describe the valid values of a Struct's field, such as `a number from 0 to 1`."""
     struct = inspect.type_info(kind)
     assert isinstance(struct, inspect.StructType)  # noqa: S101
-    return next(_describe(field.type) for field in struct.fields if field.name == name)
+    return next(_describe(field.type) for field in struct.fields if field.encode_name == name)
 
 
 def _describe(kind: inspect.Type) -> str:

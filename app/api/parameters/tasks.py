@@ -1,29 +1,24 @@
 """What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from app.api.answering import coco_results, drawn, native
+from app.api.answering import drawn, native
 from app.api.answering.format import Formats, Presentation
 from app.api.answering.schema import BoxFormat
-from app.api.parameters.parse import Parameters, split_classes
+from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
 from app.model.heads import ClassificationHead, DetectionHead, Task
+from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
+from app.pipeline.pipeline import Pipeline
+from app.resilience.deadline import Deadline
 
-DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, coco_results.COCO_RESULTS)
+DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
 CLASSIFICATIONS = Formats(native.CLASSES_JSON)
-
-if TYPE_CHECKING:
-    FormatName = str
-    ClassesFormatName = str
-else:
-    FormatName = Literal[DETECTIONS.names]
-    ClassesFormatName = Literal[CLASSIFICATIONS.names]
-"""Name of a format of detections, and of one of classes."""
 
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
@@ -66,12 +61,6 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
     ] = "normalized"
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: The list of classes is empty.
-        """
         super().__post_init__()
         if split_classes(self.classes) == []:
             raise InvalidParameter("classes: expected names or ids, separated by commas")
@@ -89,7 +78,7 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
 
     url: _Url = None
     format: Annotated[
-        FormatName | None,
+        Literal["json", "image", "image_and_json", "coco-results"] | None,
         Meta(
             description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
             "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
@@ -123,12 +112,6 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
     ] = None
 
     def __post_init__(self) -> None:
-        """Check constraints beyond the types.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: The list of classes is empty; or the image ids are not distinct whole numbers.
-        """
         super().__post_init__()
         if self.image_ids is not None:
             _split_ids(self.image_ids)
@@ -155,7 +138,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a class.")] = 0.0
-    format: Annotated[ClassesFormatName | None, Meta(description="For classes: `json`.")] = None
+    format: Annotated[Literal["json"] | None, Meta(description="For classes: `json`.")] = None
 
     @property
     def options(self) -> ClassifyOptions:
@@ -192,3 +175,44 @@ FORMS: dict[Task, TaskForm] = {
     DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections"),
     ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
 }
+
+
+class _CommonParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters that all tasks share."""
+
+    url: str | None = None
+
+
+class PathModel:
+    """Parses the parameters in the query that all tasks share, and finds out the task of the model."""
+
+    def __init__(self, name: str, query: Pairs, pipeline: Pipeline) -> None:
+        """Refer to the model with this name, in the version that the query names.
+
+        Raises:
+            UnknownModel: No model can have this name.
+            InvalidParameter: As for `parse_parameters`, for the parameters that all tasks share.
+        """
+        common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
+        self.common: Any = parse_parameters(common, _CommonParameters)
+        """These parameters."""
+        self._reference = pipeline.refer_to(name, self.common.version)
+        self._pipeline = pipeline
+
+    @property
+    def kind(self) -> type[Any] | None:
+        """The type of the parameters; None if Triton must be asked for the task."""
+        spec = self._pipeline.cached(self._reference)
+        return None if spec is None else _kind_of(spec)
+
+    async def find_kind(self, deadline: Deadline) -> type[Any]:
+        """Return the type of the parameters; ask Triton for the task if necessary.
+
+        Raises:
+            GatewayError: As for `Pipeline.prepare`.
+        """
+        return _kind_of(await self._pipeline.prepare(self._reference, deadline))
+
+
+def _kind_of(spec: ModelSpec) -> type[Parameters]:
+    return FORMS[spec.head.task].parameters

@@ -33,6 +33,7 @@ _MAX_MEMBER_BYTES = 1 << 16
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
 # without white space, and decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
+_EXAMPLE = 'expected a JSON object such as {"image": "<base64>", "confidence": 0.4}'
 _SEVERAL = "POST /detect/batch takes several"
 NOT_BOTH = "send either an image or a url, not both"
 """The error for a request with both."""
@@ -119,7 +120,7 @@ def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> Parsed
 
 
 @cache
-def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
+def _outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
     """Make two types of a JSON object with a member `content` and parameters of a kind: raw members, and typed members.
 
     They are Structs, not dicts, so that parsing stops at the first unknown member.
@@ -129,24 +130,33 @@ def outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.St
     return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
 
 
-def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
-    """Parse a JSON object with a base64 image or a URL in `image`, or a URL in `url`. Raises the same errors as `parse_body`."""
-    outline, typed = outlines("image", kind)
+def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, list[tuple[str, str]]]:
+    """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
+
+    Raises:
+        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large.
+        InvalidParameter: A parameter is unknown, or there are several members `content`.
+    """
+    outline, typed = _outlines(content, kind)
     document = view_document(data)
     try:
-        found = msgspec.json.decode(document, type=outline)
-        image = found.image
-        if not image and found.url:
-            return ParsedBody(b"", parse_members(document, "image", image, typed))
-        if other := _other_kind(image):
-            raise MalformedRequest(f'the JSON object has no string "image": {other}')
-        members = parse_members(document, "image", image, typed)
+        found = getattr(msgspec.json.decode(document, type=outline), content)
+        return found, _parse_members(document, content, found, typed)
+    except JSON_ERRORS as error:
+        raise describe_member(str(error), content, kind) or MalformedRequest(example) from error
+
+
+def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
+    """Parse a JSON object with a base64 image or a URL in `image`, or a URL in `url`. Raises the same errors as `parse_body`."""
+    image, members = parse_document(data, "image", kind, _EXAMPLE)
+    if not image and any(name == "url" for name, _ in members):
+        return ParsedBody(b"", members)
+    if other := _other_kind(image):
+        raise MalformedRequest(f'the JSON object has no string "image": {other}')
+    try:
         encoded = msgspec.json.decode(image, type=str)
     except JSON_ERRORS as error:
-        raise (
-            describe_member(str(error), "image", kind)
-            or MalformedRequest('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}')
-        ) from error
+        raise MalformedRequest(_EXAMPLE) from error
     if is_address(encoded):
         return ParsedBody(b"", [*members, ("url", encoded)])
     return ParsedBody(decode_base64(encoded), members)
@@ -195,14 +205,8 @@ def _unknown_member(name: str, content: str, kind: type[Parameters]) -> Malforme
     return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
 
 
-def parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object other than its `content`, the member `name`, which may be missing.
-
-    Raises:
-        MalformedRequest: The other members are too large.
-        InvalidParameter: The object has several members `name`.
-        msgspec.DecodeError, ValueError, RecursionError: A value does not have the type in `typed`.
-    """
+def _parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    """Parse the members of a JSON object other than its `content`, the member `name`, which may be missing."""
     if len(data) - len(content) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
     start = _address(content) - _address(data) if content else len(data)

@@ -28,7 +28,6 @@ class ClientWatch(Interruption):
     """
 
     def __init__(self, receive: Receive, limits: BodyLimits) -> None:
-        """Watch the client whose messages `receive` returns."""
         super().__init__()
         self.is_body_complete = False
         self._receive = receive

@@ -12,12 +12,12 @@ from app.api.caller.check import admit_with_body
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Pairs, Parameters, parse_parameters
+from app.api.parameters.tasks import PathModel
 from app.api.receiving import body, content_encoding
 from app.api.receiving.client_watch import ClientWatch
 from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
 from app.remote.fetcher import Fetcher
-from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.uploads import Upload
 from app.telemetry.timing import FETCH
@@ -35,18 +35,6 @@ class Content(Protocol):
 
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
-P_co = TypeVar("P_co", bound=Parameters, covariant=True)
-
-
-class DeferredParameters(Protocol[P_co]):
-    """A type of parameters that depends on the model's task, for which Triton may have to be asked."""
-
-    @property
-    def common(self) -> P_co:
-        """The parameters in the query that all kinds share."""
-
-    async def find_kind(self, deadline: Deadline) -> type[P_co]:
-        """Return the type of the parameters, or raise a GatewayError."""
 
 
 class Received(NamedTuple, Generic[C, P]):
@@ -63,7 +51,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     scope: HTTPScope,
     worker: WorkerResources,
     pairs: Pairs,
-    kind: type[P] | DeferredParameters[P],
+    kind: type[P] | PathModel,
     parse: Callable[[bytes, str, type[P]], C],
     *,
     may_be_empty: bool = False,
@@ -75,23 +63,24 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         scope: The scope of the request.
         worker: The resources of the worker, with the keys and the threads for parsing.
         pairs: Parameters in the path.
-        kind: The parameters that it may have. Deferred ones are found after the body has been read: only then does the server
-            tell that the client has left.
+        kind: The parameters that it may have. Those of a `PathModel` are found after the body has been read: only then does the
+            server tell that the client has left.
         parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
             `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
         may_be_empty: Whether a request may have no body.
 
     Raises:
         InvalidParameter, UnknownModel: As `parse_parameters` says; before the body is read if the query is the cause.
-        GatewayError: As `DeferredParameters.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`,
-            `admit_with_body` and `fetch_image` say.
+        GatewayError: As `PathModel.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`,
+            `admit_with_body`, `Fetcher.parse` and `Fetcher.fetch` say.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
         pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
     wanted = parse_parameters(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
-    with _start_upload(pipeline.admission, context) as upload:
+    admission = pipeline.admission
+    with admission.anonymous_uploads.start(context.client_address) if context.is_anonymous else admission.start_upload() as upload:
         may_be_empty = may_be_empty or wanted.address is not None
         data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not context.is_anonymous)
         context.is_body_received = True
@@ -114,17 +103,13 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         client.is_body_complete = True
         context.timing.lap("read")
     if wanted.address is not None:
-        with pipeline.admission.start_upload() as upload:
-            image = await fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
+        with admission.start_upload() as upload:
+            image = await _fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
-
-
-def _start_upload(admission: Admission, context: RequestContext) -> Upload:
-    return admission.anonymous_uploads.start(context.client_address) if context.is_anonymous else admission.start_upload()
 
 
 def query_of(scope: HTTPScope) -> Pairs:
@@ -141,13 +126,10 @@ def _decode_and_parse(
     return parse(plain, context.content_type, kind)
 
 
-async def fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
+async def _fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
     """Fetch an image as a stage of a request, and count its bytes in `upload`.
 
     Only the host of the URL is logged, because path and query may contain secrets.
-
-    Raises:
-        GatewayError: As for `Fetcher.parse` and `Fetcher.fetch`.
     """
     context.timing.begin(FETCH)
     address = fetcher.parse(url)

@@ -1,7 +1,9 @@
 """Liveness, readiness and a health report."""
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
 
 import msgspec
 from litestar import Request, Response, get
@@ -10,31 +12,144 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import WorkerResources
-from app.api.reports import server_health
-from app.api.reports.health_schema import (
-    GpuDevice,
-    GpuHealth,
-    Health,
-    Liveness,
-    Memory,
-    Performance,
-    Readiness,
-    ReadinessReport,
-    Resources,
-    Services,
-    TritonService,
-    Workers,
-)
+from app.api.dependencies import LimitsInForce, WorkerResources
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
 from app.host.packages import has_pillow_simd
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
+from app.triton.backend import TritonBackend
+from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
+from app.triton.pool import TritonPool
 
+_STATES = ("ready", "not_ready", "unreachable")
+"""States of a Triton, the best first."""
 _RETRY = {"Retry-After": "1"}
+
+
+class ServerHealth(msgspec.Struct, frozen=True):
+    """One of the Tritons."""
+
+    address: str
+    """`host:port` of its gRPC endpoint."""
+    status: Literal["ready", "not_ready", "unreachable"]
+    """State of the default model on this Triton."""
+    version: str | None
+    transport: Literal["shm", "inline"]
+    left_out: list[str]
+    """Models for which the answering worker currently avoids this Triton, because their inferences fail."""
+    share: float
+    """Share, 0 to 1, of the images that the answering worker sent to it in the last seconds; 0 if none were sent."""
+
+
+class GpuDevice(msgspec.Struct, frozen=True):
+    """A GPU that Triton sees; unreported values are null."""
+
+    id: str
+    utilization: float | None
+    memory_used_mb: float | None
+    memory_total_mb: float | None
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """Whether the default model runs on a GPU, and all GPUs that Triton sees."""
+
+    in_use: bool
+    devices: list[GpuDevice]
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Resident memory of each worker of the host."""
+
+    workers_mb: list[float]
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
+
+    running: int
+    wanted: int
+
+
+class Performance(msgspec.Struct, frozen=True):
+    """Memory of all workers of the host, and the active optimizations."""
+
+    memory_mb: float
+    optimizations: dict[str, bool | str]
+
+
+class TritonService(msgspec.Struct, frozen=True):
+    """Whether any Triton responds."""
+
+    ok: bool
+    detail: str
+    url: str
+    """`host:port` of the gRPC endpoints, separated by commas."""
+
+
+class Services(msgspec.Struct, frozen=True):
+    """The services that the gateway depends on."""
+
+    triton: TritonService
+
+
+class Resources(msgspec.Struct, frozen=True):
+    """Resource usage of the answering worker."""
+
+    memory_mb: float
+    cpu_percent: float
+    """Percent of one core, averaged since the worker started."""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
+
+    status: Literal["healthy", "unhealthy"]
+    version: str
+    api: Literal["healthy"]
+    triton: Literal["healthy", "unhealthy"]
+    """Whether any Triton responds."""
+    detail: str | None
+    """Why the default model cannot be used, if its spec cannot be read."""
+    tritons: list[ServerHealth]
+    model: str
+    gpu: GpuHealth
+    memory: Memory
+    performance: Performance
+    limits: LimitsInForce
+    workers: Workers
+    refused_files: list[str]
+    """Files (`api_keys`, `triton_tls`, `label_studio_token`) that are not valid now: their last valid content is in use."""
+    failing_models: dict[str, int]
+    """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
+    model_deaths: dict[str, int]
+    """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """The worker process responds."""
+
+    status: Literal["alive"]
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether the default model is ready."""
+
+    status: Literal["ready", "not_ready"]
+
+
+class ReadinessReport(msgspec.Struct, frozen=True):
+    """Whether the default model is ready, and the services it depends on."""
+
+    status: Literal["ready", "not_ready"]
+    version: str
+    api_version: str
+    services: Services
+    resources: Resources
+
+
 _NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
 _REPORTED_NOT_READY = {503: ResponseSpec(ReadinessReport, description="The default model is not ready", generate_examples=False)}
 _UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", generate_examples=False)}
@@ -64,10 +179,8 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness
 async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
-    servers, _ = await asyncio.gather(
-        server_health.examine(worker.tritons, worker.pipeline.default_model), _spec(worker.pipeline, context)
-    )
-    status = server_health.best_status(servers)
+    servers, _ = await asyncio.gather(examine(worker.tritons, worker.pipeline.default_model), _spec(worker.pipeline, context))
+    status = best_status(servers)
     is_ready = not worker.is_draining and status == "ready"
     reason = context.log_fields.get("detail") if status == "not_ready" else None
     triton = TritonService(status != "unreachable", str(reason or status), ",".join(server.address for server in servers))
@@ -87,10 +200,10 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
     gpus, servers, spec = await asyncio.gather(
         read_gpus(worker.deployment.triton_metrics_urls),
-        server_health.examine(worker.tritons, pipeline.default_model),
+        examine(worker.tritons, pipeline.default_model),
         _spec(pipeline, context),
     )
-    status = server_health.best_status(servers)
+    status = best_status(servers)
     is_ready = status == "ready" and spec is not None
     workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
@@ -138,3 +251,34 @@ def _optimizations() -> dict[str, bool | str]:
 
 def _to_mb(nbytes: int) -> float:
     return round(nbytes / 1e6, 1)
+
+
+async def examine(pool: TritonPool, model: str) -> list[ServerHealth]:
+    """Query all Tritons. A Triton is ready if the default model is."""
+    sent = sum(server.recent_images for server in pool.servers)
+    return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
+
+
+def best_status(servers: Sequence[ServerHealth]) -> str:
+    """Return the status of the Triton in the best state."""
+    return min((server.status for server in servers), key=_STATES.index, default=_STATES[-1])
+
+
+async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: float) -> ServerHealth:
+    version, is_ready = await asyncio.gather(_ask_version(server.client), server.client.is_ready(model))
+    is_ready = is_ready and server.is_usable(model)
+    return ServerHealth(
+        server.address,
+        "ready" if is_ready else "unreachable" if version is None else "not_ready",
+        version,
+        "shm" if pool.transport.maps_memory(server.regions) else "inline",
+        sorted(name for name, served in server.models.items() if not served.is_usable),
+        round(server.recent_images / sent, 3) if sent else 0.0,
+    )
+
+
+async def _ask_version(client: TritonClient) -> str | None:
+    """Return a Triton's version; None if it does not respond."""
+    with suppress(GatewayError):
+        return (await client.read_server()).version
+    return None

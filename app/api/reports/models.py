@@ -29,10 +29,6 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
 
 
-def _version_number(version: str) -> int:
-    return int(version) if version.isdecimal() else 0
-
-
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None) -> ModelInfo:
     """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
     if state is None:
@@ -49,7 +45,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None) -> 
         name,
         "ready",
         version=spec.version,
-        versions=sorted(state.versions, key=_version_number),
+        versions=sorted(state.versions, key=lambda version: int(version) if version.isdecimal() else 0),
         width=spec.input_size[0],
         height=spec.input_size[1],
         task=spec.head.task,

@@ -9,7 +9,7 @@ import pytest
 from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for, uploading
+from tests.api.conftest import post_unread, settings_for
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
@@ -71,17 +71,6 @@ async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[Fak
 
     assert json(answer, 429)["code"] == "gateway_full"
     await first
-
-
-async def test_too_many_bodies_are_rejected_before_they_are_read() -> None:
-    """A client that sends slowly takes one place; when it has left, there is room again."""
-    app = create_app(settings_for("127.0.0.1:1", max_uploads=1))
-    async with lifespan_of(app):
-        async with uploading(app):
-            reply = await post_unread(app, "/predict/other", {"Content-Length": "100"})
-
-        assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
-        assert (await call(app, receiving(), "/detect")).problem["code"] == "client_gone"
 
 
 async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

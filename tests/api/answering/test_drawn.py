@@ -102,13 +102,6 @@ async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -
     assert json(answer, 406)["code"] == "not_acceptable"
 
 
-async def test_an_error_stays_a_problem(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE[:100], headers={"Accept": "image/png"})
-
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert json(answer, 422)["code"] == "invalid_image"
-
-
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory may also run out when the picture is finished."""
 

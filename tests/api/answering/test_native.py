@@ -68,14 +68,6 @@ def test_a_class_without_a_label_has_its_id_as_name() -> None:
 
 
 @pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
-def test_detections_keep_their_order(unit: BoxFormat) -> None:
-    found = to_detections(detections([[0, 0, 0, 0], [1, 1, 1, 1]], [0.9, 0.4], [1, 0]), unit)
-
-    assert [(one.class_name, one.confidence) for one in found] == [("car", 0.9), ("person", 0.4)]
-    assert to_detections(detections([], [], []), unit) == []
-
-
-@pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
 def test_the_boxes_themselves_are_not_changed(unit: BoxFormat) -> None:
     """The same detections can be described in another unit afterwards."""
     found = detections([[10, 35, 40, 65]], [0.5], [0])
@@ -98,9 +90,3 @@ def test_a_response_describes_the_whole_request() -> None:
         "total_time_ms": 12.35,
         "request_id": "r1",
     }
-
-
-def test_a_response_without_detections_is_a_success() -> None:
-    response = to_response(detections([], [], []), "normalized", 1, "r1")
-
-    assert (response.detections, response.num_detections, response.status) == ([], 0, "success")

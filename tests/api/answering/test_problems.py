@@ -1,6 +1,5 @@
 """Every failure has one shape, whoever has raised it, and tells the caller nothing about the inside."""
 
-import re
 from typing import Any
 
 import httpx
@@ -14,10 +13,7 @@ from app.api.admission import middleware
 from app.api.admission.middleware import RequestContextMiddleware
 from app.api.answering import problems
 from app.errors import ClientGone, GatewayError, InvalidImage, InvalidParameter, MalformedRequest, UnsupportedMediaType
-from app.main import create_app
-from tests.api.conftest import settings_for
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import RESOURCES, call, calling, captured_log, json, lifespan_of, receiving
+from tests.support import RESOURCES, calling, captured_log
 
 ERRORS = [
     one
@@ -97,18 +93,6 @@ async def test_a_client_that_is_gone_is_logged_as_499_and_sent_a_400(log: Log) -
     assert (log[0].method_name, log[0].kwargs["status"], log[0].kwargs["code"]) == ("info", 499, "client_gone")
 
 
-@pytest.mark.parametrize("content_type", ["image/jpeg", "multipart/form-data; boundary=b", "application/json"])
-async def test_a_body_that_breaks_off_means_that_the_client_is_gone(log: Log, content_type: str) -> None:
-    """Through the real application: neither a failure of ours nor an image that is broken."""
-    fake = FakeTriton()
-    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
-        first = {"type": "http.request", "body": b"abc", "more_body": True}
-        reply = await call(app, receiving(first), "/detect", {"Content-Type": content_type})
-
-    assert reply.problem["code"] == "client_gone"
-    assert [(line.method_name, line.kwargs["status"]) for line in log] == [("info", 499)]
-
-
 async def test_an_http_exception_is_a_problem_with_its_headers(log: Log) -> None:
     """Litestar's own message may contain anything and is not sent."""
     response, problem = await problem_of(NotAuthorizedException("secret", headers={"WWW-Authenticate": "Basic"}))
@@ -149,17 +133,3 @@ async def test_an_unexpected_exception_tells_the_caller_nothing(monkeypatch: pyt
     assert call.kwargs["exc_info"] is error
     assert call.kwargs["request_id"] == problem["request_id"] == log[0].kwargs["request_id"]
     assert (log[0].method_name, log[0].kwargs["status"]) == ("error", 500)
-
-
-async def test_unknown_routes_and_methods_are_problems_with_all_headers(lonely: httpx.AsyncClient) -> None:
-    """The router raises 404 and 405 before there is a handler."""
-    for response, status, code in (
-        (await lonely.get("/nowhere"), 404, "not_found"),
-        (await lonely.get("/detect"), 405, "method_not_allowed"),
-    ):
-        assert json(response, status)["code"] == code
-        assert set(response.json()) == MEMBERS
-        assert response.headers["content-type"] == "application/problem+json"
-        assert re.fullmatch(r"[0-9.]+ms", response.headers["x-process-time"])
-        assert "total;dur=" in response.headers["server-timing"]
-        assert response.json()["request_id"] == response.headers["x-request-id"]

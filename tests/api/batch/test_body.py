@@ -55,35 +55,20 @@ def test_json_has_a_list_of_images_and_parameters() -> None:
     assert parsed.parameters == [("confidence", "0.4"), ("classes", "cat,16")]
 
 
-@pytest.mark.parametrize("name", ["café.jpg".encode(), "café.jpg".encode("latin-1")])
-def test_a_file_name_is_read_in_any_encoding(name: bytes) -> None:
-    data = form(("images", b"a", "NAME")).replace(b"NAME", name)
-
-    assert parse_batch(data, FORM).names == ["café.jpg"]
-
-
 @pytest.mark.parametrize(
-    ("images", "kind"), [("YQ==", "a string"), ({"0": "YQ=="}, "an object"), (None, "null"), (True, "true"), (-1, "a number")]
+    ("given", "image"),
+    [
+        ("DATA:image/png;BASE64,YQ==", b"a"),
+        ("YQ", b"a"),
+        ("-_8=", b"\xfb\xff"),
+        ("data:,YQ==", b"a"),
+        ("https://example.org/a.png", "https://example.org/a.png"),
+        ("HTTP://x", "HTTP://x"),
+    ],
 )
-def test_images_that_are_no_list_are_told_what_they_are(images: object, kind: str) -> None:
-    with pytest.raises(MalformedRequest) as caught:
-        parse_batch(document(images), JSON)
-
-    assert caught.value.detail == f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image'
-
-
-def test_a_byte_order_mark_does_not_count() -> None:
-    """Some programs write a byte order mark before JSON."""
-    parsed = parse_batch(b"\xef\xbb\xbf" + document(encoded(b"a"), boxes="pixel"), JSON)
-
-    assert (parsed.images, parsed.parameters) == ([b"a"], [("boxes", "pixel")])
-
-
-def test_base64_is_read_as_of_a_single_image() -> None:
-    """Data URLs in any case and the URL-safe alphabet are accepted."""
-    images = ["DATA:image/png;BASE64,YQ==", "YQ", "-_8="]
-
-    assert parse_batch(document(images), JSON).images == [b"a", b"a", b"\xfb\xff"]
+def test_text_is_read_as_of_a_single_image(given: str, image: bytes | str) -> None:
+    """Also after the byte order mark that some programs write."""
+    assert parse_batch(b"\xef\xbb\xbf" + document([given] * MAX_IMAGES), JSON).images == [image] * MAX_IMAGES
 
 
 def test_a_form_may_have_text() -> None:
@@ -100,12 +85,6 @@ def test_json_may_be_declared_as_a_form() -> None:
     assert parse_batch(document(encoded(b"a")), "application/x-www-form-urlencoded").images == [b"a"]
     with pytest.raises(MalformedRequest, match="expected a JSON object such as"):
         parse_batch(b"images=YQ==", "application/x-www-form-urlencoded")
-
-
-def test_an_address_stays_one() -> None:
-    images = ["https://example.org/a.png", "data:,YQ==", "HTTP://x"]
-
-    assert parse_batch(document(images), JSON).images == ["https://example.org/a.png", b"a", "HTTP://x"]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +134,6 @@ def test_too_many_images_are_rejected(kind: str, count: int) -> None:
         tracemalloc.stop()
 
 
-def test_as_many_images_as_there_may_be() -> None:
-    assert len(parse_batch(form(*[("images", b"a", None)] * MAX_IMAGES), FORM).images) == MAX_IMAGES
-    assert len(parse_batch(document(encoded(b"a") * MAX_IMAGES), JSON).images) == MAX_IMAGES
-
-
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -197,22 +171,16 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
         (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
         (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is of the type null; expected a string, a number'),
-    ],
-)
-def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None:
-    with pytest.raises(MalformedRequest) as caught:
-        parse_batch(data, kind)
-    assert text in caught.value.detail
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "text"),
-    [
         (b'{"images": ["YQ=="], "unknown": 1}', JSON, "unknown parameter 'unknown'"),
         (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "images is given more than once"),
         (form(("boxes", b"\xff", None)), FORM, "'boxes' is not UTF-8 text"),
+        *(
+            (document(images), JSON, f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image')
+            for images, kind in (("YQ==", "a string"), ({}, "an object"), (None, "null"), (True, "true"), (-1, "a number"))
+        ),
     ],
 )
-def test_an_invalid_parameter_is_named(data: bytes, kind: str, text: str) -> None:
-    with pytest.raises(InvalidParameter, match=text):
+def test_the_error_says_what_is_wrong(data: bytes, kind: str, text: str) -> None:
+    with pytest.raises((MalformedRequest, InvalidParameter)) as caught:
         parse_batch(data, kind)
+    assert text in caught.value.detail

@@ -66,74 +66,41 @@ def test_a_file_is_read_by_id(path: Path) -> None:
     assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]
 
 
-@pytest.mark.parametrize("text", ["", "# the keys of the cameras\n"])
-def test_a_file_without_a_key_is_rejected(path: Path, text: str) -> None:
-    """With it, everybody would be refused: an editor has truncated it, or a disk is full."""
-    path.write_text(text)
+TABLE_RULE = ": [camera-1]: expected sha256 ("
+ID_RULE = ": a key's id has 1 to 64 letters, digits, '_' or '-'"
+THREE = f'["{SHA256}", "{SHA256}", "{SHA256}"]'
+INVALID = [
+    # With a file that an editor or a full disk has truncated, everybody would be refused.
+    *((text, " has no key") for text in ("", "# the keys of the cameras\n")),
+    *(
+        (table(sha256=digests), TABLE_RULE)
+        for digests in ("[]", THREE, f'"{SHA256}"', f'["{SHA256[1:]}"]', f'["{SHA256}\\n"]', f'["{SECRET}"]')
+    ),
+    *((table(scopes=scopes), TABLE_RULE) for scopes in ("[]", '["admin"]', f'["{SECRET}"]')),
+    *((table(more=f"share = {share}"), TABLE_RULE) for share in ("1.0", "-0.1", "nan", '"0.1"')),
+    *((table(more=more), TABLE_RULE) for more in (f'secret = "{SECRET}"', f'{SECRET} = "secret"')),
+    (table(f"camera-1.{SECRET}"), TABLE_RULE),
+    (f'[camera-1]\nsha256 = ["{SHA256}"]\n', TABLE_RULE),
+    (f'camera-1 = "{SECRET}"\n', TABLE_RULE),
+    *((table(id_), ID_RULE) for id_ in ('""', '"a b"', '"a\\n"', '"ä"', f'"{"x" * 65}"', f'"camera-1.{SECRET}"')),
+    ("[camera-1", " is not valid TOML: at end of document"),
+    ("\n[camera-1]]", " is not valid TOML: at line 2, column 11"),
+    (f"[a.{SECRET}]\n[a.{SECRET}]\n", " is not valid TOML: at line 2, column 35"),
+    ("\udcff", " is not valid TOML: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+    (table("a", more="share = 0.5") + table("b", more="share = 0.5"), ": the shares of all keys add up to 1 or more"),
+]
 
-    with pytest.raises(KeysError, match=f"^{path} has no key$"):
-        load(path)
 
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        table(sha256="[]"),
-        table(sha256=f'["{SHA256}", "{SHA256}", "{SHA256}"]'),
-        table(sha256=f'"{SHA256}"'),
-        table(sha256=f'["{SHA256[1:]}"]'),
-        table(sha256=f'["{SHA256}\\n"]'),
-        table(sha256=f'["{SECRET}"]'),
-        table(scopes="[]"),
-        table(scopes='["admin"]'),
-        table(scopes=f'["{SECRET}"]'),
-        table(more="share = 1.0"),
-        table(more="share = -0.1"),
-        table(more="share = nan"),
-        table(more='share = "0.1"'),
-        table(more=f'secret = "{SECRET}"'),
-        table(more=f'{SECRET} = "secret"'),
-        table(f"camera-1.{SECRET}"),
-        f'[camera-1]\nsha256 = ["{SHA256}"]\n',
-        f'camera-1 = "{SECRET}"\n',
-    ],
-)
-def test_an_invalid_table_is_named(path: Path, text: str) -> None:
-    """The message names file and table, says what a table contains, and repeats nothing of what is in it."""
-    path.write_text(table("good") + text if text.startswith("[") else text)
+@pytest.mark.parametrize(("text", "message"), INVALID)
+def test_a_file_that_is_not_valid_is_rejected(path: Path, text: str, message: str) -> None:
+    """The message names file and place, says what there should be, and repeats nothing of what is there."""
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(KeysError) as caught:
         load(path)
 
-    assert str(caught.value).startswith(f"{path}: [camera-1]: expected sha256 (")
+    assert str(caught.value).startswith(f"{path}{message}")
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("id_", ['""', '"a b"', '"a\\n"', '"ä"', f'"{"x" * 65}"', f'"camera-1.{SECRET}"'])
-def test_an_invalid_id_is_rejected_without_repeating_it(path: Path, id_: str) -> None:
-    """A credential that was pasted as an id must not reach the log."""
-    path.write_text(table(id_), encoding="utf-8")
-    with pytest.raises(KeysError) as caught:
-        load(path)
-
-    assert str(caught.value) == f"{path}: a key's id has 1 to 64 letters, digits, '_' or '-'"
-
-
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        (b"[camera-1", "at end of document"),
-        (b"\n[camera-1]]", "at line 2, column 11"),
-        (f"[a.{SECRET}]\n[a.{SECRET}]\n".encode(), "at line 2, column 35"),
-        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-    ],
-)
-def test_a_file_that_is_not_toml_is_rejected(path: Path, text: bytes, where: str) -> None:
-    path.write_bytes(text)
-    with pytest.raises(KeysError) as caught:
-        load(path)
-
-    assert str(caught.value) == f"{path} is not valid TOML: {where}"
 
 
 def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
@@ -141,16 +108,6 @@ def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
         load(path)
     with pytest.raises(KeysError, match=f"^{path.parent}: Is a directory$"):
         load(path.parent)
-
-
-@pytest.mark.parametrize(("share", "is_valid"), [("0.3", True), ("0.5", False), ("0.1", True)])
-def test_shares_leave_something_for_the_others(path: Path, share: str, *, is_valid: bool) -> None:
-    path.write_text(table("a", more=f"share = {share}") + table("b", more=f"share = {share}"))
-    if is_valid:
-        assert len(load(path)) == 2
-    else:
-        with pytest.raises(KeysError, match=r": the shares of all keys add up to 1 or more$"):
-            load(path)
 
 
 def test_a_created_key_is_accepted(path: Path) -> None:

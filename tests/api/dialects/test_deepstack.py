@@ -4,14 +4,10 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 import httpx
-import msgspec
 import pytest
 
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
 from tests.api.dialects.conformance import Box, Conformance, Sent
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json
 
 
 class TestConformance(Conformance):
@@ -38,21 +34,12 @@ class TestConformance(Conformance):
         return sent._replace(arguments={**sent.arguments, "data": {**sent.arguments["data"], "api_key": key}})
 
 
-@pytest.fixture
-async def client(settings: Settings, triton: EmbeddedTriton) -> Any:  # noqa: ANN401
-    """A client of an application that finds two rectangles."""
-    assert triton.poll() is None
-    own = msgspec.structs.replace(settings, model="six_columns")
-    async with started(create_app(own)) as made:
-        yield made
-
-
 FORM: dict[str, Any] = {"files": {"image": SCENE}}
 
 
-async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.AsyncClient) -> None:
+async def test_an_answer_has_what_clients_of_both_services_read(server: httpx.AsyncClient) -> None:
     """It has DeepStack's members and those that CodeProject.AI adds, and is never chunked: Blue Iris could not read that."""
-    response = await client.post("/v1/vision/detection", **FORM)
+    response = await server.post("/v1/vision/detection", **FORM)
     answer = json(response)
 
     assert {"success", "predictions", "duration", "count", "message", "inferenceMs", "processMs", "canUseGPU"} <= set(answer)
@@ -60,24 +47,17 @@ async def test_an_answer_has_what_clients_of_both_services_read(client: httpx.As
     assert int(response.headers["content-length"]) == len(response.content)
 
 
-async def test_at_most_as_many_objects_as_the_query_says(client: httpx.AsyncClient) -> None:
+async def test_at_most_as_many_objects_as_the_query_says(server: httpx.AsyncClient) -> None:
     """Frigate's detector has room for 20 objects."""
-    limited = json(await client.post("/v1/vision/detection?max_objects=1", **FORM))
-    own = json(await client.post("/detect", content=SCENE))
+    limited = json(await server.post("/v1/vision/detection?max_objects=1", **FORM))
+    own = json(await server.post("/detect", content=SCENE))
 
     assert [one["label"] for one in limited["predictions"]] == [own["detections"][0]["class_name"]]
     assert limited["message"] == f"Found {own['detections'][0]['class_name']}"
 
 
-async def test_the_route_can_leave_out_classes(client: httpx.AsyncClient) -> None:
-    """Classes are left out in the query, the only part of the request that Frigate lets its users set."""
-    answer = json(await client.post("/v1/vision/detection?classes=blue", **FORM))
-
-    assert [one["label"] for one in answer["predictions"]] == ["blue"]
-
-
 async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:
-    """It stops at the first score below 0.4 and at the first name that it does not know, and is asked for only those it knows."""
+    """It stops at the first score below 0.4 and at the first name that it does not know, so its users set those in the query."""
     known = {"blue"}
     answer = json(await server.post("/v1/vision/detection?classes=blue", **FORM))
     read = list(takewhile(lambda one: one["confidence"] >= 0.4 and one["label"] in known, answer["predictions"]))
@@ -86,17 +66,9 @@ async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:
     assert len(read) == sum(found["class_name"] in known for found in own["detections"]) == 1
 
 
-async def test_scores_fall(server: httpx.AsyncClient) -> None:
-    answer = json(await server.post("/v1/vision/detection", files={"image": SCENE}, data={"min_confidence": "0"}))
-    scores = [one["confidence"] for one in answer["predictions"]]
-
-    assert len(scores) == 2
-    assert scores == sorted(scores, reverse=True)
-
-
-async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
-    answer = json(await client.post("/v1/vision/custom/yolo_head", **FORM))
-    unknown = await client.post("/v1/vision/custom/nothing-like-it", **FORM)
+async def test_a_model_in_the_path(server: httpx.AsyncClient) -> None:
+    answer = json(await server.post("/v1/vision/custom/yolo_head", **FORM))
+    unknown = await server.post("/v1/vision/custom/nothing-like-it", **FORM)
 
     assert (answer["command"], answer["count"]) == ("custom", 2)
     assert unknown.status_code == 404
@@ -104,17 +76,17 @@ async def test_a_model_in_the_path(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_detectors_are_listed(client: httpx.AsyncClient, method: str) -> None:
-    answer = json(await client.request(method, "/v1/vision/custom/list"))
+async def test_detectors_are_listed(server: httpx.AsyncClient, method: str) -> None:
+    answer = json(await server.request(method, "/v1/vision/custom/list"))
 
     assert "six_columns" in answer["models"]
     assert "efficientnet_lite0" not in answer["models"]
     assert (answer["success"], answer["command"], answer["statusData"]) == (True, "list", None)
 
 
-async def test_there_is_never_an_update(client: httpx.AsyncClient) -> None:
+async def test_there_is_never_an_update(server: httpx.AsyncClient) -> None:
     """Clients ask for updates before they show the service as working."""
-    answer = json(await client.get("/v1/status/updateavailable"))
+    answer = json(await server.get("/v1/status/updateavailable"))
 
     assert answer["success"] is True
     assert answer["updateAvailable"] is False

@@ -1,38 +1,20 @@
 """What a dialect shares with the gateway's own routes: what rejects a request before its body is read, keys, and the log."""
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from app.api.admission import middleware
-from app.api.application import Application
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for, write_keys
+from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, started, staying
+from tests.support import SCENE, calling, captured_log, json, lifespan_of, started
 
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 PATH = "/v1/vision/detection"
-BOTH = pytest.mark.parametrize("path", [PATH, f"/deepstack{PATH}", "/v1/vision/custom/tiny"])
-
-
-@BOTH
-async def test_a_full_gateway_rejects_before_the_body_is_read(filling: tuple[FakeTriton, Application], path: str) -> None:
-    fake, app = filling
-    body = {"type": "http.request", "body": SCENE, "more_body": False}
-    first = asyncio.create_task(call(app, staying(body), "/predict/tiny"))
-    assert await eventually(lambda: len(fake.requests) == 1)
-    reply = await post_unread(app, path, {"Content-Type": "image/bmp", "Content-Length": "100"})
-    fake.may_answer.set()
-    await first
-
-    assert (reply.status, reply.headers["retry-after"], reply.headers["content-type"]) == (429, "1", "application/json")
-    assert msgspec.json.decode(reply.body)["success"] is False
 
 
 async def test_the_log_has_what_it_has_of_other_requests(

@@ -74,15 +74,6 @@ async def test_the_image_can_be_the_text_of_a_source(server: httpx.AsyncClient) 
         assert json(await server.post("/predict", **arguments))["images"][0]["results"] == expected
 
 
-@pytest.mark.parametrize("arguments", [{"data": {}}, FILE])
-async def test_the_address_of_a_source_is_guarded(server: httpx.AsyncClient, arguments: dict[str, Any]) -> None:
-    """As any other: this gateway fetches from no host. With a file, one of the two is too much."""
-    response = await server.post("/predict", **{**arguments, "data": {"source": "https://example.org/a.jpg"}})
-
-    assert response.status_code == 400
-    assert ("not both" in response.json()["error"]) == ("files" in arguments)
-
-
 async def test_the_source_is_fetched_from_an_allowed_host(remote: tuple[Host, httpx.AsyncClient]) -> None:
     host, client = remote
     expected = (await predict(client))["images"][0]["results"]

@@ -82,12 +82,6 @@ async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN
     assert query["classes"]["schema"]["type"] == query["boxes"]["schema"]["type"] == "string"
 
 
-async def test_a_model_in_the_path_is_not_a_parameter_of_the_query(document: Any) -> None:  # noqa: ANN401
-    parameters = document["paths"]["/predict/{model}"]["post"]["parameters"]
-
-    assert [parameter["in"] for parameter in parameters if parameter["name"] == "model"] == ["path"]
-
-
 async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> None:  # noqa: ANN401
     """Those of a model in the path are those of any task; what differs is in the description."""
     described = {
@@ -99,6 +93,8 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
     assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms", "format"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
     assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
+    in_path = [one["in"] for one in document["paths"]["/predict/{model}"]["post"]["parameters"] if one["name"] == "model"]
+    assert in_path == ["path"]
     assert "default" not in described["/predict/{model}"]["confidence"]
     assert described["/classify"]["format"]["enum"] == ["json"]
     assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")

@@ -9,7 +9,7 @@ import pytest
 from app.api.admission import middleware
 from app.api.application import Application
 from app.api.context import BodyLimits, RequestContext
-from app.api.receiving.client_watch import ClientWatch, drain, has_body
+from app.api.receiving.client_watch import ClientWatch, drain
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import pipeline
@@ -223,24 +223,6 @@ async def test_a_rest_of_the_body_is_not_a_disconnect() -> None:
     assert client.was_watched
 
 
-@in_virtual_time
-async def test_a_cancellation_for_another_reason_goes_on() -> None:
-    """A server that stops cancels its tasks, for example."""
-    client = Client()
-
-    async def request() -> None:
-        with after_body(client):
-            await asyncio.sleep(60)
-
-    running = asyncio.create_task(request())
-    await asyncio.sleep(30)
-    running.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert client.was_watched
-
-
 async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, fake = Gate(), FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
@@ -302,20 +284,6 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
                 fake.may_answer.set()
 
     assert not kept
-
-
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({}, False),
-        ({b"content-length": b"0"}, False),
-        ({b"content-length": b"1"}, True),
-        ({b"transfer-encoding": b"chunked"}, True),
-        ({b"content-type": b"image/jpeg"}, False),
-    ],
-)
-def test_a_body_is_announced_by_its_headers(headers: dict[bytes, bytes], *, expected: bool) -> None:
-    assert has_body(headers) is expected
 
 
 async def test_a_body_is_received_to_its_end() -> None:

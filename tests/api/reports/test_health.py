@@ -55,6 +55,9 @@ async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
 
     assert json(response, 503) == {"status": "not_ready"}
     assert response.headers["retry-after"] == "1"
+    report = json(await client.get("/health"), 503)
+    assert (report["status"], report["api"], report["triton"]) == ("unhealthy", "healthy", "healthy")
+    assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("not_ready", "2.51.0")
     fake.is_model_ready = True
     assert json(await client.get("/readyz")) == {"status": "ready"}
 
@@ -263,17 +266,6 @@ async def test_the_device_is_that_of_the_default_model(kind: str, *, gpu: bool) 
     fake.config = {**CONFIG, "instance_group": [{"kind": kind}]}
     async with gateway_to(fake) as (client, _):
         assert json(await client.get("/health"))["gpu"]["in_use"] is gpu
-
-
-async def test_a_model_that_is_not_ready_is_unhealthy(gateway: Gateway) -> None:
-    fake, client = gateway
-    fake.is_model_ready = False
-    response = await client.get("/health")
-    report = json(response, 503)
-
-    assert (report["status"], report["api"], report["triton"]) == ("unhealthy", "healthy", "healthy")
-    assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("not_ready", "2.51.0")
-    assert response.headers["retry-after"] == "1"
 
 
 async def test_a_model_without_an_adapter_is_unhealthy(log: list[CapturedCall]) -> None:

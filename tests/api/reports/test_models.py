@@ -29,6 +29,7 @@ async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway
     assert names == sorted(names)
     states = {name: model["state"] for name, model in by_name(document).items()}
     assert {"a": "ready", "b": "not_ready", "c": "not_ready"}.items() <= states.items()
+    assert len({tuple(model) for model in document["models"]}) == 1  # all have the same members
     assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,7 +10,6 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
-from msgspec import Meta
 
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse, LargeResponse
@@ -18,16 +17,23 @@ from app.api.batch.body import ParsedBatch
 from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect_each, receive_text
-from app.api.dialects.detectors import find_detector
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import (
+    AnyRequest,
+    ConfidenceParameters,
+    Dialect,
+    Fraction,
+    detect_each,
+    find_detector,
+    receive_text,
+)
 from app.api.dialects.label_studio import tasks
 from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.receiving.body import ParsedBody
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, ModelNotReady
 from app.model.reference import refer_to
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
 _USER_AGENT = b"heartex/"
@@ -39,93 +45,29 @@ _REGION_BYTES = 1500
 """Memory of one region, as an object and in the response."""
 
 
-class _Parameters(DialectParameters, frozen=True, kw_only=True):
-    confidence: Annotated[float, Meta(ge=0, le=1)] = DEFAULT_THRESHOLD
-
-    @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
-
-
-class _Setup(NamedTuple):
-    """Content of a setup request: the model of the project, as a parameter."""
-
-    parameters: list[tuple[str, str]]
-
-
-class Health(msgspec.Struct, frozen=True):
-    """Status of the backend, ready to accept tasks."""
-
-    status: Literal["UP"] = "UP"
-    model_class: str = "Nereid"
-
-
-class ModelVersion(msgspec.Struct, frozen=True):
-    """The model of a project. Label Studio requests new predictions when it changes."""
-
-    model_version: str
-
-
-class Rectangle(msgspec.Struct, frozen=True):
-    """Top left corner and size in percent of the image, and its label."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    rectanglelabels: tuple[str]
-    rotation: Literal[0] = 0
-
-
-class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """One object; sizes of the upright image in pixels."""
-
-    from_name: str
-    to_name: str
-    type: Literal["rectanglelabels"] = "rectanglelabels"
-    original_width: int
-    original_height: int
-    image_rotation: Literal[0] = 0
-    score: float
-    value: Rectangle
-
-
-class Prediction(msgspec.Struct, frozen=True):
-    """The regions in the image of a task; the score is their mean."""
-
-    model_version: str
-    score: float
-    result: list[Region]
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """The error of a task. Label Studio logs an entry without `result` and continues with the next one."""
-
-    error: str
-
-
-class Predictions(msgspec.Struct, frozen=True):
-    """One prediction or failure per task; never empty."""
-
-    results: list[Prediction | Failure]
+class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    confidence: Fraction = DEFAULT_THRESHOLD
 
 
 @get("/health")
-async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> Health:
+async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
     """Report whether the default model is ready."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     if not await worker.is_ready():
         raise ModelNotReady("the default model is not ready")
-    return Health()
+    return {"status": "UP", "model_class": "Nereid"}
 
 
 @ModelRoute("/setup", takes="text", key_in="query")
-async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelVersion:
-    """Return the model of a project."""
-    received = await receive_text(request, worker, _Parameters, _parse_setup)
+async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
+    """Return the model of a project. Label Studio requests new predictions when it changes."""
+
+    def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+        return ParsedBody(b"", _model_of(tasks.read_setup(data, content_type)))
+
+    received = await receive_text(request, worker, _Parameters, parse)
     spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
-    return ModelVersion(refer_to(spec.name, spec.version))
+    return {"model_version": refer_to(spec.name, spec.version)}
 
 
 @ModelRoute("/predict", takes="images", key_in="query")
@@ -165,10 +107,6 @@ async def webhook() -> dict[str, str]:
     return {"status": "ok"}
 
 
-def _parse_setup(data: bytes, content_type: str, _: type[_Parameters]) -> _Setup:
-    return _Setup(_model_of(tasks.read_setup(data, content_type)))
-
-
 def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
     """Return the first model that a control names, as a parameter; all controls use this model."""
     return [("model", control.model) for control in controls if control.model is not None][:1]
@@ -180,13 +118,15 @@ def _describe(found: Sequence[Detections | Exception], controls: Sequence[Contro
     names = {each.spec.class_name(id_) for each in answered for id_ in np.unique(each.class_ids).tolist()}
     known = [*answered[0].spec.labels, *sorted(names)] if answered else []
     labels = [control.map_labels(known) for control in controls]
-    return msgspec.json.encode(Predictions([to_prediction(each, controls, labels) for each in found]))
+    return msgspec.json.encode({"results": [to_prediction(each, controls, labels) for each in found]})
 
 
 def to_prediction(
     found: Detections | Exception, controls: Sequence[Control], labels: Sequence[Mapping[str, str]]
-) -> Prediction | Failure:
-    """Convert the detections in an image to regions, for the classes that the project has labels for.
+) -> dict[str, Any]:
+    """Convert the detections in an image to regions, in percent of it, for the classes that the project has labels for.
+
+    Label Studio logs an entry without `result` and continues with the next one.
 
     Args:
         found: The detections, or the error of the image.
@@ -194,27 +134,29 @@ def to_prediction(
         labels: For each control, its labels by class name.
     """
     if isinstance(found, Exception):
-        return Failure(found.detail if isinstance(found, GatewayError) else "the failure has been logged")
+        return {"error": found.detail if isinstance(found, GatewayError) else "the failure has been logged"}
     sizes = np.array([found.width, found.height] * 2)
     percent = found.boxes.astype(np.float64) / sizes * 100
     percent[:, 2:] -= percent[:, :2]
     names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
     objects = list(zip(percent.round(_PERCENT_DIGITS).tolist(), to_scores(found.scores), names, strict=True))
-    regions = [
-        Region(
-            from_name=control.name,
-            to_name=control.to_name,
-            original_width=found.width,
-            original_height=found.height,
-            score=score,
-            value=Rectangle(x, y, width, height, (known[name],)),
-        )
+    regions: list[dict[str, Any]] = [
+        {
+            "from_name": control.name,
+            "to_name": control.to_name,
+            "type": "rectanglelabels",
+            "original_width": found.width,
+            "original_height": found.height,
+            "image_rotation": 0,
+            "score": score,
+            "value": {"x": x, "y": y, "width": width, "height": height, "rectanglelabels": (known[name],), "rotation": 0},
+        }
         for control, known in zip(controls, labels, strict=True)
         for (x, y, width, height), score, name in objects
         if name in known and score >= control.threshold
     ]
-    mean = sum(region.score for region in regions) / max(len(regions), 1)
-    return Prediction(refer_to(found.spec.name, found.version), round(mean, 4), regions)
+    mean = sum(region["score"] for region in regions) / max(len(regions), 1)
+    return {"model_version": refer_to(found.spec.name, found.version), "score": round(mean, 4), "result": regions}
 
 
 def _is_label_studio(scope: HTTPScope) -> bool:

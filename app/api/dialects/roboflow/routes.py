@@ -1,7 +1,12 @@
-"""The routes of Roboflow, and their responses."""
+"""The routes of Roboflow, and their responses.
+
+Source: roboflow/inference, inference/core/entities/responses/inference.py and server_state.py.
+"""
 
 import re
+import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,23 +15,33 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
-from msgspec import UNSET, Meta
+from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
+from app.api.answering.native import to_boxes, to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.dialects.detection import detect, detect_each, receive_text, require_all
-from app.api.dialects.detectors import detectors, find_detector
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
-from app.api.dialects.roboflow.answers import Inference, ModelDescriptions, to_description, to_inference
+from app.api.detect import handle_image
+from app.api.dialects.dialect import (
+    AnyRequest,
+    Dialect,
+    DialectParameters,
+    Fraction,
+    detect_each,
+    detectors,
+    find_detector,
+    receive_text,
+    require_all,
+)
 from app.api.dialects.roboflow.body import InferenceBody, parse_members, parse_v0
 from app.api.parameters.parse import check_model_name, split_classes
 from app.api.receiving.body import ParsedBody
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
+from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
 
 _CONFIDENCE = 0.4
@@ -43,7 +58,6 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
     """Name of a model, or `NAME/VERSION`."""
 
     def __post_init__(self) -> None:
-        """Check the id; raise UnknownModel if no model can have it."""
         super().__post_init__()
         if self.model_id is not None:
             check_model_name(self.reference[0] or "")
@@ -60,8 +74,8 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
 
 
 class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
-    confidence: Annotated[float, Meta(ge=0, le=1)] | Usual = _CONFIDENCE
-    iou_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    confidence: Fraction | Usual = _CONFIDENCE
+    iou_threshold: Fraction | None = None
     class_filter: str | None = None
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
@@ -101,19 +115,19 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
 
 
 @get("/model/registry")
-async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
+async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
-    return ModelDescriptions([to_description(spec) for spec in await detectors(request, worker)])
+    return {"models": [to_description(spec) for spec in await detectors(request, worker)]}
 
 
 @ModelRoute("/model/add", takes="text", key_in="body")
-async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelDescriptions:
+async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
     """List the detectors; the requested one comes first, under the client's id for it."""
     received = await receive_text(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
     wanted = received.wanted
     spec = await find_detector(worker, *wanted.reference, received.call)
     others = await detectors(request, worker)
-    return ModelDescriptions([to_description(spec, wanted.model_id), *map(to_description, others)])
+    return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
 @ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
@@ -125,10 +139,10 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
     async def respond(results: list[Detections | Exception], _: _V1Parameters, call: CallContext) -> ASGIResponse:
         found = require_all(results)
 
-        def describe(pictures: Sequence[bytes] = ()) -> Inference | list[Inference]:
+        def describe(pictures: Sequence[bytes] = ()) -> object:
             ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
             described = [
-                to_inference(one, id_, context.timing.total, pictures[index] if pictures else UNSET)
+                to_inference(one, id_, context.timing.total, pictures[index] if pictures else None)
                 for index, (one, id_) in enumerate(zip(found, ids, strict=True))
             ]
             return described if body.is_list else described[0]
@@ -147,20 +161,79 @@ async def infer_v0(
 ) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
-    async def respond(given: ResponseInput[Detections], wanted: _V0Parameters) -> ASGIResponse:
-        def describe(pictures: Sequence[bytes] = ()) -> Inference:
-            picture = pictures[0] if pictures else UNSET
-            return to_inference(given.found, given.context.request_id, given.context.timing.total, picture)
+    async def respond_json(given: ResponseInput[Detections]) -> JsonResponse:
+        return JsonResponse(msgspec.json.encode(describe_v0(given)))
 
-        match wanted.format:
-            case "image":
-                return await drawn.IMAGE.respond(given)
-            case "image_and_json":
-                return await drawn.respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe)
-            case _:
-                return JsonResponse(msgspec.json.encode(describe()))
+    async def respond_both(given: ResponseInput[Detections]) -> ASGIResponse:
+        images = [(given.image, given.found)]
+        return await drawn.respond_with_pictures(given.pipeline, given.call, images, partial(describe_v0, given))
 
-    return await detect(request, worker, _V0Parameters, parse_v0, respond, [("model", model), ("version", str(version))])
+    formats = {"image": drawn.IMAGE.respond, "image_and_json": respond_both}
+    return await handle_image(
+        request,
+        worker,
+        _V0Parameters,
+        [("model", model), ("version", str(version))],
+        parse=parse_v0,
+        choose=lambda wanted, *_: formats.get(wanted.format, respond_json),
+    )
+
+
+def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:
+    """Convert the detections in the image of a request; add the first picture, if any."""
+    context = given.context
+    return to_inference(given.found, context.request_id, context.timing.total, pictures[0] if pictures else None)
+
+
+def to_inference(found: Detections, id_: str, milliseconds: float, picture: bytes | None = None) -> dict[str, Any]:
+    """Convert the detections in an image, by descending confidence; centre and size in pixels of the upright image.
+
+    Args:
+        found: The detections.
+        id_: The `inference_id`.
+        milliseconds: Duration of the request so far.
+        picture: The picture with the objects drawn on it, if it is wanted.
+    """
+    predictions = [
+        {
+            "x": x,
+            "y": y,
+            "width": width,
+            "height": height,
+            "confidence": score,
+            "class": found.spec.class_name(class_id),
+            "class_id": class_id,
+            "detection_id": _random_uuid(),
+        }
+        for (x, y, width, height), score, class_id in zip(
+            to_boxes(found, "cxcywh"), to_scores(found.scores), found.class_ids.tolist(), strict=True
+        )
+    ]
+    return {
+        "inference_id": id_,
+        "time": round(milliseconds / 1e3, 6),
+        "image": {"width": found.width, "height": found.height},
+        "predictions": predictions,
+        **({} if picture is None else {"visualization": picture}),
+    }
+
+
+def to_description(spec: ModelSpec, model_id: str | None = None) -> dict[str, Any]:
+    """Describe a detector under the client's id for it, by default NAME/VERSION. Clients look up the id before they use it."""
+    width, height = spec.input_size
+    return {
+        "model_id": model_id or f"{spec.name}/{spec.version}",
+        "input_height": height,
+        "input_width": width,
+        "task_type": "object-detection",
+        "batch_size": None,
+    }
+
+
+def _random_uuid() -> str:
+    """Return a version 4 UUID; `uuid` takes twice as long, and each object needs one."""
+    digits = secrets.token_hex(16)
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 
 def write_error(problem: Problem) -> dict[str, Any]:

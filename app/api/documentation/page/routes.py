@@ -3,22 +3,23 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 from litestar import Request, Response, get
 from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Schema
+from litestar.openapi.spec import OpenAPIType, Schema
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from app import __version__
-from app.api.answering.accept import best
+from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
+from app.api.documentation.openapi import ContentOperation
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
 from app.model.heads import TASKS, Head
@@ -78,21 +79,16 @@ class ServiceDescription(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class PageOperation(Operation):
+class _Operation(ContentOperation):
     """Adds the page to the operation that describes the service."""
 
-    def __post_init__(self) -> None:
-        """Complete the operation that Litestar has generated."""
-        content = self.responses["200"].content  # type: ignore[index, union-attr]
-        content[HTML] = OpenAPIMediaType(  # type: ignore[index]
-            schema=Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")
-        )
+    contents: ClassVar = {HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")}
 
 
 _DESCRIPTION = {200: ResponseSpec(ServiceDescription, description="The service", generate_examples=False)}
 
 
-@get("/", summary="The service, or a page to try it", operation_class=PageOperation, responses=_DESCRIPTION)
+@get("/", summary="The service, or a page to try it", operation_class=_Operation, responses=_DESCRIPTION)
 async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:

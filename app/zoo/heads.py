@@ -1,4 +1,4 @@
-"""The graph from the head of a detector to at most `MAX_DETECTIONS` detections."""
+"""The graphs from the head of a network to the results of its task."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from onnx import compose, numpy_helper
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import parse
-from app.zoo.registry import DetectionRecipe
+from app.zoo.registry import ClassificationRecipe, DetectionRecipe
 
 
-def read_head(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
+def read_detector(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
     """Build the graph that follows a detector's network.
 
     Args:
@@ -140,3 +140,33 @@ select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] score
     valid_column = Unsqueeze (valid_float, two)
     det_boxes = Mul (ordered_boxes, valid_column)
 }}"""
+
+
+def read_classifier(sizes: Sequence[int], recipe: ClassificationRecipe) -> onnx.ModelProto:
+    """Build the graph that follows a classification network.
+
+    Args:
+        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
+        recipe: The recipe with the kind of scores.
+
+    Returns:
+        A graph with the head as its input and `probabilities`, FP32 (batch, classes), as its output; each row sums to 1.
+
+    Raises:
+        ValueError: The output does not have the shape (batch, classes).
+    """
+    if len(sizes) != 2 or sizes[1] < 2:  # noqa: PLR2004 - the batch, and at least two classes
+        raise ValueError(f"the output {tuple(sizes)} is not a number for each class")
+    return compose.add_prefix(parse(_FROM[recipe.head].format(classes=sizes[1])), "classify/", rename_outputs=False)
+
+
+_FROM = {
+    "logits": """
+classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
+    probabilities = Softmax <axis = 1> (head)
+}}""",
+    "probabilities": """
+classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
+    probabilities = Identity (head)
+}}""",
+}
