@@ -18,7 +18,7 @@ import pytest
 from app.__main__ import main
 from app.api.caller import keys
 from app.embedded.install import InstallError
-from app.embedded.server import EmbeddedTritonError
+from app.embedded.service import StartError
 from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
 from app.host.ports import find_free
@@ -569,7 +569,7 @@ def test_pulled_model_is_not_pulled_again(
 @pytest.mark.usefixtures("pulled")
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([], EmbeddedTritonError("port 4600 is in use")))
+    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([], StartError("port 4600 is in use")))
 
     assert main(["triton"]) == 1
     assert one_line(capsys) == "port 4600 is in use"
@@ -615,7 +615,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     def supervise(_: Settings, watched: object) -> int:
         assert watched is triton
         done.append("supervise")
-        raise EmbeddedTritonError("Triton cannot be run here")
+        raise StartError("Triton cannot be run here")
 
     monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
     monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: triton)

@@ -12,7 +12,9 @@ from time import monotonic
 import psutil
 import pytest
 
+from app.errors import TritonUnavailable
 from app.host.http import get_status
+from app.triton.blocking_client import BlockingClient
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Answer, ask, encode
@@ -146,8 +148,15 @@ async def test_triton_ends_under_load(fleet: Fleet, url: str, record_figure: Rec
 
 async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
     """Wait for Triton and for the first answer; return the time of each."""
-    triton_address = f"http://127.0.0.1:{fleet.triton_http_port}/v2/models/checksum/ready"
-    await until(lambda: get_status(triton_address, 5) == 200)
+    client = BlockingClient(fleet.triton_address)
+
+    def is_ready() -> bool:
+        with suppress(TritonUnavailable):
+            return client.is_ready("checksum")
+        return False
+
+    await until(is_ready)
+    client.close()
     ready_at = monotonic()
     while (await detect(url)).status != 200:
         assert monotonic() < ready_at + _PATIENCE_SECONDS

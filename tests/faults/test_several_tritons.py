@@ -10,7 +10,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from bench.harness.counters import read_counters
-from bench.harness.triton import Triton, embedded_tritons, make_server, settings_for
+from bench.harness.triton import Triton, embedded_tritons, settings_for
 from tests.faults.conftest import RecordFigure
 from tests.faults.serving import Gateway
 from tests.faults.test_failing_triton import gateway_to, stopped
@@ -58,7 +58,7 @@ async def until_share(tritons: list[Triton], place: int) -> float:
 @contextmanager
 def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
     """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
-    server = make_server(triton.settings)
+    server = EmbeddedTriton(triton.settings)
     try:
         yield server
     finally:

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from app.embedded.launch import shm_prefix
 from app.host.http import get_status
 from app.host.ports import find_free
 from app.host.processes import end_group
@@ -39,7 +40,8 @@ class Running:
     """A `serve` process and where it listens."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
-        self.port, self.grpc_port, http_port, metrics_port = find_free(4)
+        (self.port,) = find_free(1)
+        self.settings = settings
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
         environ = {
@@ -47,9 +49,6 @@ class Running:
             "NEREID_PORT": str(self.port),
             "NEREID_MODEL_REPOSITORY": settings.model_repository,
             "NEREID_TRITON_HOME": settings.triton_home,
-            "NEREID_TRITON_HTTP_PORT": str(http_port),
-            "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
-            "NEREID_TRITON_METRICS_PORT": str(metrics_port),
             "NEREID_MAX_FILE_SIZE_MB": "1",
             "NEREID_TIMEOUT_SECONDS": "30",  # nothing is rejected for being late on a busy machine, nor because others wait
             "NEREID_MAX_REQUESTS": "64",
@@ -79,7 +78,7 @@ class Running:
 
     def shm(self) -> list[Path]:
         """List the files of its Triton in /dev/shm."""
-        return list(shared_memory.SHM.glob(f"nereid_{self.grpc_port}_*"))
+        return list(shared_memory.SHM.glob(f"{shm_prefix(self.settings)}*"))
 
     @property
     def messages(self) -> str:

@@ -143,7 +143,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
     assert triton.poll() is None
     path = tmp_path / "control.key"
     write(path, key)
-    client, owner = TritonClient(settings.triton_address, path), TritonClient(settings.triton_address, settings.control_key_path)
+    client, owner = TritonClient(settings.triton_address, path), TritonClient(settings.triton_address)
     arena = Arena(4096)
     for control in (client.register(arena), client.list_regions(), client.list_models()):
         with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:

@@ -21,7 +21,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Triton:
     """A Triton with the fixture models that is not started."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    return Triton(Settings(model_repository=str(repository), triton_grpc_port=12345), psutil.Process())
+    return Triton(Settings(model_repository=str(repository)), psutil.Process())
 
 
 def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Path) -> None:
