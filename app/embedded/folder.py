@@ -7,6 +7,7 @@ contains unquoted paths.
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
@@ -31,19 +32,28 @@ class TritonFolder:
         Raises:
             StartError: It belongs to another process or to another user, or cannot be created.
         """
-        if self._descriptor is not None:
+        if self._is_held():
             return
+        self._close()
+        is_own = False
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            found = os.fstat(self._descriptor)
+            is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close()
         except OSError as error:
+            self._close()
             raise StartError(f"{self.path}, for Triton's socket, cannot be used: {error.strerror}") from error
-        try:
-            self._require_own(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
+        if not self._is_held():  # its last owner may just have removed it
+            raise StartError(
+                f"another process runs the Triton in {self._home}; end it, or choose another folder with {PREFIX}TRITON_HOME"
+            )
+        if not is_own:
+            self._close()
+            raise StartError(f"{self.path}, for Triton's socket, is not a private folder of this user; remove it")
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
@@ -61,7 +71,7 @@ class TritonFolder:
 
     def clear(self) -> None:
         """Remove what is in the folder."""
-        for entry in self.path.iterdir():
+        for entry in list(self.path.iterdir()) if self._is_held() else ():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
@@ -69,22 +79,17 @@ class TritonFolder:
 
     def give_up(self) -> None:
         """Remove the folder, if it belongs to this process."""
-        if self._descriptor is not None:
+        if self._is_held():
             shutil.rmtree(self.path, ignore_errors=True)
+        self._close()
+
+    def _is_held(self) -> bool:
+        """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""
+        with suppress(OSError):
+            return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self.path.lstat())
+        return False
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _require_own(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise StartError(f"{self.path}, for Triton's socket, is not a private folder of this user; remove it")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_locked = False
-        else:  # its last owner may just have removed it
-            is_locked = self.path.exists() and os.path.samestat(found, self.path.stat())
-        if not is_locked:
-            raise StartError(
-                f"another process runs the Triton in {self._home}; end it, or choose another folder with {PREFIX}TRITON_HOME"
-            )

@@ -41,8 +41,12 @@ def connect(address: str, seconds: float) -> socket.socket:
     """
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(seconds)
-        connection.connect(address.removeprefix("unix:"))
+        try:
+            connection.settimeout(seconds)
+            connection.connect(address.removeprefix("unix:"))
+        except OSError:
+            connection.close()
+            raise
         return connection
     host, _, port = address.rpartition("/")[2].rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), seconds)

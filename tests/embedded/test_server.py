@@ -406,17 +406,17 @@ def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pyte
     seen: list[int | None] = []
 
     def interrupt(*_: object) -> bool:
-        seen.append(server.poll())
+        seen.append(triton.poll())
         raise KeyboardInterrupt
 
     script(stand_in, "exec sleep 60")
     monkeypatch.setattr("app.triton.blocking_client.BlockingClient.is_ready", interrupt)
-    server = EmbeddedTriton(stand_in)
+    triton = EmbeddedTriton(stand_in)
 
     with pytest.raises(KeyboardInterrupt):
-        server.start()
+        triton.start()
     assert seen == [None]
-    assert server.poll() is None
+    assert triton.poll() is None
 
 
 def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> None:

@@ -241,17 +241,13 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
 @NEEDS_MOUNTS
 @pytest.mark.system
 async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_path: Path) -> None:
-    """It serves without a log and without shared memory; once there is room again, with both."""
+    """It serves as before, whatever becomes of its log."""
     home = tmp_path / "triton"
     mount = f"cp -a {home} {tmp_path}/links && mount -t tmpfs -o size=1m tmpfs {home} && cp -a {tmp_path}/links/. {home}"
     wrapper = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     with running_fleet(fault_repository, tmp_path, instances=1, wrapper=wrapper) as fleet:
         url = f"unix:{fleet.sockets[0]}"
         seen = Path("/proc", str(fleet.process.pid), "root", str(home).lstrip("/"))
-
-        def has_key() -> bool:
-            return any(seen.glob("control-*.key"))
-
         with suppress(OSError), (seen / "full").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
@@ -259,15 +255,11 @@ async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_pa
         assert triton is not None
         triton.kill()
         await until_gone(triton)
-        await until(lambda: fleet.says(f"warning: {home}/control-"))
+        await until(lambda: fleet.triton() not in {None, triton})
         await until(fleet.is_ready)
         assert (await detect(url)).status == 200
-        assert not has_key()
-        (seen / "full").unlink()
-        await until(has_key)
 
         assert fleet.says("; restarting it") == fleet.says("Triton exited with code -9") == 1
-        assert fleet.says("No space left on device") == 1
 
 
 async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:

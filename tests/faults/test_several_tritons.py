@@ -38,7 +38,7 @@ def gateway(tritons: list[Triton], tmp_path: Path) -> Iterator[Gateway]:
 
 
 async def read_images(tritons: list[Triton]) -> list[int]:
-    return [(await asyncio.to_thread(read_counters, triton.url, "checksum")).inferences for triton in tritons]
+    return [(await asyncio.to_thread(read_counters, triton.address, "checksum")).inferences for triton in tritons]
 
 
 async def until_share(tritons: list[Triton], place: int) -> float:

@@ -90,7 +90,7 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("SOCKET_MODE", "rw-rw----"),
         ("INSTANCES", "-1"),
         ("INSTANCES", "65"),
-        ("TRITON_GRPC_PORT", "-1"),
+        ("TRITON_PORTS", "-1"),
         ("WORKERS", "-1"),
         ("WORKERS", "1.5"),
         ("WORKERS", "257"),
