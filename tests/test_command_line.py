@@ -255,11 +255,6 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             {"TRITON_PORTS": "USED"},
             "port USED is in use; stop what uses it, or choose others with NEREID_TRITON_PORTS",
         ),
-        (
-            "serve | triton",
-            {"app.embedded.folder.fcntl.flock": locked},
-            "another process runs the Triton in HERE/.triton; end it, or ...",
-        ),
         ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "keys.toml: [camera-1]: expected sha256 (..."),
         ("serve --triton a:1 | api", {"TRITON_TLS_FOLDER": "tls"}, "tls/ca.crt is not a certificate in PEM"),
