@@ -24,6 +24,8 @@ class Triton(NamedTuple):
 
     settings: Settings
     process: psutil.Process
+    server: EmbeddedTriton
+    """Owns the process and its folder."""
 
     @property
     def repository(self) -> Path:
@@ -75,7 +77,7 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
         server = EmbeddedTriton(settings)
         try:
             server.start()
-            yield Triton(settings, psutil.Process(server.pid))
+            yield Triton(settings, psutil.Process(server.pid), server)
         finally:
             server.stop()
 

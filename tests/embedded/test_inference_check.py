@@ -1,6 +1,9 @@
 """The inference that checks Triton, against a server that answers like Triton."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +15,7 @@ from app.embedded.inference_check import check_inference
 from app.embedded.service import CheckError
 from app.triton.blocking_client import BlockingClient
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import free_port
+from tests.support import ROOT, free_port
 
 
 class Checked:
@@ -122,6 +125,15 @@ async def test_model_without_an_adapter_fails_the_check(checked: Checked) -> Non
         await checked.check()
 
     assert checked.fake.requests == []
+
+
+def test_processes_can_be_started_during_a_call() -> None:
+    """By `serve`, whose checks run in threads: gRPC must not touch the new process."""
+    code = "import os, app.triton.blocking_client; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GRPC")}
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
+
+    assert said == "0\n"
 
 
 @pytest.mark.parametrize("is_closed", [False, True])

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from app.api.caller import keys
-from app.embedded.server import EmbeddedTriton
 from app.triton import shared_memory
 from bench.harness.triton import embedded_triton
 from tests import prometheus as prometheus_module
@@ -22,6 +21,7 @@ from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
 from tests.faults.test_failing_triton import stopped
+from tests.faults.test_several_tritons import successor
 from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
 from tests.processes import wait_until_gone
 from tests.programs import require_program
@@ -202,12 +202,9 @@ async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
     watched.triton.process.kill()
     await watched.until_firing("NereidTritonDown")
     assert "NereidErrors" not in await watched.firing()
-    server = EmbeddedTriton(watched.triton.settings)
-    await asyncio.to_thread(server.start)
-    try:
+    with successor(watched.triton) as server:
+        await asyncio.to_thread(server.start)
         await watched.until_silent("NereidTritonDown")
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:

@@ -58,7 +58,13 @@ async def until_share(tritons: list[Triton], place: int) -> float:
 @contextmanager
 def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
     """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
-    server = EmbeddedTriton(triton.settings)
+
+    class Successor(EmbeddedTriton):
+        def claim(self) -> None:
+            triton.server.stop()
+            super().claim()
+
+    server = Successor(triton.settings)
     try:
         yield server
     finally:

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.settings import environment
 from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
@@ -24,7 +25,8 @@ def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
 
 
 def test_a_gateway_is_told_of_several() -> None:
-    tritons = [Triton(Settings(triton_endpoints=endpoint), psutil.Process()) for endpoint in ("unix:/one", "unix:/other")]
+    each = [Settings(triton_endpoints=endpoint) for endpoint in ("unix:/one", "unix:/other")]
+    tritons = [Triton(settings, psutil.Process(), EmbeddedTriton(settings)) for settings in each]
 
     assert settings_for(tritons) == {"triton_endpoints": "unix:/one,unix:/other"}
 
