@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from app.api.caller import keys
+from app.embedded.folder import require_private
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
@@ -26,7 +27,7 @@ def require_usable(settings: Settings) -> None:
     The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError: A check failed.
+        SettingsError, KeysError, CredentialsError, RegistryError, StartError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
@@ -35,6 +36,8 @@ def require_usable(settings: Settings) -> None:
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_folder)
+    if not settings.triton_endpoints:
+        require_private(settings.triton_folder)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)

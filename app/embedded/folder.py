@@ -7,12 +7,25 @@ contains unquoted paths.
 import fcntl
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
 from app.embedded.service import StartError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
+
+
+def require_private(path: Path) -> None:
+    """Check that only this user can listen in a folder for Triton's socket, if it exists.
+
+    Raises:
+        StartError: It is not a folder, or others may enter it.
+    """
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise StartError(f"{path}, for Triton's socket, is not a private folder of this user; remove it")
 
 
 class TritonFolder:
@@ -35,12 +48,10 @@ class TritonFolder:
         if self._is_held():
             return
         self._close()
-        is_own = False
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
+            require_private(self.path)
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            found = os.fstat(self._descriptor)
-            is_own = found.st_uid == os.geteuid() and not found.st_mode & 0o077
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._close()
@@ -51,9 +62,6 @@ class TritonFolder:
             raise StartError(
                 f"another process runs the Triton in {self._home}; end it, or choose another folder with {PREFIX}TRITON_HOME"
             )
-        if not is_own:
-            self._close()
-            raise StartError(f"{self.path}, for Triton's socket, is not a private folder of this user; remove it")
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from app import preflight
 from app.embedded.folder import TritonFolder
 from app.embedded.service import StartError
 from app.settings.schema import Settings
@@ -102,6 +104,18 @@ def test_only_one_process_uses_it(settings: Settings, folder: TritonFolder) -> N
     assert not folder.socket.exists()
 
 
+@one_home
+def test_a_folder_that_was_removed_is_made_again(folder: TritonFolder) -> None:
+    """As systemd may do when a user logs out."""
+    folder.claim()
+    shutil.rmtree(folder.path)
+    folder.clear()
+    folder.claim()
+    folder.fill()
+
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
 def make_open(path: Path) -> None:
     path.mkdir()
     path.chmod(0o755)
@@ -126,7 +140,7 @@ def make_link(path: Path) -> None:
             "is not a private folder of this user",
             marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user"),
         ),
-        (make_link, "cannot be used: "),
+        (make_link, "is not a private folder of this user"),
         (Path.touch, "cannot be used: "),
     ],
 )
@@ -136,6 +150,8 @@ def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: C
     try:
         with pytest.raises(StartError, match=f"{path}, for Triton's socket, {reason}"):
             TritonFolder(settings).claim()
+        with pytest.raises(StartError, match="is not a private folder of this user"):
+            preflight.require_usable(settings)  # before an API alone, which would send its images there
         assert path.exists()
     finally:
         if path.is_dir() and not path.is_symlink():
