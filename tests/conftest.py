@@ -172,6 +172,14 @@ async def client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[ht
         yield client
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patient_clients() -> Iterator[None]:
+    """Real time ends no question to a Triton, however busy the machine is, unless a test says so."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.triton.client._QUERY_SECONDS", 20.0)
+        yield
+
+
 @pytest.fixture
 async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
     """A FakeTriton and a client connected to it."""

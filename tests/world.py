@@ -24,7 +24,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.triton import client, model_on_server
+from app.triton import model_on_server
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult
@@ -39,7 +39,6 @@ HANG_SECONDS = 60.0
 IMAGE = np.arange(SPEC.image_bytes, dtype=np.uint32).astype(np.uint8).reshape(SPEC.image_shape)
 OPTIONS = DetectOptions(None, 0.25, None, 100)
 _DEADLINE_SECONDS = 20.0
-_QUERY_SECONDS = 20.0
 _MIN_SILENCE_SECONDS = 15.0
 
 
@@ -78,8 +77,7 @@ def time_of_app() -> Iterator[Time]:
     """Let time pass at once where a test says so."""
     time = Time()
     with pytest.MonkeyPatch.context() as patch:
-        # Real time ends no question and makes no Triton silent, however busy the machine is.
-        patch.setattr(client, "_QUERY_SECONDS", _QUERY_SECONDS)
+        # Real time makes no Triton silent, however busy the machine is.
         patch.setattr(model_on_server, "_MIN_SILENCE_SECONDS", _MIN_SILENCE_SECONDS)
         for name, module in list(sys.modules.items()):
             if name.startswith("app.") and vars(module).get("monotonic") is monotonic:

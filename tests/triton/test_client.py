@@ -271,7 +271,6 @@ async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton:
 async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed worker may have left an inference that reads the region."""
     fake, client = fake_triton
-    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 20.0)
     monkeypatch.setattr(client_module, "_UNREGISTER_ATTEMPTS", 2000)
     fake.regions, fake.still_read = {"region"}, 3
     await client.unregister("region")

@@ -21,7 +21,6 @@ from app.errors import TritonUnavailable
 from app.main import create_app
 from app.resilience.lease import Lease
 from app.settings.schema import Settings
-from app.triton import client as client_module
 from app.triton import regions as regions_module
 from app.triton import shared_memory
 from app.triton import transport as transport_module
@@ -475,8 +474,7 @@ async def test_registration_belongs_to_the_transport(fake_triton: Fake, transpor
 async def two_tritons(
     fake_triton: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[list[FakeTriton], list[Regions], Transport]]:
-    """Two fakes, their regions, and a transport to both, with long time-outs."""
-    monkeypatch.setattr(client_module, "_QUERY_SECONDS", 60.0)
+    """Two fakes, their regions, and a transport to both, with a long patience."""
     monkeypatch.setattr(transport_module, "_PATIENCE_SECONDS", 60.0)
     fakes = [fake_triton[0], FakeTriton()]
     async with serving(fakes[1]):

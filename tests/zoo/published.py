@@ -12,7 +12,7 @@ import msgspec
 from app.zoo.registry import DetectionRecipe, PublishedModel
 from tests.fakes import models
 from tests.fakes.http import serving
-from tests.fakes.https import redirect, response
+from tests.fakes.https import response
 
 NETWORK = models.models()["yolo_head"][0].SerializeToString()
 MEMBER = "detectors/weights/tiny.onnx"
@@ -57,7 +57,7 @@ def site(answer: bytes) -> Iterator[str]:
 
 WHOLE = response(NETWORK)
 WITHOUT_LENGTH = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + NETWORK
-MOVED = redirect("/elsewhere")
+MOVED = response(b"elsewhere", "302 Found", "Location: /elsewhere", "Connection: close")
 MISSING, BROKEN = response(status="404 Not Found"), response(status="500 Internal Server Error")
 NOT_HTTP, HUNG_UP = b"220 mail.example.org ESMTP\r\n", b""
 CHUNK_CUT_SHORT = response(b"1000\r\n" + NETWORK[:100], "200 OK", "Transfer-Encoding: chunked")
