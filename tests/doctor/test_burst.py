@@ -32,7 +32,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def count_images(settings: Settings) -> int:
-    client = TritonClient(settings.triton_address)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     try:
         return (await read_statistics(client, 5))[settings.model, "1"].inferences
     finally:

@@ -13,7 +13,6 @@ import psutil
 from app.host.http import get_status
 from app.host.ports import find_free
 from app.host.processes import end_group
-from app.settings.schema import Settings
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
@@ -25,8 +24,7 @@ class Fleet(NamedTuple):
     process: psutil.Process
     folder: Path
     log: Path
-    triton_address: str
-    """Its gRPC endpoint."""
+    triton_http_port: int
     size: int
     """Number of instances."""
 
@@ -91,12 +89,15 @@ def running_fleet(
     home = folder / "triton"
     home.mkdir()
     link_installation(home)
-    (port,) = find_free(1)
+    port, http, grpc, metrics = find_free(4)
     wanted: dict[str, object] = {
         "port": port,
         "instances": instances,
         "workers": 1,
         "triton_home": home,
+        "triton_http_port": http,
+        "triton_grpc_port": grpc,
+        "triton_metrics_port": metrics,
         "model": "checksum",
         "model_repository": repository,
         "log_level": "warning",
@@ -113,7 +114,7 @@ def running_fleet(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    fleet = Fleet(psutil.Process(process.pid), folder, log, Settings(triton_home=str(home)).triton_address, instances)
+    fleet = Fleet(psutil.Process(process.pid), folder, log, http, instances)
     try:
         wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None)
         assert process.poll() is None, log.read_text()

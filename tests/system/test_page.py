@@ -57,6 +57,7 @@ def options_of(settings: Settings) -> dict[str, object]:
     return {
         "model": "six_columns",
         "model_repository": settings.model_repository,
+        "triton_control_key_file": settings.control_key_path,
         "workers": 1,
     }
 

@@ -83,7 +83,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
     """A separate transport to the real Triton."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     made = transport_to(client)
     yield made
     await made.close()
@@ -566,12 +566,7 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     assert [call.kwargs["triton"] for call in log] == [fakes[1].url]
 
 
-@pytest.mark.parametrize("is_abandoned", [False, True])
-async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(
-    fake_triton: Fake,
-    is_abandoned: bool,  # noqa: FBT001
-) -> None:
-    """Also an arena that is not used any more, while another Triton may read its slots."""
+async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
     fake, client = fake_triton
     transport = Transport("auto")
     assert transport.is_prepared(NBYTES)
@@ -583,8 +578,6 @@ async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmap
         assert slot is not None
         transport.attach(second)
         assert await eventually(lambda: later.regions == fake.regions == {slot.arena.region})
-        if is_abandoned:
-            transport.abandon(slot.arena)
         await transport.detach(first)
         assert fake.regions == set()
         assert transport.find(second, slot) is slot
@@ -763,7 +756,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
     """When Triton runs, shared memory is used at once, also if it is required."""
     settings, server = own_triton
     server.stop()
-    client = TritonClient(settings.triton_address)
+    client = TritonClient(settings.triton_address, settings.control_key_path)
     transport = transport_to(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
@@ -885,14 +878,14 @@ from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.transport import Transport
 async def main():
-    transport = Transport("shm", Regions(TritonClient(sys.argv[1])))
+    transport = Transport("shm", Regions(TritonClient(sys.argv[1], Path(sys.argv[2]))))
     await transport.prepare(4096)
     slot = transport.take(4096, 4096)
     print(slot.arena.name, flush=True)
     sys.stdin.read()
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", script, settings.triton_address]
+    command = [sys.executable, "-c", script, settings.triton_address, str(settings.control_key_path)]
     worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     name = (await worker.stdout.readline()).decode().strip()

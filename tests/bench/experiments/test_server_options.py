@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from bench.__main__ import main
 from bench.experiments import server_options
@@ -36,8 +35,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     @contextmanager
     def no_triton() -> Iterator[Triton]:
         write_models(tmp_path / "models")
-        settings = Settings(model_repository=str(tmp_path / "models"))
-        yield Triton(settings, psutil.Process(), EmbeddedTriton(settings))
+        yield Triton(Settings(model_repository=str(tmp_path / "models")), psutil.Process())
 
     def measure_alone(lineup: Lineup, name: str, model: str, load: Load, disturb: Callable[[Running], None]) -> Measurement:
         disturb(server)
