@@ -1,10 +1,10 @@
-"""Decode AVIF, HEIC and TIFF in processes of their own, with limits of memory and time.
+"""Decode AVIF and HEIC in processes of their own, with limits of memory and time.
 
-Whatever size its header says, a small file can make the libraries that decode it take minutes or gigabytes, and a decoding thread
+Whatever size its boxes say, a small file can make the libraries that decode it take minutes or gigabytes, and a decoding thread
 cannot be stopped. So this module, run as a program, is started at the first such file. It forks for each file: the fork is
 limited, decodes, sends the pixels and ends. A file that crashes or misleads it harms no other.
 
-OpenCV decodes AVIF and TIFF, for which pillow-simd has no library, and pi-heif, if it is installed, HEIC.
+OpenCV decodes AVIF, and pi-heif, if it is installed, HEIC.
 """
 
 import os
@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayFull, InvalidImage
 from app.host import program
-from app.imaging import exif, tiff
 
-# Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits, and TIFF of 16.
-PIXEL_BYTES = {"AVIF": 32, "HEIC": 16, "TIFF": 16}
+# Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits.
+PIXEL_BYTES = {"AVIF": 32, "HEIC": 16}
 HAS_HEIC = find_spec("pi_heif") is not None
 
 _FILE_COPIES = 3
@@ -58,15 +57,8 @@ class Decoded(NamedTuple):
     """CPU time that another process has taken for it."""
 
 
-def find_size(data: bytes, name: str) -> tuple[int, int]:
-    """Return width and height in pixels of the first image of a TIFF, or the largest one of another file; zeros if there is none.
-
-    Raises:
-        UnsupportedFormat: The variant of TIFF is not supported.
-        InvalidImage: The header is corrupt.
-    """
-    if name == "TIFF":
-        return tiff.read_header(data)
+def find_size(data: bytes) -> tuple[int, int]:
+    """Return width and height in pixels of the largest image in a file according to its boxes; zeros if there is none."""
     sizes = (struct.unpack(">LL", found[1]) for found in _SIZE.finditer(data, 0, _META_BYTES))
     return max(sizes, key=prod, default=(0, 0))
 
@@ -91,7 +83,7 @@ class Decoders:
             InvalidImage: The file is truncated or corrupt, or takes more memory or time than its size should.
             GatewayFull: This host cannot run another process.
         """
-        pixels = prod(find_size(data, name))
+        pixels = prod(find_size(data))
         if not pixels:
             raise InvalidImage(f"the {name} has no image, or is truncated")
         cpu_seconds = _MIN_CPU_SECONDS + pixels // _PIXELS_PER_SECOND
@@ -168,20 +160,16 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
         resource.setrlimit(kind, (limit, limit))
     signal.alarm(_SECONDS)
     with client.makefile("rwb") as file:
-        pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic, "TIFF": _decode_tiff}[name](file.read())
+        pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic}[name](file.read())
         height, width = pixels.shape[:2]
         file.write(_REPLY.pack(width, height, time.process_time()))
         # Grey becomes RGB, alpha is dropped.
         file.write(np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (height, width, 3))).data)
 
 
-def _decode_by_opencv(data: bytes | bytearray) -> NDArray[np.uint8]:
-    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    return np.asarray(decoded, np.uint8)
-
-
 def _decode_avif(data: bytes) -> NDArray[np.uint8]:
-    pixels = _decode_by_opencv(data)
+    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    pixels = np.asarray(decoded, np.uint8)
     # OpenCV does not turn it. First the rotation, anticlockwise, then the mirroring. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12.
     rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_ROTATION, _MIRROR))
     if rotation:
@@ -189,12 +177,6 @@ def _decode_avif(data: bytes) -> NDArray[np.uint8]:
     if mirror:
         pixels = np.flip(pixels, mirror[1][0] & 1)
     return pixels
-
-
-def _decode_tiff(data: bytes) -> NDArray[np.uint8]:
-    pixels = _decode_by_opencv(tiff.with_plain_pixels(data))
-    orientation = exif.read_orientation(data)
-    return pixels if orientation == 1 else exif.turn_upright(pixels, orientation)
 
 
 def _decode_heic(data: bytes) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging import apart, exif, jpeg
+from app.imaging import apart, exif, jpeg, opencv
 from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
@@ -42,6 +42,8 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     pixels = header.width * header.height
     if header.decoded is not None:
         return Decoding(size, 0)
+    if header.tiff is not None:
+        return Decoding(size, pixels * opencv.PIXEL_BYTES + opencv.FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
         return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES))
     pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
@@ -58,6 +60,7 @@ def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
     return max(
         limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
         limits.non_jpeg * _WEBP_BYTES,
+        limits.non_jpeg * opencv.PIXEL_BYTES + opencv.FILE_COPIES * max_file_bytes,
         *(apart.decode_bytes(name, limits.of(name), max_file_bytes) for name in apart.PIXEL_BYTES),
     )
 
@@ -83,7 +86,9 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     if exif.is_sideways(header.orientation):
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.file is None:
+    if header.tiff is not None:
+        pixels = opencv.decode(header.data, header.tiff)
+    elif header.file is None:
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:
         try:

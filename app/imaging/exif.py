@@ -5,9 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-
-from app.errors import InvalidImage
-from app.imaging import tiff
+from PIL import ExifTags
 
 # Functions that turn pixels (height, width, 3) upright, by orientation.
 _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
@@ -20,7 +18,6 @@ _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     8: np.rot90,
 }
 _FIRST_SIDEWAYS = 5
-_MAGIC = b"II*\0", b"MM\0*"
 # Types of numbers that fit into an entry, by code: SHORT, and those that some programs write and Pillow reads.
 _NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 13: "L"}
 
@@ -32,13 +29,20 @@ def read_orientation(exif: bytes) -> int:
     Source: CIPA DC-008 (EXIF), 4.6.2; TIFF 6.0, section 2.
     """
     exif = exif.removeprefix(b"Exif\0\0")
-    if not exif.startswith(_MAGIC):
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
+    if order is None:
         return 1
     try:
-        (value, *_) = tiff.read_tags(exif, (tiff.ORIENTATION,), _NUMBERS).get(tiff.ORIENTATION, (1,))
-    except (struct.error, InvalidImage):  # a broken block does not make the image invalid; viewers show it as stored
-        return 1
-    return int(value) if value in _TURNS else 1
+        (at,) = struct.unpack_from(order + "L", exif, 4)
+        (tags,) = struct.unpack_from(order + "H", exif, at)
+        for entry in range(at + 2, at + 2 + 12 * tags, 12):
+            tag, kind = struct.unpack_from(order + "HHxxxxxxxx", exif, entry)
+            if tag == ExifTags.Base.Orientation:
+                (value,) = struct.unpack_from(order + _NUMBERS.get(kind, "x"), exif, entry + 8) or (1,)
+                return int(value) if value in _TURNS else 1
+    except struct.error:  # a broken block does not make the image invalid; viewers show it as stored
+        pass
+    return 1
 
 
 def is_sideways(orientation: int) -> bool:

@@ -17,6 +17,7 @@ from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging import apart, exif, jpeg, tiff
 from app.imaging.apart import DECODERS, Decoded
+from app.imaging.tiff import TiffHeader
 
 MAX_SIDE = 16384
 MAX_ASPECT = 100
@@ -85,8 +86,10 @@ class ImageHeader(NamedTuple):
     """EXIF, 1 to 8."""
     is_single_scan: bool = True
     """False for a JPEG whose coefficients libjpeg keeps in memory."""
+    tiff: TiffHeader | None = None
+    """Of a TIFF, which OpenCV decodes; otherwise None."""
     decoded: Decoded | None = None
-    """The image itself if it is decoded apart: the size of an AVIF or HEIC is certain only then; otherwise None."""
+    """The image itself if it is an AVIF or HEIC, whose size is certain only then; otherwise None."""
 
 
 def count_pixels(data: bytes, limits: PixelLimits) -> int:
@@ -108,7 +111,7 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
 
 
 def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None] = lambda _: None) -> ImageHeader:
-    """Read format, size and orientation; decode an AVIF, HEIC or TIFF.
+    """Read format, size and orientation; decode an AVIF or HEIC.
 
     Args:
         data: The encoded image.
@@ -125,14 +128,18 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
     name = identify(data)
     max_pixels = limits.of(name)
     exif_block, scans, is_single_scan, size = jpeg.read_header(data) if name == "JPEG" else _NO_JPEG
-    file = decoded = None
+    file = tags = decoded = None
+    orientation = 1
     if name in apart.PIXEL_BYTES:
-        size = apart.find_size(data, name)
+        size = apart.find_size(data)
         _check_size(size, name, max_pixels)
         reserve(apart.decode_bytes(name, prod(size), len(data)))
         decoded = DECODERS.decode(data, name)
         height, width = decoded.pixels.shape[:2]
         size = width, height
+    elif name == "TIFF":
+        tags = tiff.read_header(data)
+        size, orientation = tags[:2], tags.orientation
     if size is None:
         file = _open(data, name, max_pixels)
         size = file.size
@@ -142,10 +149,10 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
     if scans > 1 and scans * width * height > _MAX_FULL_SCANS * limits.jpeg:
         raise InvalidImage("the JPEG has too many scans for its size")
     # An EXIF block after the pixels of a PNG is not read: such an image stays as stored.
-    orientation = exif.read_orientation(exif_block) if exif_block else 1
+    orientation = exif.read_orientation(exif_block) if exif_block else orientation
     if exif.is_sideways(orientation):
         width, height = height, width
-    return ImageHeader(data, file, width, height, orientation, is_single_scan, decoded)
+    return ImageHeader(data, file, width, height, orientation, is_single_scan, tags, decoded)
 
 
 def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
@@ -256,7 +263,7 @@ _GLANCES: dict[str, Callable[[bytes], tuple[int, int]]] = {
     "WEBP": _read_webp_size,
     "GIF": lambda data: struct.unpack_from("<HH", data, 6),
     "BMP": lambda data: struct.unpack_from("<ii", data, 18),
-    "AVIF": lambda data: apart.find_size(data, "AVIF"),
-    "HEIC": lambda data: apart.find_size(data, "HEIC"),
+    "AVIF": apart.find_size,
+    "HEIC": apart.find_size,
     "TIFF": tiff.read_size,
 }

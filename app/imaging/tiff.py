@@ -1,55 +1,103 @@
-"""Read the tags of a TIFF, whose pixels are decoded in a process of their own (`apart`).
+"""Read the header of a TIFF, and rewrite the file for the decoder.
 
+libtiff supports many rare variants of TIFF, with a long history of vulnerabilities. The rewritten file contains only tags that
+were checked here. Only the data of strips or tiles comes from the caller, in one of four simple compressions.
 Source: TIFF 6.0; the codes of Deflate are those of Adobe's technical note on Photoshop.
 """
 
 import struct
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from app.errors import InvalidImage, UnsupportedFormat
+from app.imaging import exif
 
 _BIG_MAGIC = b"II+\0", b"MM\0+"
 _MAX_ENTRIES = 512
-_MAX_VALUES = 16
+_MAX_PARTS = 20_000
+_MAX_SAMPLES = 16
+_MIN_TILE_SIDE, _MAX_TILE_SIDE = 32, 512  # OpenCV rejects smaller tiles
+_TILE_STEP = 16
+
+_SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 254, 256, 257, 258, 259, 262, 266
+_STRIP_OFFSETS, _SAMPLES, _ROWS, _STRIP_SIZES, _PLANES, _PREDICTOR, _PALETTE = 273, 277, 278, 279, 284, 317, 320
+_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_SIZES, _EXTRA, _SAMPLE_FORMAT = 322, 323, 324, 325, 338, 339
 _INLINE_BYTES = 4
-# Types of whole numbers, by code: BYTE, SHORT and LONG.
-_WHOLE = {1: "B", 3: "H", 4: "L"}
-_SIZE = _WIDTH, _HEIGHT = 256, 257
-ORIENTATION, _ALPHA = 274, 338
-
-_PIXELS = "the TIFF's pixels are not grey, RGB or RGBA of 8 or 16 bits, black and white or a palette"
-_ORDER = "the TIFF's samples are arranged in a way that is not supported; they must be chunky"
-# Supported values by tag, and the error for all others: OpenCV decodes more, but not all kinds without a loss.
-_SUPPORTED = {
-    254: ({0, 2, 4, 6}, "the TIFF begins with a thumbnail, as raw photos of cameras do; send a JPEG or PNG of it"),
-    258: ({1, 8, 16}, _PIXELS),  # bits per sample
-    259: ({1, 5, 8, 32773, 32946}, "the TIFF is compressed in a way that is not supported; use LZW, Deflate, PackBits or none"),
-    262: ({0, 1, 2, 3}, _PIXELS),  # grey with white or black as zero, RGB, palette
-    266: ({1}, _ORDER),  # order of bits
-    284: ({1}, _ORDER),  # one plane
-    317: ({1, 2}, _ORDER),  # predictor
-    339: ({1}, _PIXELS),  # unsigned samples
+_BYTES, _SHORT, _LONG = (1, "B"), (3, "H"), (4, "L")
+_TYPES = dict((_BYTES, _SHORT, _LONG))
+_NONE, _LZW, _DEFLATE, _OLD_DEFLATE, _PACKBITS = 1, 5, 8, 32946, 32773
+_PREDICTABLE = {_LZW, _DEFLATE, _OLD_DEFLATE}
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _INDEXED = range(4)
+# Samples per pixel and bits per sample, by photometric interpretation.
+_LAYOUTS = {
+    _WHITE_IS_ZERO: {(1, 1), (1, 8)},
+    _BLACK_IS_ZERO: {(1, 1), (1, 8), (2, 8), (1, 16)},
+    _RGB: {(3, 8), (4, 8), (3, 16), (4, 16)},
+    _INDEXED: {(1, 8)},
 }
+_WITH_ALPHA = {2, 4}
+# Bits per sample with which OpenCV decodes the part of a tile that is beyond the width into the pixels.
+_MISREAD_TILES = {(16,), (8, 8)}
+_PALETTE_VALUES = 3 * 256
+_SIZE = {_WIDTH: 1, _HEIGHT: 1}
+# Maximum number of values by tag, for all tags that are read.
+_WANTED = {
+    **_SIZE,
+    **dict.fromkeys((_SUBFILE, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _ROWS), 1),
+    **dict.fromkeys((_PLANES, _PREDICTOR, _TILE_WIDTH, _TILE_HEIGHT), 1),
+    **dict.fromkeys((_BITS, _SAMPLE_FORMAT), _MAX_SAMPLES),
+    **dict.fromkeys((_STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES), _MAX_PARTS),
+    _PALETTE: _PALETTE_VALUES,
+}
+_ASSOCIATED_ALPHA = 1
+_THUMBNAIL = 1
 
 
-def read_header(data: bytes) -> tuple[int, int]:
-    """Return width and height in pixels of the first image, as stored.
+class TiffHeader(NamedTuple):
+    """The first image of a TIFF."""
+
+    width: int
+    """Pixels, as stored."""
+    height: int
+    """Pixels, as stored."""
+    orientation: int
+    """As in EXIF, 1 to 8."""
+    order: str
+    """Byte order, `<` or `>` as in `struct`."""
+    tags: dict[int, tuple[int, ...]]
+    """Values by tag for the rewritten file, without offsets and sizes of the parts."""
+    parts: list[tuple[int, int]]
+    """Offset and size in bytes of each strip or tile in the file."""
+
+
+def read_header(data: bytes) -> TiffHeader:
+    """Read the first directory.
 
     Raises:
         UnsupportedFormat: The variant of TIFF is not supported.
-        InvalidImage: The header is truncated or corrupt.
+        InvalidImage: The file is truncated or corrupt.
     """
     if data.startswith(_BIG_MAGIC):
         raise UnsupportedFormat("the image is a BigTIFF; send a plain TIFF, a PNG or a JPEG")
     try:
-        found = read_tags(data, {*_SIZE, *_SUPPORTED})
+        return _read(data)
     except struct.error as error:
         raise InvalidImage("the TIFF header cannot be read") from error
-    for tag, (values, problem) in _SUPPORTED.items():
-        if not values.issuperset(found.get(tag, ())):
-            raise UnsupportedFormat(problem)
-    return _size_in(found)
+
+
+def rewrite(data: bytes, header: TiffHeader) -> bytes:
+    """Return a TIFF with the same pixels that contains only what `read_header` has checked."""
+    is_tiled = _TILE_WIDTH in header.tags
+    offsets_tag, sizes_tag = (_TILE_OFFSETS, _TILE_SIZES) if is_tiled else (_STRIP_OFFSETS, _STRIP_SIZES)
+    sizes = tuple(size for _, size in header.parts)
+    tags = {**header.tags, offsets_tag: (0,) * len(sizes), sizes_tag: sizes}
+    start = len(_write_directory(tags, header.order))
+    offsets = []
+    for size in sizes:
+        offsets.append(start)
+        start += size
+    tags[offsets_tag] = tuple(offsets)
+    view = memoryview(data)
+    return b"".join([_write_directory(tags, header.order), *(view[at : at + size] for at, size in header.parts)])
 
 
 def read_size(data: bytes) -> tuple[int, int]:
@@ -59,60 +107,123 @@ def read_size(data: bytes) -> tuple[int, int]:
         struct.error: The header is truncated.
         InvalidImage: The header is corrupt.
     """
-    return _size_in(read_tags(data, _SIZE))
-
-
-def with_plain_pixels(data: bytes) -> bytearray:
-    """Return the file with the orientation and kind of alpha for which libtiff neither turns pixels nor blends them with black.
-
-    Raises:
-        struct.error: The header is truncated.
-        InvalidImage: The header is corrupt.
-    """
-    file = bytearray(data)
-    for _, layout, place in _entries(data, (ORIENTATION, _ALPHA), _WHOLE):
-        struct.pack_into(layout, file, place, *[1] * len(struct.unpack_from(layout, data, place)))
-    return file
-
-
-def _size_in(found: dict[int, tuple[int, ...]]) -> tuple[int, int]:
+    found = _read_directory(data, _order(data), _SIZE)
     return found.get(_WIDTH, (0,))[0], found.get(_HEIGHT, (0,))[0]
 
 
-def read_tags(data: bytes, wanted: Collection[int], numbers: Mapping[int, str] = _WHOLE) -> dict[int, tuple[Any, ...]]:
-    """Return the values of the wanted tags in the first directory; the first of equal tags counts.
-
-    Args:
-        data: A TIFF, or an EXIF block, which has the same layout.
-        wanted: The tags.
-        numbers: Types of the values to read, by code, as in `struct`.
-
-    Raises:
-        struct.error: The directory is truncated.
-        InvalidImage: There are too many tags or values.
-    """
-    found: dict[int, tuple[Any, ...]] = {}
-    for tag, layout, place in _entries(data, wanted, numbers):
-        if tag not in found:
-            found[tag] = struct.unpack_from(layout, data, place)
-    return found
+def _order(data: bytes) -> str:
+    return "<" if data.startswith(b"II") else ">"
 
 
-def _entries(data: bytes, wanted: Collection[int], numbers: Mapping[int, str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the wanted tags, with the layout of their values as in `struct`, and their position."""
-    order = "<" if data.startswith(b"II") else ">"
+def _read(data: bytes) -> TiffHeader:
+    order = _order(data)
+    found = _read_directory(data, order, _WANTED)
+    tags = _check_pixels(found)
+    width, height = tags[_WIDTH][0], tags[_HEIGHT][0]
+    if _TILE_OFFSETS in found:
+        sides = _one(found, _TILE_WIDTH, 0), _one(found, _TILE_HEIGHT, 0)
+        if any(not _MIN_TILE_SIDE <= side <= _MAX_TILE_SIDE or side % _TILE_STEP for side in sides):
+            raise UnsupportedFormat(f"the TIFF's tiles must have sides of {_MIN_TILE_SIDE} to {_MAX_TILE_SIDE} pixels")
+        if width % sides[0] and tags[_BITS] in _MISREAD_TILES:
+            raise UnsupportedFormat("the TIFF's tiles must fill its width if they are grey with 16 bits or alpha")
+        last_rows = sides[1]
+        tags |= {_TILE_WIDTH: sides[:1], _TILE_HEIGHT: sides[1:]}
+        number = -(-width // sides[0]) * -(-height // sides[1])
+        offsets, sizes = found[_TILE_OFFSETS], found.get(_TILE_SIZES, ())
+    else:
+        rows = max(1, min(_one(found, _ROWS, height), height))
+        tags[_ROWS] = (rows,)
+        number = -(-height // rows)
+        sides = width, rows
+        last_rows = height - rows * (number - 1)
+        offsets, sizes = found.get(_STRIP_OFFSETS, ()), found.get(_STRIP_SIZES, ())
+    if not len(offsets) == len(sizes) == number <= _MAX_PARTS:
+        raise InvalidImage("the TIFF has too many strips or tiles, or not those that its size needs")
+    parts = list(zip(offsets, sizes, strict=True))
+    if sum(sizes) > len(data) or any(at + size > len(data) for at, size in parts):
+        raise InvalidImage("the TIFF is truncated, or its strips overlap")
+    if tags[_COMPRESSION] == (_NONE,):
+        row_bytes = -(-sides[0] * sum(tags[_BITS]) // 8)
+        # libtiff does not reject parts that are too short.
+        if any(size < row_bytes * sides[1] for size in sizes[:-1]) or sizes[-1] < row_bytes * last_rows:
+            raise InvalidImage("the TIFF's strips or tiles are too short")
+    return TiffHeader(width, height, exif.read_orientation(data), order, tags, parts)
+
+
+def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Check size, layout and compression, and return their tags for the rewritten file."""
+    width, height = _one(found, _WIDTH, 0), _one(found, _HEIGHT, 0)
+    if not width or not height:
+        raise InvalidImage("the TIFF has no pixels")
+    if _one(found, _SUBFILE, 0) & _THUMBNAIL:
+        raise UnsupportedFormat("the TIFF begins with a thumbnail, as raw photos of cameras do; send a JPEG or PNG of it")
+    compression, photometric, samples = _one(found, _COMPRESSION, _NONE), _one(found, _PHOTOMETRIC, -1), _one(found, _SAMPLES, 1)
+    if compression not in {_NONE, _PACKBITS, *_PREDICTABLE}:
+        raise UnsupportedFormat("the TIFF is compressed in a way that is not supported; use LZW, Deflate, PackBits or none")
+    bits = found.get(_BITS, (1,))
+    if (samples, bits[0]) not in _LAYOUTS.get(photometric, ()) or {*bits} != {bits[0]} or {*found.get(_SAMPLE_FORMAT, (1,))} != {1}:
+        raise UnsupportedFormat("the TIFF's pixels are not grey, RGB or RGBA of 8 or 16 bits, black and white or a palette")
+    predictor = _one(found, _PREDICTOR, 1)
+    if (_one(found, _PLANES, 1), _one(found, _FILL_ORDER, 1)) != (1, 1) or predictor not in {1, 2}:
+        raise UnsupportedFormat("the TIFF's samples are arranged in a way that is not supported; they must be chunky")
+    tags = {
+        _WIDTH: (width,),
+        _HEIGHT: (height,),
+        _BITS: bits[:1] * samples,
+        _COMPRESSION: (compression,),
+        _PHOTOMETRIC: (photometric,),
+        _SAMPLES: (samples,),
+    }
+    if predictor != 1 and compression in _PREDICTABLE:
+        tags[_PREDICTOR] = (predictor,)
+    if photometric == _INDEXED:
+        if len(found.get(_PALETTE, ())) != _PALETTE_VALUES:
+            raise InvalidImage("the TIFF's palette has not 256 colours")
+        tags[_PALETTE] = found[_PALETTE]
+    if samples in _WITH_ALPHA:
+        tags[_EXTRA] = (_ASSOCIATED_ALPHA,)  # in any case: otherwise libtiff would blend the colours with black
+    return tags
+
+
+def _one(found: dict[int, tuple[int, ...]], tag: int, default: int) -> int:
+    return found.get(tag, (default,))[0]
+
+
+def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int, tuple[int, ...]]:
+    """Return the values of the wanted tags, given with their maximum numbers of values; the first of equal tags counts."""
     (at,) = struct.unpack_from(order + "L", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, at)
     if entries > _MAX_ENTRIES:
         raise InvalidImage("the TIFF has too many tags")
+    found: dict[int, tuple[int, ...]] = {}
     for entry in range(at + 2, at + 2 + 12 * entries, 12):
         tag, kind, count = struct.unpack_from(order + "HHL", data, entry)
-        if tag not in wanted or kind not in numbers or count == 0:
+        if tag not in wanted or tag in found or kind not in _TYPES or count == 0:
             continue
-        if count > _MAX_VALUES:
+        if count > wanted[tag]:
             raise InvalidImage(f"the TIFF's tag {tag} has too many values")
-        layout = f"{order}{count}{numbers[kind]}"
+        layout = f"{order}{count}{_TYPES[kind]}"
         place = entry + 8
         if struct.calcsize(layout) > _INLINE_BYTES:
             (place,) = struct.unpack_from(order + "L", data, place)
-        yield tag, layout, place
+        found[tag] = struct.unpack_from(layout, data, place)
+    return found
+
+
+def _write_directory(tags: dict[int, tuple[int, ...]], order: str) -> bytes:
+    """Return file header, directory, and the values that do not fit into the directory."""
+    start = 8
+    behind = start + 2 + 12 * len(tags) + 4
+    entries = b""
+    values = b""
+    for tag in sorted(tags):
+        kind, letter = _LONG if max(tags[tag]) >> 16 or tag in {_STRIP_OFFSETS, _TILE_OFFSETS} else _SHORT
+        value = struct.pack(f"{order}{len(tags[tag])}{letter}", *tags[tag])
+        entries += struct.pack(order + "HHL", tag, kind, len(tags[tag]))
+        if len(value) > _INLINE_BYTES:
+            entries += struct.pack(order + "L", behind + len(values))
+            values += value + bytes(len(value) % 2)
+        else:
+            entries += value.ljust(_INLINE_BYTES, b"\0")
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    return magic + struct.pack(order + "LH", start, len(tags)) + entries + bytes(4) + values

@@ -82,10 +82,7 @@ def test_truncated_and_empty_files_are_invalid(decoders: Decoders, data: bytes, 
 
 def test_an_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
     """An AVIF is scaled to them; in a HEIC, another box has the size, too."""
-    avif, heic = (
-        data.replace(struct.pack(">LL", *find_size(data, name)), struct.pack(">LL", 16, 16))
-        for data, name in ((AVIF, "AVIF"), (HEIC, "HEIC"))
-    )
+    avif, heic = (data.replace(struct.pack(">LL", *find_size(data)), struct.pack(">LL", 16, 16)) for data in (AVIF, HEIC))
 
     assert decoders.decode(avif, "AVIF").pixels.shape == (16, 16, 3)
     with pytest.raises(InvalidImage):

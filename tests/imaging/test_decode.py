@@ -22,7 +22,7 @@ from PIL import Image
 
 from app.errors import GatewayError, InvalidImage
 from app.imaging.decode import decode, estimate_decoding, max_decode_bytes
-from app.imaging.header import PixelLimits, count_pixels, read_header
+from app.imaging.header import ImageHeader, PixelLimits, count_pixels, read_header
 from tests.imaging.samples import (
     AVIF,
     FORMATS,
@@ -122,6 +122,14 @@ def test_alpha_is_dropped(image_format: str, alpha: int) -> None:
     np.testing.assert_array_equal(pixels_of(data), PIXELS)
 
 
+def test_alpha_of_grey_is_dropped() -> None:
+    grey = PIXELS[:, :, 0]
+
+    pixels = pixels_of(encode(Image.fromarray(np.dstack([grey, grey // 2])), "PNG"))
+
+    np.testing.assert_array_equal(pixels, to_rgb(grey))
+
+
 @pytest.mark.parametrize("image_format", ["PNG", "BMP", "GIF"])
 def test_palette_is_looked_up(image_format: str) -> None:
     palette = Image.fromarray(PIXELS).quantize(8)
@@ -140,6 +148,17 @@ def test_transparent_palette_entries_keep_their_colour(image_format: str, transp
     pixels = pixels_of(encode(palette, image_format, transparency=transparency))
 
     np.testing.assert_array_equal(pixels, np.asarray(palette.convert("RGB")))
+
+
+def test_palette_with_alpha_keeps_its_colours() -> None:
+    """No sample file has the mode PA."""
+    palette = Image.fromarray(PIXELS).quantize(8)
+    expected = np.asarray(palette.convert("RGB"))
+    image = palette.convert("PA")
+
+    pixels = decode(ImageHeader(b"", image, *image.size, 1), image.size)
+
+    np.testing.assert_array_equal(pixels, expected)
 
 
 @pytest.mark.parametrize("transparency", [0, (10, 20, 30)])
@@ -286,6 +305,15 @@ def test_memory_is_estimated_by_the_format_and_size(make: Make, min_decode_size:
     assert estimate <= max_decode_bytes(PixelLimits(jpeg=12 * MEGA, non_jpeg=0 if header.file is None else 12 * MEGA), 0)
 
 
+def test_memory_of_a_tiff_includes_two_copies_of_the_file() -> None:
+    data = flat("RGB", "TIFF")
+
+    estimate = estimate_decoding(read_header(data, limits(12 * MEGA)), (1, 1)).nbytes
+
+    assert estimate == 12 * MEGA * 16 + 2 * len(data)
+    assert estimate <= max_decode_bytes(PixelLimits(jpeg=0, non_jpeg=12 * MEGA), len(data))
+
+
 @pytest.mark.parametrize("data", [AVIF, HEIC], ids=["AVIF", "HEIC"])
 def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes) -> None:
     """An AVIF takes twice the memory per pixel, with half the pixel limit."""
@@ -329,7 +357,10 @@ def measuring() -> Iterator["subprocess.Popen[bytes]"]:
         yield process
 
 
-@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in ESTIMATES.values()], ids=ESTIMATES)
+CASES = {**ESTIMATES, "TIFF": (partial(flat, "RGB", "TIFF"), (1, 1), 16)}
+
+
+@pytest.mark.parametrize(("make", "min_decode_size"), [case[:2] for case in CASES.values()], ids=CASES)
 def test_decoding_takes_no_more_memory_than_estimated(
     measuring: "subprocess.Popen[bytes]", make: Make, min_decode_size: tuple[int, int]
 ) -> None:
@@ -435,9 +466,25 @@ def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int
     assert decode(header, min_decode_size).shape[1::-1] == size
 
 
+def test_large_mpo_is_decoded_at_a_reduced_size() -> None:
+    data = encode(Image.new("RGB", (1600, 1200)), "MPO", save_all=True, append_images=[NOISE])
+
+    assert decode(read_header(data, limits(2 * MEGA)), (600, 450)).shape == (600, 800, 3)
+
+
 @pytest.mark.parametrize("image_format", ["PNG", "WEBP", "BMP", "GIF"])
 def test_other_formats_keep_their_size(image_format: str) -> None:
     assert decode(read_header(encode(NOISE, image_format), limits(MEGA)), (4, 4)).shape == (48, 64, 3)
+
+
+def test_upright_jpeg_is_decoded_into_memory_of_its_size() -> None:
+    data = encode(Image.fromarray(PIXELS), "JPEG")
+    out = np.zeros((16, 32, 3), np.uint8)
+
+    pixels = decode(read_header(data, limits(MEGA)), (32, 16), out)
+
+    assert pixels is out
+    np.testing.assert_array_equal(out, pixels_of(data))
 
 
 def test_reduced_jpeg_is_decoded_into_memory_of_its_size() -> None:

@@ -1,14 +1,16 @@
-"""TIFF: the header, and the pixels that are decoded in a process of their own."""
+"""TIFF: the header, and the rewritten file for the decoder."""
 
 import struct
+from io import BytesIO
 from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
-from app.errors import GatewayError, InvalidImage, InvalidImageDimensions, UnsupportedFormat
+from app.errors import GatewayError, InvalidImage, UnsupportedFormat
 from app.imaging import tiff
 from app.imaging.decode import decode
 from app.imaging.header import read_header
@@ -18,9 +20,9 @@ GREY = PIXELS[:, :, 0]
 PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)), *((n // 2) << 8 for n in range(256)))
 
 
-def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<") -> bytes:
+def write(tags: dict[int, tuple[int, ...]], pixels: bytes, order: str = "<", size: int | None = None) -> bytes:
     """Write a TIFF of one strip by hand, with values of the type LONG."""
-    tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels),), **tags}
+    tags = {273: (0,), 278: (1 << 16,), 279: (len(pixels) if size is None else size,), **tags}
     behind = 8 + 2 + 12 * len(tags) + 4
     lengths = {tag: 4 * len(values) if len(values) > 1 else 0 for tag, values in tags.items()}
     tags = {tag: (behind + sum(lengths.values()),) if (tag, values) == (273, (0,)) else values for tag, values in tags.items()}
@@ -90,16 +92,36 @@ def test_modes_are_decoded(order: str, alpha: int) -> None:
         np.testing.assert_array_equal(pixels_of(data), expected, err_msg=str(number))
 
 
+def tiled(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) -> bytes:
+    """Write a TIFF with tiles of 32 x 32 pixels."""
+    height, width = pixels.shape[:2]
+    padded = np.zeros((-(-height // 32) * 32, -(-width // 32) * 32, *pixels.shape[2:]), pixels.dtype)
+    padded[:height, :width] = pixels
+    places = [(y, x) for y in range(0, height, 32) for x in range(0, width, 32)]
+    tiles = [padded[y : y + 32, x : x + 32].tobytes() for y, x in places]
+    tags = tags_for(pixels, photometric, **{"_322": (32,), "_323": (32,), "_325": tuple(map(len, tiles)), **others})
+    start = len(write({**tags, 324: (1,) * len(tiles)}, b""))
+    return write({**tags, 324: tuple(start + number * len(tiles[0]) for number in range(len(tiles)))}, b"".join(tiles))
+
+
 def test_tiles_are_decoded() -> None:
     pixels = np.asarray(NOISE)[:40, :50]
-    padded = np.zeros((64, 64, 3), np.uint8)
-    padded[:40, :50] = pixels
-    tiles = [padded[y : y + 32, x : x + 32].tobytes() for y in range(0, 64, 32) for x in range(0, 64, 32)]
-    tags = tags_for(pixels, 2, _322=(32,), _323=(32,), _325=tuple(map(len, tiles)))
-    start = len(write({**tags, 324: (1,) * 4}, b""))
-    tags[324] = tuple(start + number * len(tiles[0]) for number in range(4))
 
-    np.testing.assert_array_equal(pixels_of(write(tags, b"".join(tiles))), pixels)
+    np.testing.assert_array_equal(pixels_of(tiled(pixels, 2)), pixels)
+    for side in (0, 16, 40, 1024):
+        with pytest.raises(GatewayError, match="sides of 32 to 512"):
+            tiff.read_header(tiled(pixels, 2, _322=(side,)))
+
+
+def test_tiles_of_deep_grey_must_fill_the_width() -> None:
+    """OpenCV decodes others to wrong pixels."""
+    grey = np.asarray(NOISE)[:40, :64, 0]
+    deep, with_alpha = grey.astype(np.uint16) << 8, np.dstack([grey, np.full_like(grey, 255)])
+
+    for pixels in (deep, with_alpha):
+        np.testing.assert_array_equal(pixels_of(tiled(pixels, 1)), to_rgb(grey))
+        with pytest.raises(UnsupportedFormat, match="must fill its width"):
+            tiff.read_header(tiled(pixels[:, :50], 1))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -117,6 +139,7 @@ def test_image_is_turned_upright(orientation: int) -> None:
         ({259: (4,)}, "compressed in a way"),
         ({262: (5,)}, "not grey, RGB or RGBA"),
         ({262: (6,)}, "not grey, RGB or RGBA"),
+        ({258: (8, 8, 16)}, "not grey, RGB or RGBA"),
         ({258: (32,) * 3}, "not grey, RGB or RGBA"),
         ({339: (3,)}, "not grey, RGB or RGBA"),
         ({284: (2,)}, "must be chunky"),
@@ -136,10 +159,22 @@ def test_a_bigtiff_is_told(magic: bytes) -> None:
         read_header(magic + bytes(100), limits(MEGA))
 
 
-@pytest.mark.parametrize("tags", [{256: (0,)}, {257: (0,)}, {273: (1 << 31,)}, {258: (8, 8, 16)}, {277: (2,)}])
-def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]]) -> None:
-    with pytest.raises((InvalidImage, InvalidImageDimensions)):
-        pixels_of(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ({256: (0,)}, "no pixels"),
+        ({257: (0,)}, "no pixels"),
+        ({278: (4,)}, "strips or tiles, or not those"),
+        ({273: (8, 8)}, "strips or tiles, or not those"),
+        ({278: (8,), 273: (8, 8), 279: (1500, 1500)}, "truncated, or its strips overlap"),
+        ({273: (1 << 31,)}, "truncated, or its strips overlap"),
+        ({279: (1 << 31,)}, "truncated, or its strips overlap"),
+        ({262: (3,), 258: (8,), 277: (1,), 320: (1,) * 767}, "palette"),
+    ],
+)
+def test_a_broken_header_is_invalid(tags: dict[int, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(InvalidImage, match=message):
+        tiff.read_header(write({**tags_for(PIXELS, 2), **tags}, PIXELS.tobytes()))
 
 
 def test_too_many_tags_are_refused() -> None:
@@ -148,19 +183,46 @@ def test_too_many_tags_are_refused() -> None:
         tiff.read_header(b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000))
 
 
-@pytest.mark.parametrize(("tag", "values"), [(256, 17), (258, 17)])
+@pytest.mark.parametrize(("tag", "values"), [(256, 2), (258, 17), (259, 2), (320, 769), (273, 20_001)])
 def test_too_many_values_are_refused(tag: int, values: int) -> None:
     """Each value takes memory."""
     with pytest.raises(InvalidImage, match=f"tag {tag} has too many values"):
         tiff.read_header(write({**tags_for(PIXELS, 2), tag: (1,) * values}, PIXELS.tobytes()))
 
 
+def test_the_first_of_several_tags_counts() -> None:
+    data = write(tags_for(PIXELS, 2), PIXELS.tobytes())
+    (entries,) = struct.unpack_from("<H", data, 8)
+    behind = len(data) + 2 + 12 * (entries + 300) + 4
+    more = b"".join(struct.pack("<HHLL", tag, 3, 20_000, behind) for tag in (256, 257, 273) * 100)
+    directory = struct.pack("<H", entries + 300) + data[10 : 10 + 12 * entries] + more + bytes(4)
+    repeated = data[:4] + struct.pack("<L", len(data)) + data[8:] + directory + bytes(40_000)
+
+    assert tiff.read_header(repeated) == tiff.read_header(data)
+    assert tiff.read_size(repeated) == (32, 16)
+
+
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773])
 def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
     data = cv2.imencode(".tiff", np.asarray(NOISE), [cv2.IMWRITE_TIFF_COMPRESSION, compression])[1].tobytes()
-    for length in (8, len(data) // 2, len(data) - 1):
-        with pytest.raises(InvalidImage):
-            pixels_of(data[:length])
+    header = tiff.read_header(data)
+    sizes = [size for _, size in header.parts]
+    short = tiff.rewrite(data, header._replace(parts=[(at, size - 1 if compression == 1 else 0) for at, size in header.parts]))
+
+    assert sum(sizes) > 0
+    with pytest.raises(InvalidImage, match=r"too short|truncated or corrupt"):
+        pixels_of(short)
+
+
+def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
+    """To rewrite the file again changes nothing."""
+    file = BytesIO()
+    Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
+    written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
+
+    assert b"canary" not in written
+    assert tiff.rewrite(written, tiff.read_header(written)) == written
+    assert tiff.read_size(written) == (32, 16)
 
 
 def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
