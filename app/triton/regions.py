@@ -74,6 +74,13 @@ class Regions:
             self._asked.discard(arena.region)
             await self._client.unregister(arena.region)
 
+    async def remove_all(self) -> None:
+        """Let Triton unmap all arenas that it may have mapped."""
+        await self._registering.wait()
+        self._mapped.clear()
+        asked, self._asked = self._asked, set()
+        await asyncio.gather(*map(self._client.unregister, asked))
+
     def note_unavailable(self, reason: str) -> None:
         """Use no shared memory for a while; warn only the first time, because a Triton on another host will stay there."""
         log = LOG.debug if self.unavailable_until else LOG.warning

@@ -85,9 +85,9 @@ class Transport:
         self._map_everywhere()
 
     async def detach(self, regions: Regions) -> None:
-        """Let a Triton that is not used any more unmap the arenas."""
+        """Let a Triton that is not used any more unmap the arenas, including abandoned ones."""
         self.regions.remove(regions)
-        await asyncio.gather(*map(regions.remove, self._arenas.values()))
+        await regions.remove_all()
 
     def is_prepared(self, slot_bytes: int) -> bool:
         """Return whether `prepare` has nothing to do for this size."""

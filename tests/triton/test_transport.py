@@ -566,7 +566,12 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     assert [call.kwargs["triton"] for call in log] == [fakes[1].url]
 
 
-async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(fake_triton: Fake) -> None:
+@pytest.mark.parametrize("is_abandoned", [False, True])
+async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(
+    fake_triton: Fake,
+    is_abandoned: bool,  # noqa: FBT001
+) -> None:
+    """Also an arena that is not used any more, while another Triton may read its slots."""
     fake, client = fake_triton
     transport = Transport("auto")
     assert transport.is_prepared(NBYTES)
@@ -578,6 +583,8 @@ async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmap
         assert slot is not None
         transport.attach(second)
         assert await eventually(lambda: later.regions == fake.regions == {slot.arena.region})
+        if is_abandoned:
+            transport.abandon(slot.arena)
         await transport.detach(first)
         assert fake.regions == set()
         assert transport.find(second, slot) is slot
