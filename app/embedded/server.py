@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 import subprocess
 from contextlib import suppress
 from functools import partial
@@ -232,5 +233,11 @@ class EmbeddedTriton:
                 leftover.unlink()
 
     def _files(self) -> list[Path]:
-        """Return the shared memory files of this process or a previous one."""
-        return list(Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"))  # noqa: S108 - where Triton puts them
+        """Return the shared memory files of this process or a previous one; other users may make files with such names."""
+        files = []
+        for path in Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"):  # noqa: S108 - where Triton puts them
+            with suppress(FileNotFoundError):  # Triton has just removed it
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                    files.append(path)
+        return files

@@ -605,14 +605,22 @@ def test_without_room_for_log_and_key_there_is_a_warning(
     assert key_file(imitation).exists()
 
 
-def test_a_file_that_vanishes_meanwhile_does_not_fail_the_check(imitation: Settings, server: EmbeddedTriton) -> None:
-    """The processes of Triton's models remove their files whenever they want."""
-    server.spawn()
-    (SHM / f"nereid_{imitation.triton_grpc_port}_vanished").symlink_to("nowhere")
-    wait_for(lambda: not is_free("127.0.0.1", imitation.triton_http_port))
-    server.check()
-
-    assert key_file(imitation).exists()
+def test_links_with_the_name_of_a_file_of_triton_are_left_alone(
+    imitation: Settings, server: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Any user can make one, to anything."""
+    (folder := tmp_path / "folder").mkdir(mode=0o755)
+    links = {SHM / f"nereid_{imitation.triton_grpc_port}_{target.name}": target for target in (folder, tmp_path / "nowhere")}
+    for link, target in links.items():
+        link.symlink_to(target)
+    try:
+        server.start()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        assert key_file(imitation).exists()
+    finally:
+        server.stop()
+        for link in links:
+            link.unlink()
 
 
 @pytest.mark.parametrize("error", [PermissionError("ptrace is not permitted"), subprocess.SubprocessError("in preexec_fn")])
