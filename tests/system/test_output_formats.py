@@ -1,6 +1,5 @@
 """Models of every tensor format that users bring, each a real one in Triton."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from io import BytesIO
 
@@ -61,14 +60,6 @@ async def test_the_overlap_has_the_maximum_of_the_model(client: httpx.AsyncClien
 
     assert json(response, 400)["detail"].startswith("iou: ")
     assert f"{maximum:g}" in json(response, 400)["detail"]
-
-
-async def test_a_string_output_that_is_not_needed_does_no_harm(client: httpx.AsyncClient) -> None:
-    """The gateway does not request it, and the ONNX backend neither converts nor returns it, not even in a batch."""
-    responses = await asyncio.gather(*(client.post("/predict/extra_string", content=SCENE) for _ in range(8)))
-
-    for response in responses:
-        assert [found["class_name"] for found in json(response)["detections"]] == ["red", "blue"]
 
 
 @pytest.fixture

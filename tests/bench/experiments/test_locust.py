@@ -25,16 +25,6 @@ def options(*given: str) -> argparse.Namespace:
     return parser.parse_args(["locust", *given])
 
 
-def test_options_become_those_of_locust() -> None:
-    """Both tasks by default; the images are those of the folder that the experiment has made."""
-    asked = arguments(options("--url", "http://here:1", "--clients", "3", "--seconds", "0.2"), Path("/images"))
-    pairs = dict(zip(asked[6::2], asked[7::2], strict=False))
-
-    assert asked[-3:] == ["--tags", "detect", "classify"]
-    assert (pairs["--host"], pairs["--users"], pairs["--run-time"], pairs["--images"]) == ("http://here:1", "3", "1s", "/images")
-    assert arguments(options("--tasks", "classify"), Path("/images"))[-2:] == ["--tags", "classify"]
-
-
 def test_tasks_are_put_side_by_side() -> None:
     _, _, detect, classify = summary(ENTRIES).splitlines()
 

@@ -62,14 +62,3 @@ def test_cases_differ_from_the_default_in_one_thing_each(measured: list[Case], c
     assert first.endswith("1.00 x (1.00..1.00)")
     assert len(others) == 4
     assert all(line.endswith("0.50 x (0.50..0.50)") for line in others)
-
-
-def test_each_combination_of_workers_and_threads_is_measured(measured: list[Case], capsys: pytest.CaptureFixture[str]) -> None:
-    """One process, one per core, one more, and twice as many plus one, with one, two and four threads; the default is the first."""
-    assert main(["workers", *OPTIONS]) == 0
-    lines = capsys.readouterr().out.splitlines()[2:-1]
-
-    others = [(workers, threads) for workers in "1235" for threads in "124" if (workers, threads) != ("2", "2")]
-    assert measured == [(*case, 3, True, False) for case in [("2", "2"), *others]] * 2
-    assert [line.split()[0] for line in lines] == [workers for workers, _ in [("2", "2"), *others]]
-    assert lines[0].startswith("2 workers, 2 threads each ")
