@@ -259,18 +259,3 @@ async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_pa
 
         assert fleet.says("; restarting it") == fleet.says("Triton exited with code -9") == 1
         assert fleet.says("No space left on device") == 1
-
-
-async def test_a_second_signal_ends_at_once(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
-    with running_fleet(fault_repository, tmp_path, instances=1, settings={"drain_delay_seconds": 60}) as fleet:
-        family = [fleet.process, *fleet.process.children(recursive=True)]
-        fleet.process.terminate()
-        await asyncio.sleep(1)
-        assert not has_ended(fleet.process)
-        started = monotonic()
-        fleet.process.terminate()
-        for process in family:
-            await until_gone(process)
-        record_figure("second SIGTERM: ended after, s", monotonic() - started, 10)
-        assert monotonic() - started < 10
-        assert fleet.sockets == []
