@@ -24,22 +24,11 @@ class Target(msgspec.Struct, rename="camel"):
         return _VARIABLE.sub(lambda found: values[found[1] or found[2]], self.expr)
 
 
-class Place(msgspec.Struct):
-    """Position of a panel in the dashboard's grid of 24 columns."""
-
-    x: int
-    y: int
-    w: int
-    h: int
-
-
 class Panel(msgspec.Struct, rename="camel"):
     """One panel; a panel of the type `row` is a heading."""
 
-    id: int
     type: str
     title: str
-    grid_pos: Place
     targets: list[Target] = msgspec.field(default_factory=list)
 
 

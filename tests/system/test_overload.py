@@ -78,26 +78,3 @@ async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
 
             assert statuses == {200: LIMIT, 429: 40 - LIMIT}
         assert fake.most_running == LIMIT
-
-
-async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) -> None:
-    """The requests that it was working for do not count any more, and the host has its whole capacity again."""
-    async with stalled(tmp_path) as (fake, gateway, client):
-        asking = [asyncio.create_task(ask(client)) for _ in range(LIMIT)]
-        assert await eventually(lambda: fake.running == LIMIT)
-        fake.requests.clear()
-        max(gateway.workers(), key=lambda worker: connections(worker, gateway.port)).kill()
-        assert await eventually(lambda: fake.running < LIMIT)
-        async with asyncio.timeout(60):
-            while (before := fake.running) < LIMIT:
-                asking.append(asyncio.create_task(ask(client)))
-                await eventually(lambda: asking[-1].done() or fake.running > before)
-        # The worker that takes the place of the killed one warms up, which counts as a request, too.
-        warming_up = sum(request.id == "warm-up" for request in fake.requests)
-        fake.may_answer.set()
-        outcomes = await asyncio.gather(*asking, return_exceptions=True)
-
-        statuses = Counter(outcome.status_code for outcome in outcomes if isinstance(outcome, httpx.Response))
-        assert statuses[200] == LIMIT - warming_up
-        assert set(statuses) <= {200, 429}
-        assert all(isinstance(outcome, httpx.Response | httpx.TransportError) for outcome in outcomes)
