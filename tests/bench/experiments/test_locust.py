@@ -48,16 +48,6 @@ def test_failed_requests_make_the_command_fail(
     assert f"{failures} of 2" in capsys.readouterr().out
 
 
-def test_without_its_environment_the_command_says_how_to_make_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Locust is not among the packages of the project."""
-    monkeypatch.setattr(LOCUST, "folder", tmp_path)
-
-    assert main(["locust"]) == 1
-    assert "./just bench locust --install" in capsys.readouterr().err
-
-
 @pytest.mark.system
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
