@@ -1,6 +1,5 @@
 """Images that are broken, crafted or misleading: none harms a worker, and each gets the answer that says what is wrong."""
 
-import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -14,8 +13,9 @@ from app.errors import InvalidImage
 from app.imaging.apart import Decoders
 from tests.faults import corpus
 from tests.faults.conftest import RecordFigure
-from tests.faults.exchange import Answer, Case, ask_all, encode
+from tests.faults.exchange import Case, ask_all, encode
 from tests.faults.serving import Gateway, unharmed
+from tests.faults.test_failing_triton import code_of
 from tests.imaging.samples import AVIF, HEIC, NOISE
 from tests.imaging.samples import encode as encode_image
 
@@ -110,12 +110,8 @@ async def test_a_bomb_is_rejected_by_its_header(gateway: Gateway, record_figure:
             gateway.url, [Case(name, encode(data)) for name, data in bombs.items() for _ in range(5)], clients=1
         )
 
-    assert {(label, answer.status, _code(answer)) for label, answer in answers} == {
+    assert {(label, answer.status, code_of(answer)) for label, answer in answers} == {
         (name, 413, "image_too_large") for name in bombs
     }
     fastest = {name: min(answer.seconds for label, answer in answers if label == name) for name in bombs}
     record_figure("bombs: slowest kind, fastest of 5 answers, ms", max(fastest.values()) * 1e3, 10)
-
-
-def _code(answer: Answer) -> str:
-    return str(json.loads(answer.body)["code"])

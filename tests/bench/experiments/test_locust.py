@@ -19,12 +19,6 @@ ENTRIES = [
 ]
 
 
-def options(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    locust.add_to(parser.add_subparsers())
-    return parser.parse_args(["locust", *given])
-
-
 def test_tasks_are_put_side_by_side() -> None:
     _, _, detect, classify = summary(ENTRIES).splitlines()
 
@@ -52,8 +46,10 @@ def test_failed_requests_make_the_command_fail(
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
     """Whether or not a server runs: each request fails, and is counted and named."""
-    command = [str(LOCUST.python()), *arguments(options("--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"), IMAGES)]
-    done = subprocess.run(command, capture_output=True, check=True)
+    parser = argparse.ArgumentParser()
+    locust.add_to(parser.add_subparsers())
+    options = parser.parse_args(["locust", "--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"])
+    done = subprocess.run([str(LOCUST.python()), *arguments(options, IMAGES)], capture_output=True, check=True)
     names = {entry["name"] for entry in json.loads(done.stdout)}
 
     assert names == {"/detect", "/classify"}
