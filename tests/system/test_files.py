@@ -48,14 +48,6 @@ async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.A
     await check_boxes(gateway, PIXEL_MODEL, FILE_MODEL, images)
 
 
-async def test_answer_names_the_model_and_the_image(gateway: httpx.AsyncClient) -> None:
-    answer = json(await gateway.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")))
-
-    assert answer["model"] == {"name": FILE_MODEL, "version": "1", "backend": "triton", "device": "cpu"}
-    assert answer["image"] == {"width": 451, "height": 300}
-    assert [found["class_name"] for found in answer["detections"]] == ["cat"]
-
-
 async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:
     """The same problem as from a model for which the gateway decodes, and the circuit stays closed."""
     for _ in range(8):

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from bench.report.contests import Comparison
+from bench.report.measurements import Overload, WorkerMemory
 from bench.report.records import load_record, make_record, save_record
 from tests.bench.support import make_contest, make_overload_runs, make_scaling
 
@@ -44,3 +45,11 @@ def test_figures_of_a_run_under_overload() -> None:
     assert figures["recovery"] == 1.2
     assert (figures["resident MiB before"], figures["resident MiB peak"], figures["resident MiB after"]) == (100, 120, 120)
     assert figures["proportional MiB after"] == 80
+
+
+def test_what_was_not_measured_under_overload_has_no_figure() -> None:
+    """A server that does not answer afterwards has not recovered; a worker may have ended before its memory was read."""
+    gone = WorkerMemory(seconds=[], resident_mib=[], proportional_mib=[])
+    figures = Overload(phase="at_once", offered=10, peak=10, before_ms=5.0, memory=[gone]).figures()
+
+    assert figures == {"offered/s": 10, "peak/s": 10}
