@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from app.triton.shared_memory import SHM
 from bench.harness.triton import Triton
+from tests.bench.support import arenas_of
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import Connection, ask, encode
@@ -175,9 +175,7 @@ def read_resources(gateway: Gateway, folder: Path) -> Resources:
         wait_for(lambda file=file: file.exists() and file.read_text() != "")  # type: ignore[misc]
         tasks += int(file.read_text())
     threads = sum(worker.num_threads() for worker in gateway.workers())
-    pids = gateway.pids()
-    files = [path for path in SHM.glob("nereid-*") if int(path.name.split("-")[1]) in pids]
-    return Resources(gateway.fds(), threads, tasks, len(files))
+    return Resources(gateway.fds(), threads, tasks, len(arenas_of(gateway.pids())))
 
 
 async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch) -> None:
