@@ -17,7 +17,7 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
 
-_STOP_SECONDS = 60.0
+_START_SECONDS = _STOP_SECONDS = 60.0
 
 
 class Fleet(NamedTuple):
@@ -116,7 +116,7 @@ def running_fleet(
         )
     fleet = Fleet(psutil.Process(process.pid), folder, log, http, instances)
     try:
-        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None)
+        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, _START_SECONDS)
         assert process.poll() is None, log.read_text()
         yield fleet
     finally:

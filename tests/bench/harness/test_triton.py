@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from app.settings import environment
-from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
-from bench.harness.triton import Triton, fixture_triton, settings_for
+from bench.harness.triton import Triton, fixture_triton
 
 
 def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
@@ -21,14 +19,6 @@ def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
     assert (home / "python").resolve() == installed / "python"
     assert fixtures.settings.triton_http_port != base.triton_http_port
     assert fixtures.process.is_running()
-
-
-def test_a_gateway_is_told_of_several() -> None:
-    tritons = [
-        Triton(Settings(triton_grpc_port=port, triton_control_key_file="control.key"), psutil.Process()) for port in (1001, 1002)
-    ]
-
-    assert settings_for(tritons) == {"triton_endpoints": "127.0.0.1:1001,127.0.0.1:1002", "triton_control_key_file": "control.key"}
 
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
