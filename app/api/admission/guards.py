@@ -72,7 +72,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     """
     query = scope["query_string"]
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
-    named = path_values.get("model") or header_of(scope, route.model_header)
+    named = path_values.get("model") or (header_of(scope, route.model_header) if route.model_header else "")
     named = named or next((values[name][0] for name in MODEL_NAMES if name in values), "")
     pipeline, context = worker.pipeline, context_of(scope)
     name = named or (pipeline.default_for(route.task) if route.task is not None else "")
