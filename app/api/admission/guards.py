@@ -91,10 +91,11 @@ async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker
         GatewayFull: The request cannot be admitted now.
     """
     context, pipeline = context_of(scope), worker.pipeline
-    if context.scopes is not None and "detect" not in context.scopes:
+    if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    if route.takes != "text" and (not model or pipeline.is_usable(model)):
+    context.is_circuit_open = bool(model) and not pipeline.is_usable(model)
+    if not context.is_circuit_open:
         await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
 
 
@@ -111,8 +112,7 @@ def guard_model(worker: WorkerResources) -> Guard:
         if not context.is_anonymous:
             require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
-        if route.takes != "text":
-            guard_circuit(context, worker)
+        guard_circuit(context, worker)
         guard_timing(context, worker)
 
     return guard
@@ -151,7 +151,7 @@ def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
     Raises:
         CircuitOpen: The circuit of the model is open.
     """
-    if context.model and not context.is_anonymous:
+    if context.is_circuit_open and context.model and not context.is_anonymous:
         worker.pipeline.check_circuit(context.model)
 
 
