@@ -33,6 +33,7 @@ _GIVE_UPS = 25_000
 _ANSWERS = 50_000
 _KILL_SECONDS, _KILLS = 10.0, 30
 _REQUESTS, _WARM_UP = 100_000, 20_000
+_LEAK_REQUESTS = 40_000
 _SAMPLE_REQUESTS = 1_000
 _DISCONNECTS = 0.2
 _MAX_SLOPE_MB = 1.0
@@ -40,15 +41,26 @@ _MAX_SLOPE_MB = 1.0
 _SETTLE_SECONDS = 8.0
 _PATH = "/predict/checksum?boxes=pixel"
 
-# The gateway, in whose workers SIGUSR2 writes the number of tasks into a file.
+# The gateway, in whose workers SIGUSR2 writes the number of tasks into a file, and each answer may leak some bytes.
 _OBSERVED = """
 import asyncio, os, signal
 from pathlib import Path
 
+leaked = []
+
 def write_tasks(*_):
     Path(os.environ["OBSERVED_FOLDER"], f"tasks-{os.getpid()}").write_text(str(len(asyncio.all_tasks())))
 
-os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGUSR2, write_tasks))
+def observe():
+    signal.signal(signal.SIGUSR2, write_tasks)
+    from app.api.answering import native
+    to_response = native.to_response
+    def leak(*arguments):
+        leaked.append(os.urandom(int(os.environ["OBSERVED_LEAK"])))
+        return to_response(*arguments)
+    native.to_response = leak
+
+os.register_at_fork(after_in_child=observe)
 from app.__main__ import main
 main()
 """
@@ -178,9 +190,12 @@ def read_resources(gateway: Gateway, folder: Path) -> Resources:
     return Resources(gateway.fds(), threads, tasks, len(arenas_of(gateway.pids())))
 
 
-async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 requests of which a fifth hang up: memory does not grow, and everything else is as before."""
-    monkeypatch.setenv("OBSERVED_FOLDER", str(tmp_path))
+async def measure_leaks(
+    triton: Triton, folder: Path, requests: int, leak: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[float, Resources, Resources]:
+    """Send requests, of which a fifth hang up; return the growth per 10,000 requests, MB, and what was in use before and after."""
+    monkeypatch.setenv("OBSERVED_FOLDER", str(folder))
+    monkeypatch.setenv("OBSERVED_LEAK", str(leak))
     done = 0
     samples: list[tuple[int, int]] = []
 
@@ -205,19 +220,33 @@ async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: Reco
                     assert answer.status == 429 or checksum.is_box(json.loads(answer.body)["detections"][0])
 
     settings = {"model": "checksum", "log_level": "warning"}
-    with serving(triton, tmp_path, program=("-c", _OBSERVED), settings=settings) as gateway:
+    with serving(triton, folder, program=("-c", _OBSERVED), settings=settings) as gateway:
         pids = gateway.pids()
         await asyncio.gather(*(ask_and_leave(seed, _WARM_UP) for seed in range(8)))
         await asyncio.sleep(_SETTLE_SECONDS)
-        before = read_resources(gateway, tmp_path)
+        before = read_resources(gateway, folder)
         samples.clear()
-        await asyncio.gather(*(ask_and_leave(seed, _WARM_UP + _REQUESTS) for seed in range(8)))
+        await asyncio.gather(*(ask_and_leave(seed, _WARM_UP + requests) for seed in range(8)))
         await asyncio.sleep(_SETTLE_SECONDS)
-        after = read_resources(gateway, tmp_path)
+        after = read_resources(gateway, folder)
         assert gateway.pids() == pids
     counts, bytes_ = np.array(samples, float).T
-    slope = float(np.polyfit(counts, bytes_, 1)[0]) * 10_000 / 1e6
+    return float(np.polyfit(counts, bytes_, 1)[0]) * 10_000 / 1e6, before, after
 
+
+async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100,000 requests of which a fifth hang up: memory does not grow, and everything else is as before."""
+    slope, before, after = await measure_leaks(triton, tmp_path, _REQUESTS, 0, monkeypatch)
     record_figure(f"soak of {_REQUESTS:,}: memory of both workers, MB per 10,000 requests", slope, _MAX_SLOPE_MB)
     for name, was, is_ in zip(Resources._fields, before, after, strict=True):
         record_figure(f"soak of {_REQUESTS:,}: {name} more or less than before", abs(is_ - was), 2)
+
+
+async def test_a_leak_is_found(
+    triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that loses 512 bytes with each answer does not pass the same measurement."""
+    slope, _, _ = await measure_leaks(triton, tmp_path, _LEAK_REQUESTS, 512, monkeypatch)
+    record_figure("soak with a leak of 512 bytes: memory of both workers, MB per 10,000 requests", slope)
+
+    assert slope > _MAX_SLOPE_MB
