@@ -5,6 +5,7 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -125,12 +126,9 @@ def read_frame_size(data: bytes) -> tuple[int, int]:
     Raises:
         InvalidImage: The file is crafted to exhaust CPU time.
     """
-    for marker, at in _iterate(data):
-        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
-            break
-        if marker in _FRAMES:
-            return _frame_size(data, at)
-    return 0, 0
+    # A frame header after the first scan does not count, and finding it would take long.
+    segments = takewhile(lambda segment: segment[0] != _START_OF_SCAN, _iterate(data))
+    return next((_frame_size(data, at) for marker, at in segments if marker in _FRAMES), (0, 0))
 
 
 def _frame_size(data: bytes, at: int) -> tuple[int, int]:
@@ -150,21 +148,14 @@ def decode(
 ) -> NDArray[np.uint8] | None:
     """Decode to RGB, at the size that `reduced_size` returns.
 
-    Args:
-        data: The file.
-        size: Width and height, from `read_header`.
-        min_decode_size: Minimum width and height, as stored.
-        out: UINT8 (height, width, 3) to decode into, used if it is contiguous and of exactly the decoded size.
-
-    Returns:
-        UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
+    Sizes are width and height, as stored. UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of
+    exactly the decoded size. The result is None for a file that Pillow should decode.
     """
     width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
-    buffer = None if out is None else out.reshape(-1)
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=out)
     except (ValueError, KeyError):  # KeyError: unknown subsampling
         return None
     return pixels if out is None else out

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from app.imaging.decode import decode
-from app.imaging.exif import is_sideways, read_orientation, turn_upright
+from app.imaging.exif import read_orientation
 from app.imaging.header import read_header
-from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, limits, store
+from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, limits
 
 
 def block(order: str, *entries: tuple[int, int, int], at: int = 8) -> bytes:
@@ -106,14 +106,3 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
     assert peak < 5_000_000
 
 
-@pytest.mark.parametrize("orientation", range(2, 9))
-def test_pixels_are_turned_upright(orientation: int) -> None:
-    pixels = turn_upright(store(PIXELS, orientation), orientation)
-
-    np.testing.assert_array_equal(pixels, PIXELS)
-    assert pixels.flags.c_contiguous
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_sideways_orientations_swap_width_and_height(orientation: int) -> None:
-    assert is_sideways(orientation) is (store(PIXELS, orientation).shape != PIXELS.shape)
