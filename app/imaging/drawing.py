@@ -54,11 +54,9 @@ class _Rectangle(NamedTuple):
 
 
 def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
-    """Draw frames inside the boxes, then labels; where they overlap, the detection with the higher score is on top.
+    """Draw on UINT8 pixels (height, width, 3) RGB, in place: frames inside the boxes, then labels.
 
-    Args:
-        pixels: UINT8 (height, width, 3) RGB, modified in place.
-        marks: The detections.
+    Where they overlap, the detection with the higher score is on top.
     """
     height, width = pixels.shape[:2]
     scale = sqrt(height * width)
@@ -92,20 +90,11 @@ def _to_rectangle(box: Sequence[float], width: int, height: int) -> _Rectangle:
 
 def _draw_frame(pixels: NDArray[np.uint8], box: _Rectangle, line_width: int, colour: Colour) -> None:
     """Draw a frame along the inside of a box, and a thin dark one inside the first, for contrast with bright pixels."""
-    side = min(box.right - box.left, box.bottom - box.top)
-    line = max(1, min(line_width, side // _MIN_BOX_WIDTHS))
-    if line > 1:
-        edge = line + max(1, line // 3)
-        _draw_lines(pixels, box, edge, _EDGE)
-    _draw_lines(pixels, box, line, colour)
-
-
-def _draw_lines(pixels: NDArray[np.uint8], box: _Rectangle, width: int, colour: Colour) -> None:
-    left, top, right, bottom = box
-    pixels[top : top + width, left:right] = colour
-    pixels[bottom - width : bottom, left:right] = colour
-    pixels[top:bottom, left : left + width] = colour
-    pixels[top:bottom, right - width : right] = colour
+    area = pixels[box.top : box.bottom, box.left : box.right]
+    line = max(1, min(line_width, min(area.shape[:2]) // _MIN_BOX_WIDTHS))
+    lines = [(line + max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
+    for width, line_colour in lines:
+        area[:width] = area[-width:] = area[:, :width] = area[:, -width:] = line_colour
 
 
 def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: int, height: int) -> list[_Rectangle]:

@@ -84,9 +84,7 @@ def read_header(data: bytes) -> JpegHeader:
 
 def _check_frame(marker: int, depth: int) -> None:
     """Reject valid types of frames that are not supported."""
-    kind = _UNSUPPORTED_FRAMES.get(marker)
-    if kind is None and _DEPTH < depth <= _MAX_DEPTH:
-        kind = f"{depth}-bit"
+    kind = _UNSUPPORTED_FRAMES.get(marker, f"{depth}-bit" if _DEPTH < depth <= _MAX_DEPTH else None)
     if kind is not None:
         raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
 
