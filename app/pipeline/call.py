@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import decode_outputs as decode_scores
 from app.classification.rank import rank
-from app.detection.outputs import Candidates
+from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.imaging.transform import ImageTransform

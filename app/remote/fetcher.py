@@ -87,12 +87,9 @@ class Fetcher:
         return address.parse(url, self._hosts)
 
     async def fetch(self, image: ImageAddress, count: Callable[[int], object], deadline: Deadline) -> bytes:
-        """Fetch an image.
+        """Fetch an image, from `parse` of this object or of the trusted origin, within 10 s.
 
-        Args:
-            image: The address, from `parse` of this object or of the trusted origin.
-            count: Called with the size of each received piece; raises an error if there are too many bytes.
-            deadline: Deadline of the request; the time is also limited to 10 s.
+        `count` is called with the size of each received piece, and raises an error if there are too many bytes.
 
         Raises:
             ImageNotFetched: The host, or the target of a redirect, did not deliver the image.
@@ -143,7 +140,6 @@ class Fetcher:
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
 
     def _is_allowed_at_origin(self, found: str) -> bool:
-        """Return whether connections to an IP address of the trusted origin are allowed."""
         return is_private(found) or self._is_allowed(found)
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:

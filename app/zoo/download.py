@@ -16,16 +16,13 @@ class DownloadError(Exception):
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
-    """Download or find the file of a published network, and verify its SHA-256.
+    """Download the file of a published network to a folder, or find it, and verify its SHA-256.
 
     Args:
         entry: Its entry in the registry.
         folder: Folder for downloads.
         source: A file, or a folder that mirrors the sources; None to download from the source itself.
         sha256: SHA-256 of the file, for a custom network; None for the one in the registry.
-
-    Returns:
-        The network's file, in `folder` unless it is local.
 
     Raises:
         DownloadError: The source cannot be reached or read.
@@ -49,7 +46,8 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
     if source.is_dir():
         prefix = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"
         wheels = [path for path in source.glob("*.whl") if entry.wheel and path.name.lower().replace("-", "_").startswith(prefix)]
-        source = next(iter([path for path in [source / entry.file_name] if path.is_file()] + wheels), source / entry.file_name)
+        file = source / entry.file_name
+        source = wheels[0] if wheels and not file.is_file() else file
     if not source.is_file():
         raise DownloadError(f"there is no file {source}")
     if source.suffix == ".whl" and entry.member:

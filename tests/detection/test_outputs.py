@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.detection.outputs import Candidates, decode_outputs
+from app.detection.nms import Candidates
+from app.detection.outputs import decode_outputs
 from app.errors import InvalidImage, InvalidModelOutput
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import ModelSpec, from_triton_config

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from app.detection.outputs import Candidates
+from app.detection.nms import Candidates
 from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat

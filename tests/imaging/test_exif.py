@@ -3,7 +3,6 @@
 import struct
 import tracemalloc
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,5 +103,3 @@ def test_hostile_exif_block_costs_nothing(image_format: str, mode: str) -> None:
 
     assert header.orientation == 1
     assert peak < 5_000_000
-
-

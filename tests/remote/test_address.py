@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UrlNotAllowed
-from app.remote.address import is_address, is_empty, is_listed, parse
+from app.remote.address import is_address, is_listed, parse
 
 ANY = ["*"]
 SECRET = "canary"  # noqa: S105 - in paths and queries
@@ -76,14 +76,7 @@ def test_an_allowed_address_is_parsed(url: str, expected: str) -> None:
 @pytest.mark.parametrize("text", [" https://a.org/x", "https://a.org/x  ", "\n\thttps://a.org/x\r\n"])
 def test_space_around_an_address_does_not_count(text: str) -> None:
     assert is_address(text)
-    assert not is_empty(text)
     assert str(parse(text, ANY).url) == "https://a.org/x"
-
-
-@pytest.mark.parametrize("text", ["", " ", "\r\n"])
-def test_an_empty_text_is_no_address(text: str) -> None:
-    """A form sends an empty text for a field that nobody filled in."""
-    assert is_empty(text)
 
 
 @pytest.mark.parametrize(
