@@ -27,12 +27,7 @@ _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 
 
 def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
-    """Check the settings.
-
-    Args:
-        settings: The settings, individually valid.
-        is_triton_here: Whether Triton runs on this machine.
-    """
+    """Check the settings, which are individually valid."""
     yield from _check_listener(settings)
     yield from _check_files(settings)
     yield from _check_timeouts(settings)

@@ -25,18 +25,7 @@ _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 async def examine(
     client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
 ) -> tuple[list[Finding], ModelSpec | None]:
-    """Examine the default model.
-
-    Args:
-        client: Client of a Triton that responds.
-        settings: The settings, which name the model.
-        state: State of the model in Triton's index; None if unknown.
-        is_here: Whether Triton runs on this machine.
-        with_burst: Whether to send a burst of inferences.
-
-    Returns:
-        The findings, and the spec of the model; None if the model cannot be used.
-    """
+    """Examine the default model on a Triton that responds. The spec is None if the model cannot be used."""
     try:
         config, version = await client.read_config(settings.model)
     except GatewayError as error:
