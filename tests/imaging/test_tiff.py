@@ -12,9 +12,8 @@ from PIL import Image
 
 from app.errors import GatewayError, InvalidImage, UnsupportedFormat
 from app.imaging import tiff
-from app.imaging.decode import decode
 from app.imaging.header import read_header
-from tests.imaging.samples import MEGA, NOISE, PIXELS, encode, limits, store
+from tests.imaging.samples import MEGA, NOISE, PIXELS, encode, limits, pixels_of, store, to_rgb
 
 GREY = PIXELS[:, :, 0]
 PALETTE = (*(n << 8 for n in range(256)), *((255 - n) << 8 for n in range(256)), *((n // 2) << 8 for n in range(256)))
@@ -49,15 +48,6 @@ def tags_for(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) 
         277: (samples,),
         **given,
     }
-
-
-def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    header = read_header(data, limits(MEGA))
-    return decode(header, (header.width, header.height))
-
-
-def to_rgb(grey: NDArray[Any]) -> NDArray[Any]:
-    return np.stack([grey] * 3, axis=-1)
 
 
 @pytest.mark.parametrize("compression", [1, 5, 8, 32773, 32946])
