@@ -101,6 +101,7 @@ def test_a_machine_that_is_large_enough(machine: dict[str, Any]) -> None:
     [
         (2.0, {"workers": 3}, "3 workers for 2 cores", "NEREID_WORKERS=2"),
         (1.5, {"workers": 3}, "3 workers for 1.5 cores", "NEREID_WORKERS=1"),
+        (1.0, {"workers": 2}, "2 workers for 1 core:", "NEREID_WORKERS=1"),
         (0.5, {"workers": 2}, "2 workers for 0.5 cores", "NEREID_WORKERS=1"),
         (4.0, {"workers": 4, "instances": 2}, "8 workers for 4 cores", "NEREID_WORKERS=2"),
         (8.0, {"workers": 2}, "only 2 of them", "NEREID_WORKERS=8"),

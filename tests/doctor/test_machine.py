@@ -107,17 +107,6 @@ LIBRARIES = pytest.mark.parametrize(
 )
 
 
-@LIBRARIES
-def test_a_missing_library_is_named(
-    without_triton: Settings, monkeypatch: pytest.MonkeyPatch, package: str, code: str, fix: str
-) -> None:
-    monkeypatch.delattr("app.imaging.jpeg")  # so that it is imported anew
-    monkeypatch.delitem(sys.modules, "app.imaging.jpeg")
-    monkeypatch.setitem(sys.modules, package, None)
-
-    assert_useful(check(without_triton)[code], Severity.FAILURE, says=[package, "does not start"], fix=fix)
-
-
 def test_a_decoder_that_gives_up_is_named(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow decodes in its place."""
     monkeypatch.setattr("app.imaging.jpeg.decode", lambda *_: None)

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 from app.imaging.decode import decode
 from app.imaging.exif import read_orientation
 from app.imaging.header import read_header
-from tests.imaging.samples import MEGA, PIXELS, encode, exif_of, hostile_tags, limits, peak_below
+from tests.imaging.samples import MEGA, encode, exif_of, hostile_tags, limits, peak_below
 
 
 def block(order: str, *entries: tuple[int, int, int], at: int = 8) -> bytes:
@@ -67,25 +67,6 @@ def test_block_without_a_valid_orientation_is_upright(exif: bytes) -> None:
 @given(st.sampled_from([b"", b"II*\0", b"MM\0*"]), st.binary(max_size=60))
 def test_any_block_has_an_orientation(start: bytes, rest: bytes) -> None:
     assert read_orientation(start + rest) in range(1, 9)
-
-
-@pytest.mark.parametrize("exif", MALFORMED)
-def test_malformed_exif_is_ignored(exif: bytes) -> None:
-    header = read_header(encode(Image.fromarray(PIXELS), "JPEG", exif=exif), limits(MEGA))
-
-    assert header.orientation == 1
-    assert decode(header, (32, 16)).shape == (16, 32, 3)
-
-
-@pytest.mark.parametrize("endian", ["<", ">"])
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
-def test_orientation_is_found_among_other_tags(image_format: str, endian: str) -> None:
-    exif = exif_of(6)
-    exif.endian = endian
-    exif[ExifTags.Base.Make] = "maker"
-    exif[ExifTags.Base.UserComment] = b"x" * 40
-
-    assert read_header(encode(Image.fromarray(PIXELS), image_format, exif=exif), limits(MEGA)).orientation == 6
 
 
 @pytest.mark.parametrize("mode", ["RGB", "CMYK"])
