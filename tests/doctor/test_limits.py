@@ -1,13 +1,10 @@
 """What is said of the limits of this machine: real ones, in processes of their own, as far as they can be had."""
 
-import json
 import os
 import resource
-import subprocess
 import sys
 from typing import Any, Literal
 
-import msgspec
 import pytest
 
 from app.doctor import limits
@@ -17,8 +14,7 @@ from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES
 from app.settings.schema import Settings
 from app.triton import shared_memory
 from app.triton.shared_memory import MAX_ARENA_BYTES
-from tests.doctor.setups import assert_useful
-from tests.support import ROOT, free_port
+from tests.doctor.setups import assert_useful, run_command
 
 MIB = 2**20
 UINT8_640 = 640 * 640 * 3
@@ -41,18 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
     """Run the command line from a shell that has changed its limits."""
-    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port()), **settings}
-    result = subprocess.run(
-        ["sh", "-c", f'{command} "$0" -m app doctor --json --no-burst', sys.executable],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.stderr == ""
-    findings: list[dict[str, Any]] = json.loads(result.stdout)["findings"]
-    return {finding["code"]: msgspec.convert(finding, Finding) for finding in findings}
+    return run_command("sh", "-c", f'{command} "$0" -m app doctor --json --no-burst', sys.executable, **settings)[1]
 
 
 @pytest.mark.system
