@@ -48,15 +48,9 @@ class Fetcher:
         trust: ssl.SSLContext | None = None,
         origin: TrustedOrigin | None = None,
     ) -> None:
-        """Prepare to fetch.
+        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`, and from a trusted origin.
 
-        Args:
-            hosts: Patterns, as for `address.is_listed`.
-            max_bytes: Maximum size of an image.
-            resolve: Resolver of host names; None for the system's resolver.
-            is_allowed: Returns whether connections to an IP address are allowed.
-            trust: TLS context that verifies certificates; None for the default certificate authorities.
-            origin: The trusted origin, if any.
+        The default resolver is the system's; certificates are verified with the default authorities.
         """
         self.origin = origin
         """The trusted origin, allowed in addition to the hosts; None if there is none."""

@@ -12,11 +12,7 @@ from app.zoo.registry import DetectionRecipe, Recipe
 
 
 def build(sizes: Sequence[int], recipe: Recipe) -> onnx.ModelProto:
-    """Build the graph that follows a network, with its head as the input.
-
-    Args:
-        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
-        recipe: The recipe with the format of the head.
+    """Build the graph that follows a network, with its head as the input. The sizes are those of the head; 0 for dynamic ones.
 
     Returns:
         For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels

@@ -80,13 +80,6 @@ def test_a_slow_libjpeg_in_pillow(without_triton: Settings, monkeypatch: pytest.
     assert_useful(found["pillow_jpeg"], Severity.WARNING, says=["without libjpeg-turbo"], fix="libjpeg-dev")
 
 
-def test_a_decoder_that_gives_up_is_named(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow decodes in its place."""
-    monkeypatch.setattr("app.imaging.jpeg.decode", lambda *_: None)
-
-    assert_useful(check(without_triton)["jpeg_decoder"], Severity.WARNING, says=["Pillow does it"], fix="simplejpeg")
-
-
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("package", "code", "fix"),
