@@ -175,7 +175,6 @@ def test_normalized_boxes_are_scaled_to_pixels() -> None:
 
 
 def test_score_slightly_above_one_is_accepted() -> None:
-    """Half floats may be rounded to slightly above one."""
     assert decode(spec_of(OutputFormat.SIX_COLUMNS), six([1, 2, 3, 4, 1.0005, 0])).scores.tolist() == pytest.approx([1.0005])
 
 
@@ -203,7 +202,6 @@ def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
     ],
 )
 def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, ...]) -> None:
-    """A tensor that does not have the shape of its format is rejected, and the message has its shape."""
     with pytest.raises(InvalidModelOutput, match=r"shape \("):
         decode(spec_of(output_format), {"o": np.zeros((1, *shape), np.float32)})
 
@@ -221,7 +219,6 @@ def test_wrong_shape_is_rejected(output_format: OutputFormat, shape: tuple[int, 
     ],
 )
 def test_four_tensors_that_do_not_fit_together_are_rejected(changes: Outputs) -> None:
-    """Boxes, scores and classes must have one length, and the count must be one number."""
     with pytest.raises(InvalidModelOutput, match="shape"):
         decode(spec_of(OutputFormat.END_TO_END), four(**changes))
 
@@ -263,7 +260,6 @@ def test_values_out_of_range_are_rejected(output_format: OutputFormat, outputs: 
 
 
 def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
-    """Fractions too large to be converted to pixels are rejected, without a warning."""
     with pytest.raises(InvalidModelOutput, match=NOT_FINITE):
         decode(spec_of(OutputFormat.SIX_COLUMNS, has_normalized_boxes=True), six([0, 0, 3e38, 1, 0.9, 0]))
 

@@ -30,7 +30,6 @@ def chosen(
 
 @pytest.mark.parametrize("confidence", [0.0, 0.25, 0.3, 1.0])
 def test_confidence_is_the_least_score(confidence: float) -> None:
-    """A score equal to the threshold is kept, the next smaller float is not."""
     at = np.float32(confidence)
     below = np.nextafter(at, np.float32(-1))
 

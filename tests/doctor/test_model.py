@@ -41,7 +41,6 @@ def test_a_model_that_hurts(  # noqa: PLR0913, PLR0917 - a table
 
 
 def test_a_model_that_takes_floats(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its tensors are four times as large as those of bytes."""
     examined = examine(small, capsys)
 
     assert_useful(

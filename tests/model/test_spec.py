@@ -180,7 +180,6 @@ def test_parameters_of_others_are_ignored() -> None:
     ],
 )
 def test_invalid_parameter_is_named(name: str, value: str) -> None:
-    """A parameter that is out of range or of the wrong type makes the model unusable, and the message names it."""
     parameter: dict[str, Any] = {name: value}
 
     with pytest.raises(UnsupportedModel, match=rf"the config of m has an invalid parameter: .*{name}"):
@@ -402,7 +401,6 @@ def test_unknown_tensors_are_described(images: tuple[Tensor, ...], outputs: tupl
 
 @pytest.mark.parametrize("metadata", MALFORMED)
 def test_malformed_metadata_leaves_the_defaults(metadata: str) -> None:
-    """A model with metadata that is not what the exporter writes has no labels and the default input size."""
     given = spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
 
     assert (given.labels, given.input_size) == ((), (640, 640))
@@ -420,7 +418,6 @@ def test_metadata_never_makes_a_model_unusable(metadata: str) -> None:
 def test_shape_and_size_of_the_input_tensor(
     dims: list[int | str], shape: tuple[int, ...], data_type: str, item_bytes: int, batch: int
 ) -> None:
-    """Shape and size of one image follow from the config; a batch dimension is in front if the model has one."""
     spec = spec_of(image=("images", data_type, dims), batch=batch)
 
     assert (spec.image_shape, spec.datatype) == (shape, data_type.removeprefix("TYPE_"))

@@ -77,7 +77,6 @@ def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) ->
 
 
 def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
-    """A version that only begins like the pinned one, as 1.0.1 does, is not the pinned one."""
     write_wheel(mirror / "no_such_detectors-1.0.1-py3-none-any.whl")
 
     with pytest.raises(DownloadError, match="there is no file"):

@@ -75,7 +75,6 @@ def test_file_is_pulled(repository: Path, network: Path, capsys: pytest.CaptureF
 
 
 def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: Path) -> None:
-    """The names of the network and of the model do not get in each other's way."""
     folder = tmp_path / "own"
     folder.mkdir()
     for name in ("composed.onnx", "model.onnx"):
