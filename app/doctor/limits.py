@@ -74,7 +74,6 @@ def _check_open_files(soft: int, hard: int) -> Finding:
 
 
 def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Finding:
-    """Check that the arenas of all workers fit into /dev/shm."""
     workers = _workers(settings)
     need = workers * arena
     size = f"{math.ceil(need / _MIB * _SPARE)}m"

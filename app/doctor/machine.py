@@ -53,7 +53,6 @@ def _check_pillow() -> Finding:
 
 
 def _check_formats() -> Iterator[Finding]:
-    """Check the libraries that Pillow was compiled with."""
     fix = "apt-get install libjpeg-dev zlib1g-dev libwebp-dev && rm -r .venv && ./just"
     missing = [library for name, library in _FORMATS.items() if not features.check(name)]
     if missing:

@@ -73,7 +73,6 @@ def _config_path(settings: Settings) -> Path:
 
 
 def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:
-    """Return the finding for a model that is missing or not ready."""
     if state is None:
         fix = f"nereid pull {settings.model}, then start Triton again; or NEREID_MODEL=NAME of a model that is ready"
         return failure("model", f"Triton does not have {settings.model}: {own_message(error)}", fix)
@@ -91,7 +90,6 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
-    """Check the size of the input tensor per image."""
     if spec.dtype is None:
         return
     width, height = spec.input_size

@@ -24,7 +24,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
 
     Raises:
         PullError: The network cannot be composed, or the model cannot be written.
-        DownloadError, PackageError: As for `download`.
+        PackageError: As for `download`.
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
