@@ -5,7 +5,6 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 
 import re
 from collections.abc import Iterator
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -124,9 +123,12 @@ def read_frame_size(data: bytes) -> tuple[int, int]:
     Raises:
         InvalidImage: The file is crafted to exhaust CPU time.
     """
-    # A frame header after the first scan does not count, and finding it would take long.
-    segments = takewhile(lambda segment: segment[0] != _START_OF_SCAN, _iterate(data))
-    return next((_frame_size(data, at) for marker, at in segments if marker in _FRAMES), (0, 0))
+    for marker, at in _iterate(data):
+        if marker in _FRAMES:
+            return _frame_size(data, at)
+        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
+            break
+    return 0, 0
 
 
 def _frame_size(data: bytes, at: int) -> tuple[int, int]:
