@@ -83,9 +83,7 @@ def read_header(data: bytes) -> JpegHeader:
 
 def _check_frame(marker: int, depth: int) -> None:
     """Reject valid types of frames that are not supported."""
-    kind = _UNSUPPORTED_FRAMES.get(marker)
-    if kind is None and _DEPTH < depth <= _MAX_DEPTH:
-        kind = f"{depth}-bit"
+    kind = _UNSUPPORTED_FRAMES.get(marker, f"{depth}-bit" if _DEPTH < depth <= _MAX_DEPTH else None)
     if kind is not None:
         raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
 
@@ -126,10 +124,10 @@ def read_frame_size(data: bytes) -> tuple[int, int]:
         InvalidImage: The file is crafted to exhaust CPU time.
     """
     for marker, at in _iterate(data):
-        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
-            break
         if marker in _FRAMES:
             return _frame_size(data, at)
+        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
+            break
     return 0, 0
 
 
@@ -150,21 +148,14 @@ def decode(
 ) -> NDArray[np.uint8] | None:
     """Decode to RGB, at the size that `reduced_size` returns.
 
-    Args:
-        data: The file.
-        size: Width and height, from `read_header`.
-        min_decode_size: Minimum width and height, as stored.
-        out: UINT8 (height, width, 3) to decode into, used if it is contiguous and of exactly the decoded size.
-
-    Returns:
-        UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
+    Sizes are width and height, as stored. UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of
+    exactly the decoded size. The result is None for a file that Pillow should decode.
     """
     width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
-    buffer = None if out is None else out.reshape(-1)
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=out)
     except (ValueError, KeyError):  # KeyError: unknown subsampling
         return None
     return pixels if out is None else out
