@@ -46,7 +46,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     count, boxes, scores, classes = tensors
     expect_shape(spec, count, (1,))
-    expect_shape(spec, boxes, (None, 4))
+    expect_shape(spec, boxes, (*boxes.shape[:1], 4))
     for tensor in (scores, classes):
         expect_shape(spec, tensor, (len(boxes),))
     n = int(count[0])

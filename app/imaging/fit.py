@@ -47,17 +47,15 @@ class Letterbox(NamedTuple):
         Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         """
         is_centred = self.placement == "center"
-        scale = min(self.canvas_size[0] / width, self.canvas_size[1] / height)
+        canvas_width, canvas_height = self.canvas_size
+        scale = min(canvas_width / width, canvas_height / height)
         if not self.enlarge:
             scale = min(scale, 1.0)
         to_pixels = round if is_centred else int
-        inner_width, inner_height = (
-            max(1, min(to_pixels(side * scale), limit)) for side, limit in zip((width, height), self.canvas_size, strict=True)
-        )
-        left, top = (
-            round((outer - inner) / 2 - 0.1) if is_centred else 0
-            for outer, inner in zip(self.canvas_size, (inner_width, inner_height), strict=True)
-        )
+        inner_width = max(1, min(to_pixels(width * scale), canvas_width))
+        inner_height = max(1, min(to_pixels(height * scale), canvas_height))
+        left = round((canvas_width - inner_width) / 2 - 0.1) if is_centred else 0
+        top = round((canvas_height - inner_height) / 2 - 0.1) if is_centred else 0
         return ImageTransform(left, top, inner_width, inner_height, width, height)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:

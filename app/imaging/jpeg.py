@@ -4,6 +4,7 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ _UNSUPPORTED_FRAMES = {
 _MAX_DEPTH = 16
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _PREFIX, _NO_MARKER = 0xFF, (0x00, 0xFF)
+_SEGMENT = struct.Struct(">BBH")
+"""Prefix, marker and length."""
+_PLAIN = {0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE2, 0xF0)}
+"""Tables, comments and application data other than EXIF: most segments."""
 # The next marker as libjpeg finds it: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -89,10 +94,15 @@ def _check_frame(marker: int, depth: int) -> None:
 
 
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the marker of each segment and the position after it, if at least eight bytes follow there."""
+    """Yield the marker of each segment that may matter and the position after it, if at least eight bytes follow there."""
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
     for _ in range(_MAX_MARKERS):
+        if not is_after_scan and at + 2 <= last:
+            prefix, marker, length = _SEGMENT.unpack_from(data, at)
+            if prefix == _PREFIX and marker in _PLAIN:
+                at += 2 + max(2, length)
+                continue
         if not is_after_scan and at + 2 <= last and data[at] == _PREFIX and data[at + 1] not in _NO_MARKER:  # the usual case
             at += 2
         else:
