@@ -98,12 +98,11 @@ def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
     for _ in range(_MAX_MARKERS):
-        if not is_after_scan and at + 2 <= last:
-            prefix, marker, length = _SEGMENT.unpack_from(data, at)
-            if prefix == _PREFIX and marker in _PLAIN:
-                at += 2 + max(2, length)
-                continue
-        if not is_after_scan and at + 2 <= last and data[at] == _PREFIX and data[at + 1] not in _NO_MARKER:  # the usual case
+        prefix, marker, length = _SEGMENT.unpack_from(data, at) if not is_after_scan and at + 2 <= last else (0, 0, 0)
+        if prefix == _PREFIX and marker in _PLAIN:
+            at += 2 + max(2, length)
+            continue
+        if prefix == _PREFIX and marker not in _NO_MARKER:
             at += 2
         else:
             pattern, end = (_MARKER_AFTER_SCAN, len(data)) if is_after_scan else (_MARKER, min(len(data), at + _MAX_JUNK_BYTES + 2))
