@@ -1,14 +1,11 @@
 """Parse request bodies that contain more than the image: forms and JSON."""
 
-import json
-import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import numpy as np
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from app.api.parameters.parse import Parameters, unknown_parameter
 from app.api.parameters.parse import names as parameter_names
@@ -22,12 +19,11 @@ from app.remote.address import is_address, is_empty
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
 
-_Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.(\w+)(\[.*\])?`")
+_Member: Any = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
+_MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
+_NULL = msgspec.Raw(b"null")
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
-_NOT_LETTERS = re.compile(r"[^a-z]")
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
@@ -38,7 +34,6 @@ _SEVERAL = "POST /detect/batch takes several"
 NOT_BOTH = "send either an image or a url, not both"
 """The error for a request with both."""
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
-_PAIRS = json.JSONDecoder(object_pairs_hook=list)
 
 
 class ParsedBody(NamedTuple):
@@ -120,30 +115,34 @@ def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> Parsed
 
 
 @cache
-def _outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
-    """Make two types of a JSON object with a member `content` and parameters of a kind: raw members, and typed members.
+def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a Struct with these fields
+    """Make the type of a JSON object with a member `content` and parameters of a kind, which are not decoded yet.
 
-    They are Structs, not dicts, so that parsing stops at the first unknown member.
+    It is a Struct, not a dict, so that parsing stops at the first unknown member.
     """
-    names = (content, *parameter_names(kind))
-    outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
-    return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in (content, *parameter_names(kind))]
+    return msgspec.defstruct("_Outline", fields, forbid_unknown_fields=not kind.ignores_unknown)
 
 
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, list[tuple[str, str]]]:
     """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
 
+    Of several members with one name, the last counts.
+
     Raises:
-        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large.
-        InvalidParameter: A parameter is unknown, or there are several members `content`.
+        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large or of another type.
+        InvalidParameter: A parameter is unknown.
     """
-    outline, typed = _outlines(content, kind)
-    document = view_document(data)
     try:
-        found = getattr(msgspec.json.decode(document, type=outline), content)
-        return found, _parse_members(document, content, found, typed)
+        members = msgspec.structs.asdict(msgspec.json.decode(view_document(data), type=_outline(content, kind)))
     except JSON_ERRORS as error:
-        raise describe_member(str(error), content, kind) or MalformedRequest(example) from error
+        unknown = str(error).partition("unknown field `")[2][:-1]
+        raise (_unknown_member(unknown, content, kind) if unknown else MalformedRequest(example)) from error
+    found = members.pop(content)
+    if sum(map(len, members.values())) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
+    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
+    return found, [(name, _to_parameter(name, value)) for name, value in given]
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
@@ -151,8 +150,9 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     image, members = parse_document(data, "image", kind, _EXAMPLE)
     if not image and any(name == "url" for name, _ in members):
         return ParsedBody(b"", members)
-    if other := _other_kind(image):
-        raise MalformedRequest(f'the JSON object has no string "image": {other}')
+    if (found := kind_of(image)) != "a string":
+        expected = _SEVERAL if found == "a list" else "expected the image in base64"
+        raise MalformedRequest(f'the JSON object has no string "image": {f"it is {found}; " if found else ""}{expected}')
     try:
         encoded = msgspec.json.decode(image, type=str)
     except JSON_ERRORS as error:
@@ -162,66 +162,20 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     return ParsedBody(decode_base64(encoded), members)
 
 
-def _other_kind(image: msgspec.Raw) -> str:
-    """Describe an `image` that is not a string; return nothing for a string."""
-    kind = kind_of(image)
-    if kind == "a list":
-        return f"it is a list; {_SEVERAL}"
-    if kind == "a string":
-        return ""
-    return f"it is {kind}; expected the image in base64" if kind else "expected the image in base64"
-
-
 def kind_of(value: msgspec.Raw) -> str:
     """Return the kind of a JSON value; nothing if the value is missing."""
     start = bytes(memoryview(value)[:1])
     return _KINDS.get(start, "a number") if start else ""
 
 
-def describe_member(error: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter | None:
-    """Return the error for a member that msgspec rejected; None if msgspec reports any other defect.
-
-    Args:
-        error: msgspec's message.
-        content: Name of the member with the image or images.
-        kind: The type of the parameters.
-    """
-    if found := _UNKNOWN.fullmatch(error):
-        return _unknown_member(found[1], content, kind)
-    if not (found := _WRONG_TYPE.fullmatch(error)):
-        return None
-    if found[3] is None:
-        return MalformedRequest(f'"{found[2]}" is of the type {found[1]}; expected a string, a number, true, false or a list')
-    return MalformedRequest(f'"{found[2]}" has an item of the type {found[1]}; expected strings or integers')
-
-
 def _unknown_member(name: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter:
-    if _NOT_LETTERS.sub("", name[:64].lower()) not in _OTHER_NAMES:
+    if "".join(filter(str.isalpha, name[:64].lower())) not in _OTHER_NAMES:
         return unknown_parameter(name, kind)
     if content != "image":
         expected = f'the images in "{content}", a list of base64'
     else:
         expected = f'one image in "image"; {_SEVERAL}' if name == "images" else 'the image in "image", in base64'
     return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
-
-
-def _parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object other than its `content`, the member `name`, which may be missing."""
-    if len(data) - len(content) > _MAX_MEMBER_BYTES:
-        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
-    start = _address(content) - _address(data) if content else len(data)
-    rest = bytes(data[:start])
-    if content:
-        rest += b'""' + data[start + len(content) :]
-    msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of repeated members
-    pairs = _PAIRS.decode(rest.decode())
-    if [member for member, _ in pairs].count(name) > 1:
-        raise InvalidParameter(f"{name} is given more than once")
-    return [(member, _to_parameter(value)) for member, value in pairs if member != name]
-
-
-def _address(data: memoryview | msgspec.Raw) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 def _check_number(images: int, others: Sequence[str]) -> None:
@@ -233,7 +187,11 @@ def _check_number(images: int, others: Sequence[str]) -> None:
         raise MalformedRequest(f"{expected}; fields found: {multipart.quote_names(others) or 'none'}", repeats_request=True)
 
 
-def _to_parameter(value: _Member) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _to_parameter(name: str, value: msgspec.Raw) -> str:
+    try:
+        member = msgspec.json.decode(value, type=_Member)
+    except JSON_ERRORS as error:
+        raise MalformedRequest(f'"{name}" is {kind_of(value)}; expected {_MEMBERS}') from error
+    if isinstance(member, bool):
+        return "true" if member else "false"
+    return ",".join(map(str, member)) if isinstance(member, list) else str(member)

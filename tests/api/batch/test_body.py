@@ -170,9 +170,8 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
         (form(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
         (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
-        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is of the type null; expected a string, a number'),
+        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is null; expected a string, a finite number'),
         (b'{"images": ["YQ=="], "unknown": 1}', JSON, "unknown parameter 'unknown'"),
-        (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "images is given more than once"),
         (form(("boxes", b"\xff", None)), FORM, "'boxes' is not UTF-8 text"),
         *(
             (document(images), JSON, f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image')

@@ -152,9 +152,9 @@ async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.A
         ({"iou_threshold": "x"}, "iou_threshold: expected a number from 0 to 1"),
         ({"max_detections": 10**30}, "max_detections: expected a whole number"),
         ({"class_filter": ["dragon"]}, "'dragon' is not a class"),
-        ({"class_filter": "red"}, "class_filter: expected a list of names"),
-        ({"class_filter": ["x" * 2**16]}, "class_filter: longer than 64 KiB"),
-        ({"confidence": [0.4]}, "confidence"),
+        ({"class_filter": [["red"]]}, '"class_filter" is a list; expected a string, a finite number'),
+        ({"class_filter": ["x" * 2**16]}, "the JSON object has more than 64 KiB beside its image"),
+        ({"confidence": [0.4]}, '"confidence" is a list'),
     ],
 )
 async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:

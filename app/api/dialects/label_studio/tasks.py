@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.api.batch.body import MAX_IMAGES
+from app.api.batch.body import MAX_IMAGES, ImageList, items_of
 from app.api.dialects.label_studio import labeling_config
 from app.api.dialects.label_studio.labeling_config import Control
 from app.api.receiving import json_body
@@ -23,10 +23,6 @@ _UNNAMED = "$undefined$"
 _JPEG = "/9j/"
 """Prefix of a JPEG in base64, which must not be taken for a path."""
 _EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
-# A Struct limits how many tasks are parsed; the last field shows that there are too many.
-_Tasks: Any = msgspec.defstruct(
-    "_Tasks", [(f"task_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
-)
 
 
 class Tasks(NamedTuple):
@@ -39,7 +35,7 @@ class Tasks(NamedTuple):
 
 
 class _Prediction(msgspec.Struct, frozen=True):
-    tasks: _Tasks
+    tasks: ImageList
     label_config: str
 
 
@@ -60,7 +56,7 @@ def read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> 
         MalformedRequest: The body has the wrong structure, no tasks, or no control for rectangles on images.
     """
     prediction = json_body.decode(data, content_type, _Prediction, _EXAMPLE)
-    tasks = [task for task in msgspec.structs.astuple(prediction.tasks) if len(task)]
+    tasks = items_of(prediction.tasks)
     if not tasks:
         raise MalformedRequest(f"there are no tasks; expected {_EXAMPLE}")
     controls = labeling_config.read(prediction.label_config)

@@ -36,9 +36,9 @@ from app.api.dialects.dialect import (
     receive_text,
     require_all,
 )
-from app.api.dialects.roboflow.body import InferenceBody, parse_members, parse_v0
+from app.api.dialects.roboflow.body import EXAMPLE, InferenceBody, parse_v0
 from app.api.parameters.parse import check_model_name, split_classes
-from app.api.receiving.body import ParsedBody
+from app.api.receiving.body import ParsedBody, parse_document
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
 from app.model.spec import ModelSpec
@@ -79,15 +79,17 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     class_filter: str | None = None
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
+    visualize_predictions: bool = False
+    """Whether the response has pictures; only the body can ask for them."""
     url: str | None = None
     """The URL of the image."""
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return _options(
-            self.reference, self.confidence, split_classes(self.class_filter), self.max_detections, self.iou_threshold
-        )._replace(agnostic=self.class_agnostic_nms)
+        classes = split_classes(self.class_filter) or None  # a client without a filter sends an empty list
+        options = _options(self.reference, self.confidence, classes, self.max_detections, self.iou_threshold)
+        return options._replace(agnostic=self.class_agnostic_nms)
 
 
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -123,7 +125,11 @@ async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResourc
 @ModelRoute("/model/add", takes="text", key_in="body")
 async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
     """List the detectors; the requested one comes first, under the client's id for it."""
-    received = await receive_text(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
+
+    def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
+        return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
+
+    received = await receive_text(request, worker, _ModelParameters, parse)
     wanted = received.wanted
     spec = await find_detector(worker, *wanted.reference, received.call)
     others = await detectors(request, worker)
