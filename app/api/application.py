@@ -22,7 +22,7 @@ from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
-from app.api.reports.health import health, live, livez, ready, readyz
+from app.api.reports.health import health, livez, ready, readyz
 from app.api.reports.metrics import metrics
 from app.api.reports.models import models
 from app.api.routes import VERSION, ModelRoute, RouteTable
@@ -71,7 +71,6 @@ def build(
             guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
         ),
-        live,
         livez,
         readyz,
     ]

@@ -12,7 +12,7 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.context import header_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors
@@ -88,10 +88,9 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
 
 def _describe(given: ResponseInput[Detections], _: _Parameters) -> list[dict[str, Any]]:
     """Describe each object by a shape; its `points` are x1 y1 x2 y2, pixels of the upright image."""
-    found = given.found
     return [
-        {"confidence": str(score), "label": found.spec.class_name(id_), "points": points, "type": "rectangle", "attributes": ()}
-        for points, score, id_ in zip(to_boxes(found, "pixel"), to_scores(found.scores), found.class_ids.tolist(), strict=True)
+        {"confidence": str(score), "label": name, "points": points, "type": "rectangle", "attributes": ()}
+        for points, score, _, name in objects(given.found, "pixel")
     ]
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_scores
+from app.api.answering.native import objects
 from app.api.answering.schema import Problem
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
@@ -32,6 +32,9 @@ _NAMED = 20
 """Maximum number of objects named in `message`."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
 """CodeProject.AI's additions that are the same in all responses."""
+
+
+_SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
@@ -119,18 +122,9 @@ def to_predictions(given: ResponseInput[Detections], command: str) -> dict[str, 
     Objects by descending confidence; corners in whole pixels of the upright image; times in milliseconds.
     """
     found, timing = given.found, given.context.timing
-    predictions = [
-        {
-            "confidence": confidence,
-            "label": found.spec.class_name(id_),
-            "y_min": y_min,
-            "x_min": x_min,
-            "y_max": y_max,
-            "x_max": x_max,
-        }
-        for confidence, id_, (x_min, y_min, x_max, y_max) in zip(
-            to_scores(found.scores), found.class_ids.tolist(), found.boxes.round().astype(int).tolist(), strict=True
-        )
+    predictions: list[dict[str, Any]] = [
+        {"confidence": confidence, "label": name, **{side: int(at) for side, at in zip(_SIDES, box, strict=True)}}
+        for box, confidence, _, name in objects(found, "pixel", 0)
     ]
     total, is_gpu = round(timing.total), found.spec.device == "gpu"
     named = ", ".join(prediction["label"] for prediction in predictions[:_NAMED])

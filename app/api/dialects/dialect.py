@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
-from app.api.answering.problems import WriteError, WrittenError
+from app.api.answering.problems import WriteError
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import copy_error, first_error
@@ -75,12 +75,12 @@ def error_writer(dialects: Sequence[Dialect]) -> WriteError:
     """Return a function that encodes a problem in the format of the request's dialect, or in the gateway's own format."""
     by_name = {dialect.name: dialect for dialect in dialects}
 
-    def write(problem: Problem, scope: Scope) -> WrittenError:
+    def write(problem: Problem, scope: Scope) -> tuple[int, str, bytes]:
         dialect = by_name.get(scope["path"].removeprefix("/").partition("/")[0])
         if dialect is None:
             return problems.write(problem)
         problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
-        return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
+        return problem.status, JSON, msgspec.json.encode(dialect.write_error(problem))
 
     return write
 
@@ -181,12 +181,9 @@ async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestCon
     found: dict[int, Detections | Exception] = {}
 
     def note(index: int, result: Detections | Exception, timing: Timing) -> None:
-        if isinstance(result, Exception):
-            found[index] = copy_error(result)
-            count_batch_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
-        else:
-            found[index] = result
-            count_batch_image(worker.metrics, timing, _OK)
+        found[index] = copy_error(result) if isinstance(result, Exception) else result
+        status = problems.to_problem(result, context.request_id).status if isinstance(result, Exception) else _OK
+        count_batch_image(worker.metrics, timing, status)
 
     async with batch.run(note) as done:
         for image in done:

@@ -15,7 +15,7 @@ from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 
 from app import __version__
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
 from app.api.batch.body import ParsedBatch, decode_text, split_images
@@ -137,10 +137,8 @@ def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
 def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
     """Return the boxes in an image by class name, by descending confidence; corners as fractions of the upright image."""
     boxes = defaultdict(list)
-    corners, scores = to_boxes(found, "normalized"), to_scores(found.scores)
-    for id_, (x_min, y_min, x_max, y_max), score in zip(found.class_ids.tolist(), corners, scores, strict=True):
-        box = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score}
-        boxes[found.spec.class_name(id_)].append(box)
+    for (x_min, y_min, x_max, y_max), score, _, name in objects(found, "normalized"):
+        boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
     return boxes
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_scores
+from app.api.answering.native import objects
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect
@@ -78,19 +78,9 @@ def to_prediction(given: ResponseInput[Detections], wanted: _Parameters) -> dict
     `functionTimeCall` in seconds since the request arrived.
     """
     found, timing = given.found, given.context.timing
-    boxes = found.boxes.astype(float)
-    if wanted.normalize:
-        boxes /= (found.width, found.height) * 2
     results = [
-        {
-            "class": id_,
-            "name": found.spec.class_name(id_),
-            "confidence": score,
-            "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2},
-        }
-        for id_, score, (x1, y1, x2, y2) in zip(
-            found.class_ids.tolist(), to_scores(found.scores), boxes.round(wanted.decimals).tolist(), strict=True
-        )
+        {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}}
+        for (x1, y1, x2, y2), score, id_, name in objects(found, "normalized" if wanted.normalize else "pixel", wanted.decimals)
     ]
     stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
     speed = {name: round(timing.stages.get(stage, 0), 2) for name, stage in stages.items()}

@@ -4,6 +4,7 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from app.api.answering.schema import ModelCard, ModelInfo, ModelList
+from app.api.dependencies import WorkerResources
 from app.api.documentation.openapi import UNAVAILABLE
 from app.errors import GatewayError
 from app.pipeline.pipeline import Pipeline
@@ -12,9 +13,9 @@ from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
-async def models(triton_client: NamedDependency[TritonPool], pipeline: NamedDependency[Pipeline]) -> ModelList:
+async def models(triton_client: NamedDependency[TritonPool], worker: NamedDependency[WorkerResources]) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can download."""
-    return await list_models(triton_client, pipeline)
+    return await list_models(triton_client, worker.pipeline)
 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:

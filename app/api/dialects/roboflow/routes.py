@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.context import context_of
@@ -207,13 +207,11 @@ def to_inference(found: Detections, id_: str, milliseconds: float, picture: byte
             "width": width,
             "height": height,
             "confidence": score,
-            "class": found.spec.class_name(class_id),
+            "class": name,
             "class_id": class_id,
             "detection_id": _random_uuid(),
         }
-        for (x, y, width, height), score, class_id in zip(
-            to_boxes(found, "cxcywh"), to_scores(found.scores), found.class_ids.tolist(), strict=True
-        )
+        for (x, y, width, height), score, class_id, name in objects(found, "cxcywh")
     ]
     return {
         "inference_id": id_,
