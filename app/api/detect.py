@@ -72,9 +72,9 @@ async def predict(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 ROUTES = [detect, classify, predict]
 
 
-def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
+def choose_format(wanted: Any, task: Task, context: RequestContext) -> Respond:  # noqa: ANN401 - the parameters of the task
     """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
-    return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
+    return FORMS[task].formats.choose(wanted.format, context.accept).respond
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
@@ -86,18 +86,10 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
-    """Answer a request, unless its client disconnects.
+    """Answer a request with parameters of a kind in path, query and body, unless its client disconnects.
 
-    Args:
-        request: The request; its context has the body limits.
-        worker: The resources of the worker.
-        kind: The type of the parameters in path, query and body.
-        in_path: Parameters in the path.
-        parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
-        choose: Chooses the response format before the image is processed.
-
-    Raises:
-        GatewayError: As for `intake.receive`, `choose`, `Pipeline.run` and the response.
+    `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `choose` chooses
+    the response format before the image is processed.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
@@ -112,4 +104,4 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
-        return await respond(ResponseInput(found, image, wanted.presentation, context, call, pipeline))
+        return await respond(ResponseInput(found, image, wanted, context, call, pipeline))

@@ -6,7 +6,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.schema import BoxFormat
 from app.api.context import RequestContext
 from app.errors import NotAcceptable
 from app.pipeline.call import CallContext
@@ -19,19 +18,7 @@ _MAX_RANGES = 50
 _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.ASCII)
 _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)", re.ASCII | re.IGNORECASE)
 
-
 Found = TypeVar("Found")
-
-
-class Presentation(NamedTuple):
-    """How a caller wants a result to be written."""
-
-    format: str | None = None
-    """Name of the format; None to choose it by `Accept`."""
-    boxes: BoxFormat = "normalized"
-    """Unit and layout of boxes, in formats that let the caller choose."""
-    image_id: int = 0
-    """The caller's number for the image, in formats that contain one."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
@@ -40,7 +27,8 @@ class ResponseInput(NamedTuple, Generic[Found]):
     found: Found
     image: bytes
     """The encoded image."""
-    presentation: Presentation
+    wanted: Any
+    """The parameters of the request: `format`, `boxes`, `image_id`, as far as its task has them."""
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
@@ -71,11 +59,7 @@ class Formats:
         return tuple(self._by_type)
 
     def choose(self, name: str | None, accept: bytes) -> Format:
-        """Choose the format of a result.
-
-        Args:
-            name: The value of the parameter `format`, which takes precedence over `Accept`; None if absent.
-            accept: The `Accept` header; empty if absent.
+        """Choose a format by name, or by the header `Accept` if it is None.
 
         Raises:
             NotAcceptable: The header allows none of the media types.
@@ -88,14 +72,9 @@ class Formats:
 
 
 def best(accept: bytes, media_types: Sequence[str]) -> str | None:
-    """Return the media type that a caller prefers.
+    """Return which of these media types, in lower case, a caller prefers, of several the first; None if it accepts none.
 
-    Args:
-        accept: The header. A header without any valid media type accepts all types.
-        media_types: The available types, in lower case. The first one wins if the caller prefers several equally.
-
-    Returns:
-        One of `media_types`; None if the caller accepts none of them.
+    A header without any valid media type accepts all types.
     """
     qualities = _qualities(accept)
     if not qualities:
@@ -106,11 +85,7 @@ def best(accept: bytes, media_types: Sequence[str]) -> str | None:
 
 
 def negotiate(accept: bytes, media_types: Sequence[str]) -> str:
-    """Return the media type that a caller prefers; arguments as for `best`.
-
-    Raises:
-        NotAcceptable: The caller accepts none of them.
-    """
+    """Return the `best` media type; raise NotAcceptable if there is none."""
     media_type = best(accept, media_types)
     if media_type is None:
         raise NotAcceptable(f"Accept allows none of {', '.join(media_types)}; without the header the result is JSON")

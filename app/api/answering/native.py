@@ -92,7 +92,7 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
 
 async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
     context = given.context
-    response = to_response(given.found, given.presentation.boxes, context.timing.total, context.request_id)
+    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
     return JsonResponse(msgspec.json.encode(response))
 
 
@@ -129,7 +129,7 @@ def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.presentation.image_id)))
+    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id)))
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

@@ -86,7 +86,7 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return ParsedBody(image, [] if found.threshold is None else [("threshold", str(found.threshold))])
 
 
-def _describe(given: ResponseInput[Detections], _: _Parameters) -> list[dict[str, Any]]:
+def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:
     """Describe each object by a shape; its `points` are x1 y1 x2 y2, pixels of the upright image."""
     return [
         {"confidence": str(score), "label": name, "points": points, "type": "rectangle", "attributes": ()}

@@ -4,6 +4,7 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -98,7 +99,7 @@ async def update_available() -> dict[str, Any]:
 
 
 async def _detect(request: AnyRequest, worker: WorkerResources, command: str, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, _parse, lambda given, _: to_predictions(given, command), in_path)
+    return await detect(request, worker, _Parameters, _parse, partial(to_predictions, command), in_path)
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -116,7 +117,7 @@ def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
 
 
-def to_predictions(given: ResponseInput[Detections], command: str) -> dict[str, Any]:
+def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, Any]:
     """Convert detections to DeepStack's response with CodeProject.AI's additions.
 
     Objects by descending confidence; corners in whole pixels of the upright image; times in milliseconds.

@@ -22,7 +22,7 @@ from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import WorkerResources
-from app.api.detect import Respond, handle_image
+from app.api.detect import handle_image
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
@@ -113,7 +113,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBody],
-    describe: Callable[[ResponseInput[Detections], P], object],
+    describe: Callable[[ResponseInput[Detections]], object],
     in_path: Pairs = (),
 ) -> ASGIResponse:
     """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
@@ -121,13 +121,10 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     `describe` converts the detections to the object that the response contains as JSON.
     """
 
-    def choose(wanted: P, *_: object) -> Respond:
-        async def respond(given: ResponseInput[Detections]) -> JsonResponse:
-            return JsonResponse(msgspec.json.encode(describe(given, wanted)))
+    async def respond(given: ResponseInput[Detections]) -> JsonResponse:
+        return JsonResponse(msgspec.json.encode(describe(given)))
 
-        return respond
-
-    return await handle_image(request, worker, kind, in_path, parse=parse, choose=choose)
+    return await handle_image(request, worker, kind, in_path, parse=parse, choose=lambda *_: respond)
 
 
 async def detect_each(

@@ -71,13 +71,13 @@ def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBod
     return parse_body(data, content_type, kind, _FIELDS)
 
 
-def to_prediction(given: ResponseInput[Detections], wanted: _Parameters) -> dict[str, Any]:
+def to_prediction(given: ResponseInput[Detections]) -> dict[str, Any]:
     """Convert the detections in an image, by descending confidence.
 
     Corners in pixels or as fractions of the upright image, `shape` is its height and width; `speed` in milliseconds,
     `functionTimeCall` in seconds since the request arrived.
     """
-    found, timing = given.found, given.context.timing
+    found, timing, wanted = given.found, given.context.timing, given.wanted
     results = [
         {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}}
         for (x1, y1, x2, y2), score, id_, name in objects(found, "normalized" if wanted.normalize else "pixel", wanted.decimals)

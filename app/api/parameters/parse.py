@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from app.api.answering.format import Presentation
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Question, TaskResult
 from app.remote.address import is_empty
@@ -63,11 +62,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         url: str | None = getattr(self, "url", None)
         return None if url is None or is_empty(url) else url
 
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation()
-
 
 P = TypeVar("P", bound=Parameters)
 
@@ -95,10 +89,6 @@ def split_classes(classes: str | None) -> list[str] | None:
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
-
-    Args:
-        pairs: The request's parameters.
-        kind: The type of the parameters.
 
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
@@ -130,11 +120,7 @@ _defaults = cache(lambda kind: kind())
 
 
 def check_model_name(name: str) -> None:
-    """Reject a name that no model can have.
-
-    Raises:
-        UnknownModel: The name is not valid.
-    """
+    """Raise UnknownModel for a name that no model can have."""
     if not _MODEL_NAME.fullmatch(name):
         raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from app.api.answering import drawn, native
-from app.api.answering.format import Formats, Presentation
+from app.api.answering.format import Formats
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
@@ -87,11 +87,6 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
     ] = None
     image_id: Annotated[int, Meta(ge=0, le=_MAX_ID, description="With `coco-results`, the `image_id` of each result.")] = 0
 
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation(self.format, self.boxes, self.image_id)
-
 
 class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a detection request for several images."""
@@ -144,11 +139,6 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
     def options(self) -> ClassifyOptions:
         """The options of the classification."""
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
-
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation(self.format)
 
 
 def _split_ids(text: str) -> list[int]:

@@ -31,8 +31,6 @@ _MAX_MEMBER_BYTES = 1 << 16
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
 _EXAMPLE = 'expected a JSON object such as {"image": "<base64>", "confidence": 0.4}'
 _SEVERAL = "POST /detect/batch takes several"
-NOT_BOTH = "send either an image or a url, not both"
-"""The error for a request with both."""
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 
 
@@ -43,11 +41,6 @@ class ParsedBody(NamedTuple):
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
     """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
-
-    @property
-    def has_url(self) -> bool:
-        """Whether the body contains the URL of an image."""
-        return any(name == "url" and not is_empty(value) for name, value in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
@@ -80,11 +73,12 @@ def parse_body(
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
-    if parsed.has_url and parsed.image:
-        raise MalformedRequest(NOT_BOTH)
-    if not parsed.has_url and not parsed.image:
-        what = "url" if any(name == "url" for name, _ in parsed.parameters) else "image"
-        raise MalformedRequest(f"the {what} is empty")
+    urls = [value for name, value in parsed.parameters if name == "url"]
+    has_url = not all(map(is_empty, urls))
+    if has_url and parsed.image:
+        raise MalformedRequest("send either an image or a url, not both")
+    if not has_url and not parsed.image:
+        raise MalformedRequest(f"the {'url' if urls else 'image'} is empty")
     return parsed
 
 

@@ -184,7 +184,7 @@ def test_classification_has_parameters_of_its_own() -> None:
 
 def test_classes_have_one_format() -> None:
     """So that a program that asks for it needs not know the task."""
-    assert parse_parameters([("format", "json")], ClassifyParameters).presentation.format == "json"
+    assert parse_parameters([("format", "json")], ClassifyParameters).format == "json"
     with pytest.raises(InvalidParameter, match=r"^format: "):
         parse_parameters([("format", "image")], ClassifyParameters)
 
