@@ -44,13 +44,9 @@ OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipel
 def build(
     open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None, tracing: "Tracing | None" = None
 ) -> Application:
-    """Build the application of one worker.
+    """Build the application of one worker, whose lifespan can run only once, because dependencies are cached.
 
-    Args:
-        open_resources: Opens the resources that handlers share. The lifespan can run only once, because dependencies are cached.
-        deployment: The settings that the HTTP layer uses.
-        keys: The API keys that callers need; None if the API is open.
-        tracing: Makes the spans of each request; the caller closes it.
+    Without `keys` the API is open. The caller closes `tracing`.
     """
     resources = WorkerResources(deployment, keys)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
 from app.api.caller.keys import ApiKeys
@@ -71,6 +71,10 @@ class WorkerResources:
     def drain(self) -> None:
         """Mark the worker as about to stop."""
         self.is_draining = True
+
+
+Worker = NamedDependency[WorkerResources]
+"""A handler's parameter `worker`."""
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:

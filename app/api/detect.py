@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from litestar import Request
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -12,7 +11,7 @@ from litestar.response.base import ASGIResponse
 from app.api.answering.format import ResponseInput
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, operation_for
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters, PathModel
@@ -38,7 +37,7 @@ def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa:
     operation_class=operation_for(DetectionHead.task),
     responses=_responses(DetectResponse | list[CocoResult], "The detections"),
 )
-async def detect(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detect(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
     return await handle_image(request, worker, DetectParameters)
 
@@ -50,7 +49,7 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     operation_class=operation_for(ClassificationHead.task),
     responses=_responses(ClassifyResponse, "The classes"),
 )
-async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Classify an image with the default classifier, or with the one that the parameter `model` names."""
     return await handle_image(request, worker, ClassifyParameters)
 
@@ -63,7 +62,7 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
         DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
     ),
 )
-async def predict(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])

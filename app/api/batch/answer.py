@@ -160,12 +160,7 @@ class CocoAnswer(BatchAnswer):
             self._results[index] = msgspec.json.encode(to_coco_results(found, self._image_ids[index]))
 
     def document(self) -> bytes:
-        """Encode the results of all images.
-
-        Raises:
-            GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
-            RuntimeError: The first failure was an unexpected exception.
-        """
+        """Encode the results of all images, or raise the error of the first failed image, whose detail names the index."""
         if self._errors:
             raise first_error(self._errors, len(self._image_ids))
         without_brackets = (self._results[index][1:-1] for index in sorted(self._results))

@@ -7,10 +7,9 @@ import msgspec
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
-from app.api.receiving.body import kind_of, parse_document
+from app.api.receiving.body import JSON_ERRORS, decode_base64, kind_of, parse_document
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address
@@ -86,12 +85,7 @@ def items_of(images: ImageList) -> list[msgspec.Raw]:
 
 
 def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
-    """Split a JSON list of images.
-
-    Raises:
-        MalformedRequest: There are too many.
-        msgspec.DecodeError, ValueError, RecursionError: The content is not a list, or not JSON.
-    """
+    """Split a JSON list of images; raise MalformedRequest if there are too many, and `JSON_ERRORS` if it is no list."""
     images = items_of(msgspec.json.decode(content, type=ImageList))
     if len(images) > MAX_IMAGES:
         raise _too_many()

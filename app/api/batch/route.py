@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from litestar import Request
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
@@ -19,7 +18,7 @@ from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchAnswer, BatchResponse, CocoAnswer
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe_form
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import intake
@@ -77,7 +76,7 @@ _HEADERS = [
     operation_class=_Operation,
     responses=_RESPONSES,
 )
-async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.
 
     With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary

@@ -70,11 +70,7 @@ class ApiKeys:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the keys.
-
-        Raises:
-            KeysError: The file is not valid, and has not been while this host has run.
-        """
+        """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
         self._path = path
         self._keys: dict[str, ApiKey] = {}
         self._version: tuple[int, ...] | None = ()
@@ -84,11 +80,7 @@ class ApiKeys:
         self._read_if_changed()
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
-        """Return the key in the headers of a request.
-
-        Raises:
-            Unauthorized: There is no key, more than one, or a wrong one.
-        """
+        """Return the key in the headers of a request; raise Unauthorized for none, more than one, or a wrong one."""
         key = self.find(_credential(headers))
         if key is None:
             raise Unauthorized("the API key is not valid")
@@ -149,11 +141,7 @@ def _read(path: Path) -> dict[str, ApiKey]:
 
 
 def create(id_: str) -> tuple[str, str]:
-    """Create a key: return its credential, `id.secret`, and the table to add to the file.
-
-    Raises:
-        KeysError: The id is not valid.
-    """
+    """Create a key: return its credential, `id.secret`, and the table for the file; raise KeysError for an invalid id."""
     if not _ID.fullmatch(id_):
         raise KeysError(_ID_RULE)
     secret = secrets.token_urlsafe(_SECRET_BYTES)

@@ -7,18 +7,15 @@ from typing import Any
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.context import header_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors
-from app.api.receiving import json_body
-from app.api.receiving.body import ParsedBody
-from app.api.receiving.json_body import decode_base64
+from app.api.receiving.body import ParsedBody, decode_base64, decode_json
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnknownModel
 from app.model.spec import ModelSpec
@@ -40,13 +37,13 @@ class _Invocation(msgspec.Struct, frozen=True):
 
 
 @get("/api/functions")
-async def functions(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def functions(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, by name."""
     return {spec.name: to_function(spec) for spec in await detectors(request, worker)}
 
 
 @get("/api/functions/{name:str}")
-async def function(request: AnyRequest, worker: NamedDependency[WorkerResources], name: FromPath[str]) -> dict[str, Any]:
+async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> dict[str, Any]:
     """Describe a detector."""
     for spec in await detectors(request, worker):
         if spec.name == name:
@@ -55,7 +52,7 @@ async def function(request: AnyRequest, worker: NamedDependency[WorkerResources]
 
 
 @ModelRoute("/api/function_invocations", key_in="query", model_header=_FUNCTION)
-async def invoke(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the model that a header names."""
     name = header_of(request.scope, _FUNCTION)
     return await detect(request, worker, _Parameters, _parse, _describe, [("model", name)] if name else [])
@@ -79,7 +76,7 @@ def to_function(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    found = json_body.decode(data, content_type, _Invocation, '{"image": "<base64>", "threshold": 0.5}')
+    found = decode_json(data, content_type, _Invocation, '{"image": "<base64>", "threshold": 0.5}')
     image = decode_base64(found.image)
     if not image:
         raise MalformedRequest("the image is empty")

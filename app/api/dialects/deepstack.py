@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
@@ -20,7 +19,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.answering.schema import Problem
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors, receive_text
 from app.api.parameters.parse import Pairs, split_classes
 from app.api.receiving import multipart
@@ -54,19 +53,19 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute("/v1/vision/detection", key_in="body")
-async def detection(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detection(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the default model."""
     return await _detect(request, worker, "detect")
 
 
 @ModelRoute("/v1/vision/custom/{model:str}", key_in="body")
-async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def custom(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, "custom", [("model", model)])
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
-async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def list_custom(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
         await receive_text(request, worker, _Parameters, _parse_form)

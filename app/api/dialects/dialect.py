@@ -162,11 +162,7 @@ async def detect_each(
 
 
 def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
-    """Return the detections in all images.
-
-    Raises:
-        GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
-    """
+    """Return the detections in all images; raise the error of the first failed image, whose detail names the index."""
     errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
     if errors:
         raise first_error(errors, len(found))
@@ -199,11 +195,7 @@ async def receive_text(
 
 
 async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
-    """Return the available detectors, sorted by name, after checking the caller's key.
-
-    Raises:
-        GatewayError: The API key is missing or wrong; Triton does not answer.
-    """
+    """Return the available detectors, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
     specs = []
@@ -214,11 +206,7 @@ async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelS
 
 
 async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
-    """Return a detector: the default one if `name` is None, the newest version if `version` is None.
-
-    Raises:
-        GatewayError: The detector does not exist or cannot be used.
-    """
+    """Return a detector: the default one if `name` is None, the newest version if `version` is None."""
     pipeline = worker.pipeline
     spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
     spec.expect_head(DetectionHead)

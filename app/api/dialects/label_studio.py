@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from litestar import get, post
-from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 
@@ -20,7 +19,7 @@ from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
 from app.api.caller.check import require_key
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects import labeling_config
 from app.api.dialects.dialect import (
     AnyRequest,
@@ -32,10 +31,8 @@ from app.api.dialects.dialect import (
     receive_text,
 )
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
-from app.api.receiving import json_body
-from app.api.receiving.body import ParsedBody
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, decode_json
 from app.api.receiving.content_type import JSON, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.api.routes import ModelRoute
 from app.errors import GatewayError, MalformedRequest, ModelNotReady, UrlNotAllowed
 from app.model.reference import refer_to
@@ -78,7 +75,7 @@ class _Setup(msgspec.Struct, frozen=True):
 
 def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> _TaskImages:
     """Parse a request for predictions. If there are too many tasks, only the first one is read. `origin` is Label Studio's."""
-    prediction = json_body.decode(data, content_type, _Prediction, _EXAMPLE)
+    prediction = decode_json(data, content_type, _Prediction, _EXAMPLE)
     tasks = items_of(prediction.tasks)
     if not tasks:
         raise MalformedRequest(f"there are no tasks; expected {_EXAMPLE}")
@@ -91,7 +88,7 @@ def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) ->
 
 def _read_setup(data: bytes, content_type: str) -> Sequence[Control]:
     """Parse a setup request; return the controls of the project, which may be empty."""
-    config = json_body.decode(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
+    config = decode_json(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
     return labeling_config.read(config) if config else ()
 
 
@@ -141,7 +138,7 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @get("/health")
-async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
+async def health(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Report whether the default model is ready."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     if not await worker.is_ready():
@@ -150,7 +147,7 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 
 
 @ModelRoute("/setup", takes="text", key_in="query")
-async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
+async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -162,7 +159,7 @@ async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 
 
 @ModelRoute("/predict", takes="images", key_in="query")
-async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in the images of tasks.
 
     If there are too many tasks, only the first one gets a prediction; Label Studio then requests each task separately.

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 
 from app import __version__
@@ -20,11 +19,9 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors, require_all
-from app.api.receiving import json_body
-from app.api.receiving.body import kind_of
-from app.api.receiving.json_body import JSON_ERRORS
+from app.api.receiving.body import JSON_ERRORS, decode_json, kind_of
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady
@@ -52,7 +49,7 @@ class _Image(msgspec.Struct):
 
 
 @ModelRoute("/v1/infer", takes="images", key_in="query")
-async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in up to 64 images. If one image fails, the request fails."""
     nbytes = 0
 
@@ -79,26 +76,22 @@ async def live() -> dict[str, str]:
 
 
 @get("/v1/health/ready")
-async def ready(worker: NamedDependency[WorkerResources]) -> dict[str, str]:
-    """Readiness probe, as `/readyz`.
-
-    Raises:
-        ModelNotReady: The default model is not ready, or the worker is about to stop.
-    """
+async def ready(worker: Worker) -> dict[str, str]:
+    """Readiness probe, as `/readyz`."""
     if not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
     return {"message": "Service is ready.", "object": "health.response"}
 
 
 @get("/v1/models")
-async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelList:
+async def models(request: AnyRequest, worker: Worker) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     return await list_models(worker.tritons, worker.pipeline)
 
 
 @get("/v1/metadata")
-async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
     specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
@@ -107,13 +100,8 @@ async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]
 
 
 def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
-    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs.
-
-    Raises:
-        UnsupportedMediaType: The declared type is not JSON.
-        MalformedRequest: The body is not well formed, or contains no image or too many.
-    """
-    document = json_body.decode(data, content_type, _Document, _EXAMPLE)
+    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs."""
+    document = decode_json(data, content_type, _Document, _EXAMPLE)
     if kind_of(document.input) != "a list":
         raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
     try:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -24,7 +23,7 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.batch.body import ParsedBatch, split_images
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.detect import handle_image
 from app.api.dialects.dialect import (
     AnyRequest,
@@ -38,9 +37,8 @@ from app.api.dialects.dialect import (
     require_all,
 )
 from app.api.parameters.parse import Pairs, check_model_name, split_classes
-from app.api.receiving.body import ParsedBody, kind_of, parse_document, parse_multipart
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, kind_of, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.api.routes import ModelRoute
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
 from app.model.spec import ModelSpec
@@ -199,13 +197,13 @@ def _decode(image: _Image) -> Image:
 
 
 @get("/model/registry")
-async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
     return {"models": [to_description(spec) for spec in await detectors(request, worker)]}
 
 
 @ModelRoute("/model/add", takes="text", key_in="body")
-async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors; the requested one comes first, under the client's id for it."""
 
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
@@ -219,7 +217,7 @@ async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources
 
 
 @ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
-async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
     body = _InferenceBody()
     context = context_of(request.scope)
@@ -244,9 +242,7 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 
 
 @ModelRoute(_V0, key_in="query")
-async def infer_v0(
-    request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str], version: FromPath[int]
-) -> ASGIResponse:
+async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], version: FromPath[int]) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
     async def respond_json(given: ResponseInput[Detections]) -> JsonResponse:

@@ -7,7 +7,6 @@ import platform
 from typing import Annotated, Any
 
 import msgspec
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -17,7 +16,7 @@ from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
@@ -50,13 +49,13 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute("/predict", key_in="query")
-async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the default model; stands in for a dedicated endpoint."""
     return await _detect(request, worker)
 
 
 @ModelRoute("/api/models/{model:str}/predict", key_in="query")
-async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def predict_with(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, [("model", model)])
 

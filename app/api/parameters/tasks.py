@@ -112,11 +112,7 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
             _split_ids(self.image_ids)
 
     def ids_of(self, images: int) -> Sequence[int]:
-        """Return the `image_id` of each image.
-
-        Raises:
-            InvalidParameter: The number of ids is not the number of images.
-        """
+        """Return the `image_id` of each image; raise InvalidParameter if there are not as many."""
         if self.image_ids is None:
             return range(images)
         ids = _split_ids(self.image_ids)
@@ -177,12 +173,7 @@ class PathModel:
     """Parses the parameters in the query that all tasks share, and finds out the task of the model."""
 
     def __init__(self, name: str, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the model with this name, in the version that the query names.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: As for `parse_parameters`, for the parameters that all tasks share.
-        """
+        """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
         """These parameters."""
@@ -196,11 +187,7 @@ class PathModel:
         return None if spec is None else _kind_of(spec)
 
     async def find_kind(self, deadline: Deadline) -> type[Any]:
-        """Return the type of the parameters; ask Triton for the task if necessary.
-
-        Raises:
-            GatewayError: As for `Pipeline.prepare`.
-        """
+        """Return the type of the parameters; ask Triton for the task if necessary. Errors are those of `Pipeline.prepare`."""
         return _kind_of(await self._pipeline.prepare(self._reference, deadline))
 
 

@@ -1,8 +1,10 @@
-"""Parse request bodies that contain more than the image: forms and JSON."""
+"""Parse request bodies that contain more than the image: forms, JSON, and base64 in them."""
 
+from binascii import a2b_base64
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -12,12 +14,19 @@ from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
 from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.remote.address import is_address, is_empty
 
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
+JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+"""Errors that invalid JSON raises. ValueError: not UTF-8, or an integer with too many digits."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_COUNTED_BYTES = 1 << 20
+# Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
+_PER_ESCAPE = 16
+_SPACES = b" \t\r\n"
+_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
 _Member: Any = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
@@ -32,6 +41,8 @@ _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
 _EXAMPLE = 'expected a JSON object such as {"image": "<base64>", "confidence": 0.4}'
 _SEVERAL = "POST /detect/batch takes several"
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
+
+T = TypeVar("T")
 
 
 class ParsedBody(NamedTuple):
@@ -189,3 +200,50 @@ def _to_parameter(name: str, value: msgspec.Raw) -> str:
     if isinstance(member, bool):
         return "true" if member else "false"
     return ",".join(map(str, member)) if isinstance(member, list) else str(member)
+
+
+def view_document(data: bytes) -> memoryview:
+    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1).
+
+    Raise MalformedRequest if it has so many escapes that decoding it would block all threads for long.
+    """
+    escapes = 0
+    for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
+        escapes += data.count(b"\\", start, start + _COUNTED_BYTES)
+        if escapes > len(data) / _PER_ESCAPE:
+            raise MalformedRequest("the JSON has too many escaped characters; base64 needs none but for line breaks")
+    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
+
+
+def decode_base64(encoded: str) -> bytes:
+    """Decode base64 or a data URL; ignore white space, such as line breaks.
+
+    The URL-safe alphabet without padding (RFC 4648, 5) is also accepted. At most two copies of the text are in memory, in addition
+    to the text or the result. Raise MalformedRequest for anything else.
+    """
+    start = 0
+    if encoded[:5].lower() == "data:":
+        start = encoded.find(",") + 1 or len(encoded)
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(encoded[start:], bytes)
+    try:
+        text = bytearray(encoded, "ascii")
+        del text[:start]
+        text = text.translate(_STANDARD_ALPHABET, _SPACES)
+        text += b"=" * (-len(text) % 4)
+        return a2b_base64(text, strict_mode=True)
+    except ValueError as error:  # not ASCII, or not base64
+        raise MalformedRequest('"image" is not base64') from error
+
+
+def decode_json(data: bytes, content_type: str, kind: type[T], example: str) -> T:
+    """Decode JSON to a type; raise MalformedRequest with an example if it is not of this type.
+
+    Raise UnsupportedMediaType unless it is declared as JSON or, by curl, as a form: only these are parsed in a thread.
+    """
+    if body_type(content_type, data) != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, such as {example}")
+    try:
+        return msgspec.json.decode(view_document(data), type=kind)
+    except JSON_ERRORS as error:
+        raise MalformedRequest(f"expected a JSON object such as {example}") from error

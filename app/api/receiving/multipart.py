@@ -27,11 +27,7 @@ class Part(NamedTuple):
 
 
 def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]:
-    """Yield the parts of a form with the boundary in its `Content-Type` header.
-
-    Raises:
-        MalformedRequest: The form is not well formed, has too many parts, or a part without a name.
-    """
+    """Yield the parts of a form; raise MalformedRequest if it is not well formed, has too many parts, or one without a name."""
     name, file_name = "", None
     chunks: list[bytes] = []
     _, options = parse_options_header(content_type)
@@ -57,11 +53,7 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
 
 
 def to_parameter(part: Part, expected: str) -> tuple[str, str]:
-    """Return the name and value of a parameter.
-
-    Args:
-        part: A part that is not an image.
-        expected: The names of the image fields, for error messages.
+    """Return name and value of a part that is not an image but a parameter. Errors name the `expected` fields of images.
 
     Raises:
         MalformedRequest: The part is a file.

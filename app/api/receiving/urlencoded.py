@@ -33,8 +33,7 @@ class Fields(NamedTuple):
 def is_form(data: bytes) -> bool:
     """Return whether a body is a form; otherwise it is the image itself. A form is ASCII, which no image is.
 
-    Raises:
-        MalformedRequest: The body is an image corrupted by `curl --data`, which removes zeros and line breaks.
+    Raise MalformedRequest for an image corrupted by `curl --data`, which removes zeros and line breaks.
     """
     if data.isascii() and b"\0" not in data:
         return True
@@ -44,11 +43,7 @@ def is_form(data: bytes) -> bool:
 
 
 def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
-    """Split a form.
-
-    Raises:
-        MalformedRequest: It has too many fields, too many bytes besides the image, or is not a form.
-    """
+    """Split a form; raise MalformedRequest if it is none, or has too many fields or bytes besides the image."""
     parts = data.split(b"&", max_fields)
     if len(parts) > max_fields:
         raise MalformedRequest(f"the form has too many fields; the maximum is {max_fields}")

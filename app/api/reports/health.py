@@ -7,12 +7,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request, Response, get
-from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import LimitsInForce, WorkerResources
+from app.api.dependencies import LimitsInForce, Worker, WorkerResources
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
@@ -136,7 +135,7 @@ async def livez() -> State:
 
 
 @get("/readyz", summary="The default model is ready", responses=_unavailable(State, "The default model is not ready"))
-async def readyz(worker: NamedDependency[WorkerResources]) -> Response[State]:
+async def readyz(worker: Worker) -> Response[State]:
     """Readiness probe: 200 while the default model is ready in Triton and its inferences succeed; 503 before a stop."""
     is_ready = await worker.is_ready()
     return _respond(State("ready" if is_ready else "not_ready"), is_ready=is_ready)
@@ -147,7 +146,7 @@ async def readyz(worker: NamedDependency[WorkerResources]) -> Response[State]:
     summary="The default model is ready, and on what that depends",
     responses=_unavailable(ReadinessReport, "The default model is not ready"),
 )
-async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
+async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
     servers, _ = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context))
@@ -166,7 +165,7 @@ async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerR
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=_unavailable(Health, "No detection is possible"))
-async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
+async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
     gpus, servers, spec = await asyncio.gather(
