@@ -1,11 +1,13 @@
 """POST /detect/batch: the route, its OpenAPI description, and the response in lines."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
+import msgspec
 from litestar import Request
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
@@ -15,7 +17,7 @@ from litestar.types import Receive, Scope, Send
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse
 from app.api.answering.schema import CocoResult
-from app.api.batch.answer import BatchAnswer, BatchResponse, CocoAnswer
+from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import Worker
@@ -27,6 +29,8 @@ from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import Detections
+from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
@@ -89,12 +93,13 @@ async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
         content, wanted, call = await intake.receive(client, request.scope, worker, [], BatchParameters, parse_batch)
         if wanted.format is not None:
             media_type = JSON
-        image_ids = wanted.ids_of(len(content.images))
-        answer = (
-            CocoAnswer(content.names, image_ids, context, worker.metrics)
-            if wanted.format == "coco-results"
-            else BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
-        )
+        names, image_ids = content.names, wanted.ids_of(len(content.images))
+        convert: Callable[[int, Detections], Any] = partial(to_result, names, wanted.boxes)
+        if wanted.format == "coco-results":
+            convert = partial(to_encoded_results, image_ids)
+        elif media_type == LINES:
+            convert = partial(to_line, names, wanted.boxes)
+        answer: BatchAnswer[Any] = BatchAnswer(len(names), convert, context, worker.metrics)
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
@@ -107,18 +112,25 @@ async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
             context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if media_type == LINES:
-            return _Lines(batch.run(answer.to_line), answer, stack.pop_all())
+
+            def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
+                answer.add(index, found, timing)
+                return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
+
+            return _Lines(batch.run(report), answer, stack.pop_all())
         async with batch.run(answer.add) as done:
             for image in done:
                 await image
-    return JsonResponse(answer.document())
+    if wanted.format == "coco-results":
+        return JsonResponse(b"[%b]" % b",".join(filter(None, answer.all())))
+    return JsonResponse(to_document(answer, names))
 
 
 class _Lines(ASGIResponse):
     """Sends a line for each image as soon as it is done, then a summary."""
 
     def __init__(  # deliberately skips the base constructor
-        self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
+        self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
     ) -> None:
         self._running = running
         """Runs the batch; yields the lines."""
@@ -136,7 +148,7 @@ class _Lines(ASGIResponse):
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
                         await _send_line(send, await line)
-                await _send_line(send, self._answer.summary(), more_body=False)
+                await _send_line(send, msgspec.json.encode(self._answer.summary()) + b"\n", more_body=False)
         except ClientGone:
             if not context.status:
                 raise

@@ -17,10 +17,10 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.problems import WriteError
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
-from app.api.batch.answer import copy_error, first_error
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
-from app.api.context import RequestContext, context_of
+from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
 from app.api.parameters.parse import Pairs, Parameters
@@ -29,21 +29,17 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content, Received
-from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
-from app.telemetry.timing import Timing
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-_OK = 200
 
 
 def write_detail(problem: Problem) -> dict[str, str]:
@@ -132,58 +128,41 @@ async def detect_each(
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[list[Detections | Exception], P, CallContext], Awaitable[ASGIResponse]],
+    respond: Callable[[BatchAnswer[Detections], CallContext], Awaitable[ASGIResponse]],
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
-    `parse` extracts the images and the parameters, as for `intake.receive`; `respond` makes the response from the detections or
-    the error of each image. The error of a single image is that of the request.
+    `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
+        answer = BatchAnswer(len(images), _unchanged, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                found: list[Detections | Exception] = [await pipeline.run(images[0], wanted.options, call)]
+                answer.keep(0, await pipeline.run(images[0], wanted.options, call))
             else:
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
-                found = await _run(batch, worker, context)
-                if len(found) == 1:
-                    require_all(found)
+                is_single = len(images) == 1
+                async with batch.run(answer.add) as done:
+                    for image in done:
+                        await image
+                if batch.url_hosts:
+                    context.log_fields["url_hosts"] = batch.url_hosts
+                if is_single:
+                    answer.all()
         finally:
             model = wanted.options.model or pipeline.default_for(DetectionHead.task)
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
-        failed = sum(isinstance(each, Exception) for each in found)
-        context.log_fields |= {"images": len(found), "failed": failed}
-        return await respond(found, wanted, call)
+        answer.log()
+        return await respond(answer, call)
 
 
-def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
-    """Return the detections in all images; raise the error of the first failed image, whose detail names the index."""
-    errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
-    if errors:
-        raise first_error(errors, len(found))
-    return [each for each in found if not isinstance(each, Exception)]
-
-
-async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Exception]:
-    """Return the detections in each image, or its error."""
-    found: dict[int, Detections | Exception] = {}
-
-    def note(index: int, result: Detections | Exception, timing: Timing) -> None:
-        found[index] = copy_error(result) if isinstance(result, Exception) else result
-        status = problems.to_problem(result, context.request_id).status if isinstance(result, Exception) else _OK
-        count_batch_image(worker.metrics, timing, status)
-
-    async with batch.run(note) as done:
-        for image in done:
-            await image
-    if batch.url_hosts:
-        context.log_fields["url_hosts"] = batch.url_hosts
-    return [found[index] for index in sorted(found)]
+def _unchanged(_: int, found: Detections) -> Detections:
+    return found
 
 
 async def receive_text(

@@ -16,6 +16,7 @@ from litestar.types import HTTPScope
 
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse, LargeResponse
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
 from app.api.caller.check import require_key
 from app.api.context import context_of
@@ -174,8 +175,8 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
         pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> ASGIResponse:
-        pipeline = worker.pipeline
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
+        pipeline, found = worker.pipeline, answer.all_or_errors()
         regions = sum(len(each.scores) for each in found if not isinstance(each, Exception)) * len(controls)
         if regions <= _FEW_REGIONS and len(found) == 1:
             return JsonResponse(_describe(found, controls))

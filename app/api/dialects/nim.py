@@ -17,10 +17,11 @@ from app import __version__
 from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors, require_all
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors
 from app.api.receiving.body import JSON_ERRORS, decode_json, kind_of
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
@@ -59,8 +60,8 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
         return parsed
 
-    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> JsonResponse:
-        describe = partial(_describe, require_all(found), nbytes)
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> JsonResponse:
+        describe = partial(_describe, found := answer.all(), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
         with Lease() as lease:  # encoding thousands of objects takes 0.1 s

@@ -21,6 +21,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, split_images
 from app.api.context import context_of
 from app.api.dependencies import Worker
@@ -34,7 +35,6 @@ from app.api.dialects.dialect import (
     detectors,
     find_detector,
     receive_text,
-    require_all,
 )
 from app.api.parameters.parse import Pairs, check_model_name, split_classes
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, kind_of, parse_document, parse_multipart
@@ -222,8 +222,8 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     body = _InferenceBody()
     context = context_of(request.scope)
 
-    async def respond(results: list[Detections | Exception], _: _V1Parameters, call: CallContext) -> ASGIResponse:
-        found = require_all(results)
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
+        found = answer.all()
 
         def describe(pictures: Sequence[bytes] = ()) -> object:
             ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
