@@ -149,25 +149,6 @@ async def test_a_request_for_a_model_that_fails_asks_triton_nothing(gateway: Gat
 
 
 @pytest.mark.parametrize("kind", ["form", "json"])
-async def test_a_model_in_the_body_is_rejected_once_it_is_known(gateway: Gateway, kind: str) -> None:
-    """The body has to be received and parsed first; Triton is not asked then."""
-    await break_model(gateway, "other")
-    fake, app = gateway
-    fake.requests.clear()
-    async with calling(app) as client:
-        if kind == "form":
-            answers = [await client.post("/detect", files={"image": SCENE}, data={"model": name}) for name in ("other", "tiny")]
-        else:
-            image = base64.b64encode(SCENE).decode()
-            answers = [await client.post("/detect", json={"image": image, "model": name}) for name in ("other", "tiny")]
-
-    assert json(answers[0], 503)["code"] == "circuit_open"
-    assert answers[0].headers["retry-after"] == "1"
-    assert answers[1].status_code == 200
-    assert {(request.model_name, request.id == "probe") for request in fake.requests} <= {("other", True), ("tiny", False)}
-
-
-@pytest.mark.parametrize("kind", ["form", "json"])
 async def test_the_default_model_is_not_that_of_a_body_that_names_another_one(gateway: Gateway, kind: str) -> None:
     """Only if path or query name the model is a form or JSON rejected before it is read."""
     await break_model(gateway, "tiny")

@@ -87,21 +87,6 @@ async def test_a_body_can_name_the_format(client: httpx.AsyncClient, form: dict[
     assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
 
 
-async def test_json_has_no_picture_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE)
-
-    assert "visualization" not in json(answer)
-    assert answer.headers["vary"] == "Accept"
-    assert "draw" not in answer.headers["server-timing"]
-
-
-async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
-
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert json(answer, 406)["code"] == "not_acceptable"
-
-
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory may also run out when the picture is finished."""
 

@@ -180,14 +180,6 @@ def test_a_body_is_parsed(rows: list[tuple[bytes, str, ParsedBody]]) -> None:
         assert (image, sorted(parameters)) == (expected.image, sorted(expected.parameters))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 300, 1 << 20])
-def test_a_json_image_may_be_in_the_alphabet_of_urls(size: int) -> None:
-    image = bytes([251, 255, 191]) * size
-    encoded = base64.urlsafe_b64encode(image).decode()
-
-    assert parse_json(document(encoded)).image == parse_json(document(encoded.rstrip("="))).image == image
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [

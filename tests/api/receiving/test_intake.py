@@ -26,7 +26,6 @@ from app.resilience.uploads import Upload
 from app.settings.schema import Settings
 from tests.fakes.https import Host, redirect, response, serving
 from tests.fakes.triton import FakeTriton
-from tests.scrape import scrape
 from tests.support import SCENE, call, captured_log, eventually, json, receiving, started
 
 NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly shrinks
@@ -305,13 +304,3 @@ async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, m
     assert [line.get("url_host") for line in logged] == [*["images.example.org"] * 4, *[None] * 4] * 2
     assert "fetch" in logged[0]["stages"]
     assert "fetch" in logged[1]["stages"]
-
-
-async def test_a_fetch_is_a_stage_in_the_metrics(remote: Remote) -> None:
-    host, client, _ = remote
-    name = 'api_stage_duration_seconds_count{stage="fetch"}'
-    before = (await scrape(client)).get(name, 0)
-    json(await client.post("/detect", content=SCENE))
-    json(await client.post("/detect", params={"url": host.url("/scene.bmp")}))
-
-    assert (await scrape(client))[name] == before + 1

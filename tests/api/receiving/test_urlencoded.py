@@ -21,11 +21,6 @@ def test_an_image_is_no_form(image_format: str) -> None:
     assert not is_form(encode(NOISE, image_format))
 
 
-@pytest.mark.parametrize("data", [b"a=b", b"image=QUJD&boxes=coco", b"hello\r\n", b""])
-def test_text_is_a_form(data: bytes) -> None:
-    assert is_form(data)
-
-
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 def test_an_image_that_curl_has_spoilt_is_told(image_format: str) -> None:
     """`curl --data @image.jpg` drops zero bytes and line breaks."""

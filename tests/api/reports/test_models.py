@@ -88,13 +88,6 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     assert models["b"]["state"] == "not_ready"
 
 
-async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
-    _, client = gateway
-
-    listed = by_name(json(await client.get("/models")))["yolo11n"]
-    assert listed["detail"] == "get it with `nereid pull yolo11n` or `./just pull yolo11n`, then restart Triton"
-
-
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
     """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
     listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
