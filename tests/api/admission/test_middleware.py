@@ -157,22 +157,6 @@ async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
     assert log[0].kwargs["path"] == "/" + "x" * 199
 
 
-async def test_the_stages_of_a_request_are_in_its_headers_and_in_the_log(log: Log) -> None:
-    """Server-Timing has the stages that had ended when the response was sent, the log has all of them."""
-
-    async def app(scope: Scope, _: Receive, send: Send) -> None:
-        context_of(scope).timing.lap("read")
-        await start(send, 200)
-        context_of(scope).timing.lap("late")
-
-    reply = await call(RequestContextMiddleware(app, RESOURCES), receiving())
-
-    assert re.fullmatch(r"read;dur=[0-9.]+, total;dur=[0-9.]+", reply.headers["server-timing"])
-    (line,) = log
-    assert list(line.kwargs["stages"]) == ["read", "late"]
-    assert all(0 <= stage <= line.kwargs["duration_ms"] for stage in line.kwargs["stages"].values())
-
-
 @pytest.mark.parametrize(
     ("response", "is_gone", "error", "level", "status"),
     [

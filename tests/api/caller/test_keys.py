@@ -245,23 +245,3 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_read_again(
     wait(1)
 
     assert found(known, f"new.{SECRET}") == "new"
-
-
-@pytest.mark.parametrize("text", [None, "", "[camera-1"])
-def test_a_worker_that_starts_with_an_invalid_file_uses_the_last_valid_keys(
-    path: Path, log: list[CapturedCall], text: str | None
-) -> None:
-    """Also those that another worker has read after the start of the API; a worker that can know none does not start."""
-    path.write_text(table("first"))
-    load(path)  # before the start
-    path.write_text(table("second"))
-    ApiKeys(path)
-    path.unlink() if text is None else path.write_text(text)
-    log.clear()
-    known = ApiKeys(path)
-
-    assert found(known, f"first.{SECRET}") is None
-    assert found(known, f"second.{SECRET}") == "second"
-    assert [line.method_name for line in log] == ["error"]
-    with pytest.raises(KeysError):
-        ApiKeys(path.with_name("other.toml"))

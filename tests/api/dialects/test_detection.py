@@ -98,15 +98,6 @@ async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> Non
     assert (await guarded.get(f"{path}?api_key=camera.{SECRET}")).status_code == 200
 
 
-async def test_without_a_known_key_a_body_has_the_limit_of_one_image(guarded: httpx.AsyncClient) -> None:
-    """The limit is that of one image however many the dialect allows, because nobody knows yet whose body it is."""
-    length = {"Content-Type": "application/json", "Content-Length": str(100 << 20)}
-    anonymous = await guarded.post("/infer/object_detection", content=b"", headers=length)
-    known = await guarded.post("/infer/object_detection", content=b"", headers=length | {"X-API-Key": f"camera.{SECRET}"})
-
-    assert (anonymous.status_code, known.status_code) == (413, 400)
-
-
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", PATH, 405), ("GET", "/deepstack/nothing", 404), ("PUT", f"/deepstack{PATH}", 405), ("GET", "/v1/vision/face", 404)],

@@ -104,14 +104,6 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
         np.testing.assert_allclose(boxes, wanted, atol=1e-6)
 
 
-async def test_an_overlap_above_the_models_own_is_lowered(server: httpx.AsyncClient) -> None:
-    """Clients send one whatever the model; the gateway's own interface says what is wrong with it."""
-    content = {"model_id": "half_four_tensors/1", "image": IMAGE, "iou_threshold": 0.99, "class_agnostic_nms": True}
-
-    assert (await server.post("/predict/half_four_tensors?iou=0.99", content=SCENE)).status_code == 400
-    assert len(json(await server.post(V1, json=content))["predictions"]) == 2
-
-
 @pytest.mark.parametrize("number", [1, 2, 5])
 async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient, number: int) -> None:
     """In its order, even of one; each object and each answer has an id of its own."""

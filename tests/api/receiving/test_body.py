@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.batch.body import parse_batch
-from app.api.receiving.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, parsing_bytes
+from app.api.receiving.body import ParsedBody, parse_body, parse_json, parse_multipart, parsing_bytes
 from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
 
@@ -41,23 +41,6 @@ def headed(header: bytes) -> bytes:
 
 def document(image: object = BASE64.decode(), **members: object) -> bytes:
     return json.dumps({"image": image, **members}).encode()
-
-
-@pytest.mark.parametrize(
-    ("content_type", "expected"),
-    [
-        ("multipart/form-data", True),
-        ("application/json", True),
-        ("application/x-www-form-urlencoded", True),
-        ("image/jpeg", False),
-        ("application/octet-stream", False),
-        ("", False),
-    ],
-)
-def test_only_forms_have_to_be_parsed(content_type: str, *, expected: bool) -> None:
-    assert needs_parsing(content_type) is expected
-    assert needs_parsing(content_type, "Identity") is expected
-    assert needs_parsing(content_type, "gzip")
 
 
 @pytest.mark.parametrize(

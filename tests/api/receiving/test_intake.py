@@ -241,40 +241,6 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
     assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
 
 
-async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
-    """The deadline is the caller's, from the end of the request's body; missing it is no error of the gateway."""
-    host, client, _ = remote
-    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
-    problem = json(await client.post("/detect", params={"url": host.url("/slow"), "timeout_ms": "200"}), 424)
-
-    assert problem["code"] == "image_not_fetched"
-    assert problem["detail"].startswith("the image did not arrive within 0.")
-    assert await eventually(lambda: not host.open_connections)
-
-
-async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
-    host, client, _ = remote
-    (admission,) = admissions
-    seen: list[int] = []
-
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(response(SCENE[:1000], "200 OK", f"Content-Length: {len(SCENE)}"))
-        await writer.drain()
-        assert await eventually(lambda: admission.upload_memory.own_bytes == 1000)
-        seen.append(admission.upload_memory.own_bytes)
-        writer.write(SCENE[1000:])
-
-    host.answers["/pause"] = answer
-    json(await client.post("/detect", params={"url": host.url("/pause")}))
-    assert seen == [1000]
-
-    admission.upload_memory.limit_bytes = 1000
-    with admission.upload_memory.reserve() as others:
-        others.add(1)
-        problem = json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)
-    assert problem["code"] == "gateway_full"
-
-
 async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path and query may contain secrets."""
     host, client, _ = remote
