@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from litestar import Request
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
@@ -12,7 +11,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, operation_for
+from app.api.documentation.openapi import PROBLEMS, describe, operation_for
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters, PathModel
 from app.api.receiving import body, intake
@@ -27,15 +26,11 @@ Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
 """Makes the response, or raises a GatewayError."""
 
 
-def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
-    return {200: ResponseSpec(kind, description=description, generate_examples=False), **PROBLEMS}
-
-
 @ModelRoute(
     "/detect",
     summary="Detect objects in an image",
     operation_class=operation_for(DetectionHead.task),
-    responses=_responses(DetectResponse | list[CocoResult], "The detections"),
+    responses={**describe(200, DetectResponse | list[CocoResult], "The detections"), **PROBLEMS},
 )
 async def detect(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
@@ -47,7 +42,7 @@ async def detect(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespons
     task=ClassificationHead.task,
     summary="Classify an image",
     operation_class=operation_for(ClassificationHead.task),
-    responses=_responses(ClassifyResponse, "The classes"),
+    responses={**describe(200, ClassifyResponse, "The classes"), **PROBLEMS},
 )
 async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Classify an image with the default classifier, or with the one that the parameter `model` names."""
@@ -58,9 +53,14 @@ async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespo
     "/predict/{model:str}",
     summary="Ask a given model about an image",
     operation_class=operation_for(*FORMS),
-    responses=_responses(
-        DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
-    ),
+    responses={
+        **describe(
+            200,
+            DetectResponse | list[CocoResult] | ClassifyResponse,
+            "The detections of a detector, or the classes of a classifier",
+        ),
+        **PROBLEMS,
+    },
 )
 async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""

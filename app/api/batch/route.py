@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import msgspec
 from litestar import Request
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
@@ -21,7 +20,7 @@ from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_enc
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import Worker
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe_form
+from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
@@ -34,10 +33,6 @@ from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
-_RESPONSES = {
-    200: ResponseSpec(BatchResponse | list[CocoResult], description="What became of each image", generate_examples=False),
-    **PROBLEMS,
-}
 
 
 @dataclass
@@ -78,7 +73,7 @@ _HEADERS = [
     media_types=frozenset({MULTIPART, JSON, URLENCODED}),
     summary="Detect objects in several images",
     operation_class=_Operation,
-    responses=_RESPONSES,
+    responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
 )
 async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.

@@ -15,9 +15,9 @@ from app.api.answering.native import objects
 from app.api.context import header_of
 from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors
-from app.api.receiving.body import ParsedBody, decode_base64, decode_json
+from app.api.receiving.body import parse_body
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, UnknownModel
+from app.errors import UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 
@@ -28,12 +28,8 @@ _FUNCTION = b"x-nuclio-function-name"
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.5, name="threshold")
     """The default of CVAT's own functions; CVAT sends a threshold only if its user sets one."""
-
-
-class _Invocation(msgspec.Struct, frozen=True):
-    image: str
-    """The image in base64."""
-    threshold: float | None = None
+    url: str | None = None
+    """The URL of the image. Not part of CVAT."""
 
 
 @get("/api/functions")
@@ -55,7 +51,7 @@ async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> 
 async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the model that a header names."""
     name = header_of(request.scope, _FUNCTION)
-    return await detect(request, worker, _Parameters, _parse, _describe, [("model", name)] if name else [])
+    return await detect(request, worker, _Parameters, parse_body, _describe, [("model", name)] if name else [])
 
 
 def to_function(spec: ModelSpec) -> dict[str, Any]:
@@ -73,14 +69,6 @@ def to_function(spec: ModelSpec) -> dict[str, Any]:
         "spec": {"description": f"{spec.name}, by Nereid"},
         "status": {"state": "ready", "httpPort": 0},  # no port of its own: CVAT calls it through the dashboard
     }
-
-
-def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    found = decode_json(data, content_type, _Invocation, '{"image": "<base64>", "threshold": 0.5}')
-    image = decode_base64(found.image)
-    if not image:
-        raise MalformedRequest("the image is empty")
-    return ParsedBody(image, [] if found.threshold is None else [("threshold", str(found.threshold))])
 
 
 def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors, receive_text
 from app.api.parameters.parse import Pairs, split_classes
 from app.api.receiving import multipart
-from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
-from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
+from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
+from app.api.receiving.content_type import URLENCODED, media_type
 from app.api.routes import ModelRoute
 from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
@@ -98,7 +98,7 @@ async def update_available() -> dict[str, Any]:
 
 
 async def _detect(request: AnyRequest, worker: WorkerResources, command: str, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, _parse, partial(to_predictions, command), in_path)
+    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, command), in_path)
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -109,11 +109,6 @@ def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedB
         return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
     parts = multipart.read_parts(data, content_type, MAX_PARTS)
     return ParsedBody(b"", [multipart.to_parameter(part, "another request") for part in parts])
-
-
-def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    """Parse a form; anything else is the image."""
-    return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
 
 
 def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, Any]:

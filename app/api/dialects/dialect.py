@@ -42,11 +42,6 @@ P = TypeVar("P", bound="DialectParameters")
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-def write_detail(problem: Problem) -> dict[str, str]:
-    """Convert a problem to an object that contains only its detail."""
-    return {"error": problem.detail}
-
-
 class Dialect(NamedTuple):
     """The interface of another detection service."""
 
@@ -54,7 +49,7 @@ class Dialect(NamedTuple):
     """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
     """Route handlers, with the paths of the other service."""
-    write_error: Callable[[Problem], Any] = write_detail
+    write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
     """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
     """Replacements of the gateway's error statuses that clients of the other service would not understand."""

@@ -6,7 +6,7 @@ label_studio_ml/api.py and response.py of label-studio-ml-backend.
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -56,15 +56,6 @@ _REGION_BYTES = 1500
 """Memory of one region, as an object and in the response."""
 
 
-class _TaskImages(NamedTuple):
-    """The images of the tasks, and the controls to fill in."""
-
-    images: list[Image]
-    """The images, at least one."""
-    controls: Sequence[Control]
-    """The controls, at least one; all are for the same `Image`."""
-
-
 class _Prediction(msgspec.Struct, frozen=True):
     tasks: ImageList
     label_config: str
@@ -74,8 +65,11 @@ class _Setup(msgspec.Struct, frozen=True):
     label_config: str | None = msgspec.field(default=None, name="schema")
 
 
-def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> _TaskImages:
-    """Parse a request for predictions. If there are too many tasks, only the first one is read. `origin` is Label Studio's."""
+def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> tuple[list[Image], Sequence[Control]]:
+    """Return the images of the tasks, of too many only the first, and the controls to fill in, which are all for one `Image`.
+
+    `origin` is Label Studio's.
+    """
     prediction = decode_json(data, content_type, _Prediction, _EXAMPLE)
     tasks = items_of(prediction.tasks)
     if not tasks:
@@ -84,7 +78,7 @@ def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) ->
     if not controls:
         raise MalformedRequest("the labeling configuration has no RectangleLabels for an Image with a value such as $image")
     kind = _task_type(controls[0].key)
-    return _TaskImages([_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls)
+    return [_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls
 
 
 def _read_setup(data: bytes, content_type: str) -> Sequence[Control]:

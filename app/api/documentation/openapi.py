@@ -44,6 +44,12 @@ def _describe_errors() -> dict[int, ResponseSpec]:
 PROBLEMS = _describe_errors()
 UNAVAILABLE = {503: PROBLEMS[503]}
 
+
+def describe(status: int, kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401 - any type or union
+    """Describe the response with this status."""
+    return {status: ResponseSpec(kind, description=description, generate_examples=False)}
+
+
 KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     "bearer": SecurityScheme(
         "http", "An API key, `id.secret`; 401 without a valid one, 403 if its scopes do not suffice.", scheme="bearer"

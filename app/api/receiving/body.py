@@ -114,9 +114,9 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
-    form = urlencoded.split(data, fields, MAX_PARTS)
-    _check_number(len(form.images), [name for name, _ in form.others])
-    return ParsedBody(decode_base64(form.images[0]) if form.images else b"", form.others)
+    images, others = urlencoded.split(data, fields, MAX_PARTS)
+    _check_number(len(images), [name for name, _ in others])
+    return ParsedBody(decode_base64(images[0]) if images else b"", others)
 
 
 @cache

@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request, Response, get
-from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import LimitsInForce, Worker, WorkerResources
+from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
@@ -60,22 +60,6 @@ class GpuHealth(msgspec.Struct, frozen=True):
     devices: list[GpuDevice]
 
 
-class Performance(msgspec.Struct, frozen=True):
-    """Memory of all workers of the host, and the active optimizations."""
-
-    memory_mb: float
-    optimizations: dict[str, bool | str]
-
-
-class TritonService(msgspec.Struct, frozen=True):
-    """Whether any Triton responds."""
-
-    ok: bool
-    detail: str
-    url: str
-    """`host:port` of the gRPC endpoints, separated by commas."""
-
-
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
@@ -91,7 +75,8 @@ class Health(msgspec.Struct, frozen=True):
     gpu: GpuHealth
     memory: dict[Literal["workers_mb"], list[float]]
     """Resident memory of each worker of the host."""
-    performance: Performance
+    performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, bool | str]]
+    """Memory of all workers of the host, and the active optimizations."""
     limits: LimitsInForce
     workers: dict[Literal["running", "wanted"], int]
     """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
@@ -115,13 +100,10 @@ class ReadinessReport(msgspec.Struct, frozen=True):
     status: Literal["ready", "not_ready"]
     version: str
     api_version: str
-    services: dict[Literal["triton"], TritonService]
+    services: dict[Literal["triton"], dict[Literal["ok", "detail", "url"], bool | str]]
+    """Whether any Triton responds; `host:port` of the gRPC endpoints, separated by commas."""
     resources: dict[Literal["memory_mb", "cpu_percent"], float]
     """Of the answering worker; percent of one core, averaged since the worker started."""
-
-
-def _unavailable(kind: type[msgspec.Struct], description: str) -> dict[int, ResponseSpec]:
-    return {503: ResponseSpec(kind, description=description, generate_examples=False)}
 
 
 def _respond(report: T, *, is_ready: bool) -> Response[T]:
@@ -134,7 +116,7 @@ async def livez() -> State:
     return State("alive")
 
 
-@get("/readyz", summary="The default model is ready", responses=_unavailable(State, "The default model is not ready"))
+@get("/readyz", summary="The default model is ready", responses=describe(503, State, "The default model is not ready"))
 async def readyz(worker: Worker) -> Response[State]:
     """Readiness probe: 200 while the default model is ready in Triton and its inferences succeed; 503 before a stop."""
     is_ready = await worker.is_ready()
@@ -144,7 +126,7 @@ async def readyz(worker: Worker) -> Response[State]:
 @get(
     "/ready",
     summary="The default model is ready, and on what that depends",
-    responses=_unavailable(ReadinessReport, "The default model is not ready"),
+    responses=describe(503, ReadinessReport, "The default model is not ready"),
 )
 async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
@@ -153,18 +135,18 @@ async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[Rea
     status = _best_status(servers)
     is_ready = not worker.is_draining and status == "ready"
     reason = context.log_fields.get("detail") if status == "not_ready" else None
-    triton = TritonService(status != "unreachable", str(reason or status), ",".join(server.address for server in servers))
+    url = ",".join(server.address for server in servers)
     report = ReadinessReport(
         "ready" if is_ready else "not_ready",
         __version__,
         API_VERSION,
-        {"triton": triton},
+        {"triton": {"ok": status != "unreachable", "detail": str(reason or status), "url": url}},
         {"memory_mb": _to_mb(memory.resident_bytes()), "cpu_percent": round(cores.used_percent(), 1)},
     )
     return _respond(report, is_ready=is_ready)
 
 
-@get("/health", summary="State of the gateway and of Triton", responses=_unavailable(Health, "No detection is possible"))
+@get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
 async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
@@ -184,7 +166,7 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
         model=pipeline.default_model,
         gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
         memory={"workers_mb": workers_mb},
-        performance=Performance(round(sum(workers_mb), 1), _optimizations()),
+        performance={"memory_mb": round(sum(workers_mb), 1), "optimizations": _optimizations()},
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
         workers={"running": len(metrics.table.rows()), "wanted": worker.deployment.workers},
         refused_files=list(metrics.nonzero(metrics.refused_files)),

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, get_args
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, Schema
 from litestar.params import FromPath
 from litestar.types import ASGIApp
@@ -17,7 +16,7 @@ from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import Worker
-from app.api.documentation.openapi import ContentOperation
+from app.api.documentation.openapi import ContentOperation, describe
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
 from app.model.heads import TASKS, Head
@@ -62,10 +61,12 @@ class _Operation(ContentOperation):
     contents: ClassVar = {HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")}
 
 
-_DESCRIPTION = {200: ResponseSpec(dict[str, Any], description="The service", generate_examples=False)}
-
-
-@get("/", summary="The service, or a page to try it", operation_class=_Operation, responses=_DESCRIPTION)
+@get(
+    "/",
+    summary="The service, or a page to try it",
+    operation_class=_Operation,
+    responses=describe(200, dict[str, Any], "The service"),
+)
 async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
