@@ -7,7 +7,7 @@ from litestar import Request
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.format import ResponseInput
+from app.api.answering.format import ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
@@ -73,7 +73,7 @@ ROUTES = [detect, classify, predict]
 
 def choose_format(wanted: Any, task: Task, context: RequestContext) -> Respond:  # noqa: ANN401 - the parameters of the task
     """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
-    return FORMS[task].formats.choose(wanted.format, context.accept).respond
+    return select(FORMS[task].formats, wanted.format, context.accept).respond
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request

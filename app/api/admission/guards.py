@@ -110,12 +110,7 @@ def guard_model(worker: WorkerResources) -> Guard:
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Reject a body by its declared type and length, and store the length limit in the context.
-
-    Raises:
-        UnsupportedMediaType: The route does not accept the type, or the content encoding is not supported.
-        BodyTooLarge: The declared length exceeds the limit.
-    """
+    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limit in the context."""
     context, deployment = context_of(scope), worker.deployment
     declared = media_type(context.content_type)
     if route.media_types:

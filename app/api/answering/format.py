@@ -1,7 +1,7 @@
 """Interface of a response format, its input, and the choice of a format by the parameter `format` or the header `Accept`."""
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
@@ -45,30 +45,23 @@ class Format(NamedTuple):
     """Makes the response, or raises a GatewayError."""
 
 
-class Formats:
-    """Formats of one kind of result; the first one is the default."""
+def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:
+    """Return the media types that `Accept` can select, with their formats."""
+    return {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
-    def __init__(self, *formats: Format) -> None:
-        self._default = formats[0]
-        self._by_name = {format_.name: format_ for format_ in formats}
-        self._by_type = {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
-    @property
-    def media_types(self) -> tuple[str, ...]:
-        """The media types that `Accept` can select."""
-        return tuple(self._by_type)
+def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format:
+    """Choose a format by name, or by the header `Accept` if it is None; the first is the default.
 
-    def choose(self, name: str | None, accept: bytes) -> Format:
-        """Choose a format by name, or by the header `Accept` if it is None.
-
-        Raises:
-            NotAcceptable: The header allows none of the media types.
-        """
-        if name is not None:
-            return self._by_name[name]
-        if accept in _USUAL:
-            return self._default
-        return self._by_type[negotiate(accept, self.media_types)]
+    Raises:
+        NotAcceptable: The header allows none of the media types.
+    """
+    if name is not None:
+        return next(format_ for format_ in formats if format_.name == name)
+    if accept in _USUAL:
+        return formats[0]
+    by_type = media_types_of(formats)
+    return by_type[negotiate(accept, tuple(by_type))]
 
 
 def best(accept: bytes, media_types: Sequence[str]) -> str | None:

@@ -44,9 +44,7 @@ def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, reques
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
     """Convert detections to their JSON objects.
 
-    Args:
-        found: Boxes in pixels.
-        unit: `normalized` corners, 0 to 1; in pixels: `pixel` corners, `coco` x y width height, `cxcywh` centre x y width height.
+    Units: `normalized` corners, 0 to 1; in pixels: `pixel` corners, `coco` x y width height, `cxcywh` centre x y width height.
     """
     return [
         Detection(

@@ -1,6 +1,4 @@
-"""API keys: the file that lists them, and the lookup of a credential.
-
-The file is TOML, with one table per key, named after the key's id:
+"""API keys: the lookup of a credential in a TOML file, which has one table per key, named after the key's id.
 
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
@@ -117,11 +115,7 @@ class ApiKeys:
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys, or recall the last valid ones; return them by id.
-
-    Raises:
-        KeysError: The file cannot be read, is not valid or has no key, and no process of this host knows an earlier one.
-    """
+    """Read a file of keys, or recall the last valid ones of this host; return them by id. Raise KeysError if there are none."""
     return last_valid.load("api_keys", str(path), partial(_read, path), dict[str, ApiKey], KeysError)
 
 

@@ -22,10 +22,11 @@ from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors
-from app.api.receiving.body import JSON_ERRORS, decode_json, kind_of
+from app.api.receiving.body import JSON_ERRORS, kind_of, parse_document
+from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, ModelNotReady
+from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
@@ -34,14 +35,6 @@ _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.25, name="threshold")
-
-
-class _Document(msgspec.Struct):
-    """The JSON object of a request; other members are ignored."""
-
-    input: msgspec.Raw = msgspec.Raw()
-    threshold: float | None = None
-    model: str | None = None
 
 
 class _Image(msgspec.Struct):
@@ -102,11 +95,13 @@ async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
 
 def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs."""
-    document = decode_json(data, content_type, _Document, _EXAMPLE)
-    if kind_of(document.input) != "a list":
+    if body_type(content_type, data) != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, such as {_EXAMPLE}")
+    content, pairs = parse_document(data, "input", _Parameters, f"expected a JSON object such as {_EXAMPLE}")
+    if kind_of(content) != "a list":
         raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
     try:
-        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(document.input)]
+        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(content)]
     except JSON_ERRORS as error:
         raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
     if any(each.type != "image_url" for each in inputs):
@@ -114,8 +109,7 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     images = [decode_text(each.url) for each in inputs]
     if not images:
         raise MalformedRequest(f"the list of inputs is empty; expected an object such as {_EXAMPLE}")
-    given = {"threshold": document.threshold, "model": document.model}
-    return ParsedBatch(images, [None] * len(images), [(name, str(value)) for name, value in given.items() if value is not None])
+    return ParsedBatch(images, [None] * len(images), pairs)
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:

@@ -19,6 +19,7 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
+from app.api.answering.format import media_types_of
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
@@ -153,5 +154,5 @@ class ImageOperation(ContentOperation):
 def operation_for(*tasks: Task) -> type[ImageOperation]:
     """Return the operation of routes for models of these tasks."""
     forms = [FORMS[task] for task in tasks]
-    pictures = {kind: _binary(kind) for form in forms for kind in form.formats.media_types if kind != JSON}
+    pictures = {kind: _binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
     return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})

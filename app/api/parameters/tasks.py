@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from app.api.answering import drawn, native
-from app.api.answering.format import Formats
+from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
@@ -17,8 +17,8 @@ from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 
-DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
-CLASSIFICATIONS = Formats(native.CLASSES_JSON)
+DETECTIONS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
+CLASSIFICATIONS = (native.CLASSES_JSON,)
 
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
@@ -152,7 +152,7 @@ class TaskForm(NamedTuple):
     """Parameters and response formats of a task."""
 
     parameters: type[Parameters]
-    formats: Formats
+    formats: tuple[Format, ...]
     results: str
     """Name of the results; the log field with their number."""
 

@@ -53,12 +53,7 @@ def read_parts(data: bytes, content_type: str, max_parts: int) -> Iterator[Part]
 
 
 def to_parameter(part: Part, expected: str) -> tuple[str, str]:
-    """Return name and value of a part that is not an image but a parameter. Errors name the `expected` fields of images.
-
-    Raises:
-        MalformedRequest: The part is a file.
-        InvalidParameter: The part is not text.
-    """
+    """Return name and value of a parameter. Errors name the `expected` fields of images: a parameter is no file, and is text."""
     if part.file_name is not None:
         raise MalformedRequest(f"there is a file in the field {part.name[:64]!r}; expected it in {expected}", repeats_request=True)
     try:
