@@ -136,18 +136,6 @@ async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway)
     assert (await post(app, "/detect")).status == 503
 
 
-async def test_a_request_for_a_model_that_fails_asks_triton_nothing(gateway: Gateway) -> None:
-    await break_model(gateway, "other")
-    fake, app = gateway
-    reads = fake.config_reads
-    fake.requests.clear()
-    for _ in range(20):
-        await post(app, "/predict/other")
-
-    assert fake.config_reads == reads
-    assert {request.id for request in fake.requests} <= {"probe"}
-
-
 @pytest.mark.parametrize("kind", ["form", "json"])
 async def test_the_default_model_is_not_that_of_a_body_that_names_another_one(gateway: Gateway, kind: str) -> None:
     """Only if path or query name the model is a form or JSON rejected before it is read."""

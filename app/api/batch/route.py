@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
-from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Scope, Send
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse
@@ -75,7 +74,7 @@ _HEADERS = [
     operation_class=_Operation,
     responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
 )
-async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.
 
     With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
@@ -112,7 +111,7 @@ async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
                 answer.add(index, found, timing)
                 return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
 
-            return _Lines(batch.run(report), answer, stack.pop_all())
+            return _respond_in_lines(batch.run(report), answer, stack.pop_all())
         async with batch.run(answer.add) as done:
             for image in done:
                 await image
@@ -121,33 +120,29 @@ async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
     return JsonResponse(to_document(answer, names))
 
 
-class _Lines(ASGIResponse):
-    """Sends a line for each image as soon as it is done, then a summary."""
+def _respond_in_lines(
+    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
+) -> ASGIApp:
+    """Send a line for each image as soon as it is done, then a summary; stop if the client has gone or does not read for too long.
 
-    def __init__(  # deliberately skips the base constructor
-        self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
-    ) -> None:
-        self._running = running
-        """Runs the batch; yields the lines."""
-        self._answer = answer
-        """Makes the summary."""
-        self._request = request
-        """Resources that are released when the response has ended."""
+    `running` runs the batch and yields the lines; `request` is what must be closed when the response has ended.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send the lines; stop if the client disconnects or does not read for too long."""
+    async def respond(scope: Scope, _: Receive, send: Send) -> None:
         context = context_of(scope)
         try:
-            with self._request:
-                async with self._running as done:
+            with request:
+                async with running as done:
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
                         await _send_line(send, await line)
-                await _send_line(send, msgspec.json.encode(self._answer.summary()) + b"\n", more_body=False)
+                await _send_line(send, msgspec.json.encode(answer.summary()) + b"\n", more_body=False)
         except ClientGone:
             if not context.status:
                 raise
             context.is_client_gone = True
+
+    return respond
 
 
 async def _send_line(send: Send, line: bytes, *, more_body: bool = True) -> None:

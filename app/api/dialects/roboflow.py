@@ -245,22 +245,16 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
 async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], version: FromPath[int]) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
-    async def respond_json(given: ResponseInput[Detections]) -> JsonResponse:
+    async def respond(given: ResponseInput[Detections]) -> ASGIResponse:
+        if given.wanted.format == "image":
+            return await drawn.IMAGE.respond(given)
+        if given.wanted.format == "image_and_json":
+            describe = partial(describe_v0, given)
+            return await drawn.respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe)
         return JsonResponse(msgspec.json.encode(describe_v0(given)))
 
-    async def respond_both(given: ResponseInput[Detections]) -> ASGIResponse:
-        images = [(given.image, given.found)]
-        return await drawn.respond_with_pictures(given.pipeline, given.call, images, partial(describe_v0, given))
-
-    formats = {"image": drawn.IMAGE.respond, "image_and_json": respond_both}
-    return await handle_image(
-        request,
-        worker,
-        _V0Parameters,
-        [("model", model), ("version", str(version))],
-        parse=parse_v0,
-        choose=lambda wanted, *_: formats.get(wanted.format, respond_json),
-    )
+    in_path = [("model", model), ("version", str(version))]
+    return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, choose=lambda *_: respond)
 
 
 def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:

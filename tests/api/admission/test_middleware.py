@@ -235,24 +235,6 @@ async def test_a_trace_of_the_caller_is_continued(log: Log, flags: str) -> None:
     assert seen == [("traceparent", parent), ("tracestate", "a=1,b=2")]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [],
-        [("traceparent", "")],
-        [("traceparent", f"00-{TRACE}-{SPAN}")],
-        [("traceparent", f"00-{TRACE}-{SPAN}-01"), ("traceparent", f"00-{TRACE}-{SPAN}-01")],
-        [("tracestate", "vendor=1")],
-    ],
-    ids=["none", "empty", "malformed", "repeated", "state alone"],
-)
-async def test_any_other_request_belongs_to_no_trace(log: Log, headers: list[tuple[str, str]]) -> None:
-    reply = await call(responding(200), receiving(), headers=headers)
-
-    assert "traceparent" not in reply.headers
-    assert not {"trace_id", "span_id"} & set(log[0].kwargs)
-
-
 BODY = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.request", "body": b"y", "more_body": False}]
 
 

@@ -55,12 +55,6 @@ def test_a_header_of_many_types_is_not_read_to_its_end() -> None:
     assert best(b"text/html," * 50 + b"image/png", TYPES) is None
 
 
-def test_a_name_counts_more_than_accept() -> None:
-    assert select(DETECTIONS, "image", b"application/json").name == "image"
-    assert select(DETECTIONS, "json", b"image/png").name == "json"
-    assert select(DETECTIONS, "coco-results", b"text/html").name == "coco-results"
-
-
 @pytest.mark.parametrize("header", [b"", b"*/*", b"application/json", b"application/json, text/plain, */*"])
 def test_the_usual_headers_are_not_parsed(header: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert best(header, tuple(media_types_of(DETECTIONS))) == "application/json"

@@ -272,18 +272,6 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
     assert not kept
 
 
-async def test_a_body_is_received_to_its_end() -> None:
-    messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
-    receive = receiving(*messages, {"type": "http.request", "body": b"next", "more_body": False})
-    await drain(receive)
-
-    assert (await receive())["body"] == b"next"
-
-
-async def test_a_client_that_disconnects_is_not_waited_for() -> None:
-    await drain(receiving({"type": "http.request", "body": b"x", "more_body": True}))
-
-
 @in_virtual_time
 async def test_what_is_above_a_limit_is_not_received() -> None:
     """Its sender has to wait, and still sees the answer until the two seconds are over."""
