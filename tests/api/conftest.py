@@ -67,7 +67,6 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
 
 @pytest.fixture
 async def lonely() -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application whose Triton does not run."""
     async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
         yield client
 

@@ -17,8 +17,6 @@ from tests.world import open_world
 
 
 class Worker:
-    """A stub worker that records when its resources are opened and closed."""
-
     def __init__(self) -> None:
         self.fails = False
         self.events: list[str] = []
@@ -43,7 +41,6 @@ def build(worker: Worker) -> Application:
 
 
 async def start_and_fail(app: Application) -> str:
-    """Start an application whose start fails, and return what the server is told."""
     sent: list[dict[str, str]] = []
 
     async def receive() -> dict[str, str]:

@@ -26,8 +26,6 @@ OTHER = ["/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?
 
 
 class SickTriton(FakeTriton):
-    """A fake Triton that cannot run one of its models."""
-
     def __init__(self) -> None:
         super().__init__()
         self.sick = ""
@@ -48,7 +46,6 @@ Gateway = tuple[SickTriton, Application]
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
-    """A Triton, and an application that uses it; the default model is `tiny`."""
     fake = SickTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
         yield fake, app
@@ -70,7 +67,6 @@ async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | No
 
 
 async def mend(gateway: Gateway, path: str) -> bool:
-    """Let the model run again and return whether its circuit closes."""
     fake, app = gateway
     fake.sick = ""
 

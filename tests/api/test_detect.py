@@ -40,7 +40,6 @@ def corners(detection: dict[str, Any]) -> tuple[float, ...]:
 
 @pytest.fixture(scope="module")
 async def cat(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The response to the image of a cat as a raw body."""
     answer: dict[str, Any] = json(await client.post("/detect", content=CAT, headers=JPEG))
     return answer
 

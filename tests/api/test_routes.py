@@ -95,7 +95,6 @@ def test_dialects_with_one_path_tell_their_requests_apart() -> None:
 
 
 def watched(app: Application, routes: list[str]) -> Application:
-    """Note the route of each request to an application, once it has been answered."""
 
     async def watch(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)

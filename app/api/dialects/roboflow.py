@@ -36,7 +36,7 @@ from app.api.dialects.dialect import (
     find_detector,
     receive_text,
 )
-from app.api.parameters.parse import Pairs, check_model_name, split_classes
+from app.api.parameters.parse import check_model_name, split_classes
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, kind_of, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
@@ -142,31 +142,28 @@ class _InferenceBody:
 
     def parse(self, data: bytes, content_type: str, kind: type[_V1Parameters]) -> ParsedBatch:
         """Parse the body; a body without a type is an image. Pictures can be drawn of all images unless some are URLs."""
-        if not content_type:
-            return self._finish([data], [])
-        if media_type(content_type) not in {JSON, URLENCODED}:
-            raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
-        content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
-        self._draws = ("visualize_predictions", "true") in pairs
-        self.is_list = kind_of(content) == "a list"
-        try:
-            items = split_images(content) if self.is_list else [content]
-            images = [msgspec.json.decode(item, type=_Image) for item in items]
-        except JSON_ERRORS as error:
-            raise MalformedRequest(f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'") from error
-        if not images:
-            raise MalformedRequest("the list of images is empty")
-        if len(images) == 1 and images[0].type == "url" and images[0].value.strip():
-            return ParsedBatch([], [], [*pairs, ("url", images[0].value)])
-        return self._finish([_decode(image) for image in images], pairs)
-
-    def _finish(self, images: list[Image], pairs: Pairs) -> ParsedBatch:
-        encoded = [image for image in images if isinstance(image, bytes)]
+        images: list[Image] = [data]
+        pairs: list[tuple[str, str]] = []
+        if content_type:
+            if media_type(content_type) not in {JSON, URLENCODED}:
+                raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
+            content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
+            self._draws = ("visualize_predictions", "true") in pairs
+            self.is_list = kind_of(content) == "a list"
+            try:
+                given = [msgspec.json.decode(item, type=_Image) for item in (split_images(content) if self.is_list else [content])]
+            except JSON_ERRORS as error:
+                raise MalformedRequest(f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'") from error
+            if not given:
+                raise MalformedRequest("the list of images is empty")
+            if len(given) == 1 and given[0].type == "url" and given[0].value.strip():
+                return ParsedBatch([], [], [*pairs, ("url", given[0].value)])
+            images = [_decode(image) for image in given]
         if self._draws:
-            if len(encoded) < len(images):
+            self.drawn = [image for image in images if isinstance(image, bytes)]
+            if len(self.drawn) < len(images):
                 raise InvalidParameter("visualize_predictions: of several images, all must be of the type 'base64'")
-            self.drawn = encoded
-        return ParsedBatch(images, [None] * len(images), list(pairs))
+        return ParsedBatch(images, [None] * len(images), pairs)
 
 
 def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBody:

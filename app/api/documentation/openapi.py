@@ -156,3 +156,8 @@ def operation_for(*tasks: Task) -> type[ImageOperation]:
     forms = [FORMS[task] for task in tasks]
     pictures = {kind: _binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
     return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})
+
+
+def with_contents(contents: dict[str, Schema]) -> type[ContentOperation]:
+    """Return the operation of routes whose response can also have these contents."""
+    return type("Operation", (ContentOperation,), {"contents": contents})

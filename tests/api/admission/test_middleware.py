@@ -276,7 +276,6 @@ _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
 
 
 def _get_paths() -> Iterator[str]:
-    """List the paths that GET has."""
     for route in routes_of(create_app(settings_for("127.0.0.1:1"))):
         if isinstance(route, HTTPRoute) and "GET" in route.methods:
             yield re.sub(r"{(\w+)}", lambda found: _VALUES[found[1]], route.path_format)
@@ -286,7 +285,6 @@ GET_PATHS = sorted(_get_paths())
 
 
 def headers_of(response: httpx.Response) -> dict[str, str]:
-    """Return the headers that are the same in each response."""
     return {name: value for name, value in response.headers.items() if name not in _OF_EACH_RESPONSE}
 
 

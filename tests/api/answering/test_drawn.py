@@ -32,7 +32,6 @@ def assert_framed(pixels: NDArray[np.uint8], detections: list[dict[str, Any]]) -
 
 @pytest.fixture(scope="module")
 async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """The expected detections, in pixels."""
     found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
     assert len(found) == 2
     return found

@@ -101,7 +101,6 @@ async def test_no_image_is_left_out_in_silence(
 
 
 async def test_an_unexpected_failure_tells_nothing(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cause is logged and not sent."""
     calls = captured_log(monkeypatch, problems)
     monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
     problem = json(await client.post(PATH, files=form(SCENES[0])), 500)

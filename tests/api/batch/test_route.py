@@ -41,7 +41,6 @@ def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 async def alone(client: httpx.AsyncClient) -> list[list[dict[str, Any]]]:
-    """The detections of each scene, requested one by one."""
     answers = [await client.post("/predict/six_columns?boxes=pixel", content=scene) for scene in SCENES]
     return [json(answer)["detections"] for answer in answers]
 

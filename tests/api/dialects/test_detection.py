@@ -37,7 +37,6 @@ async def test_without_a_dialect_its_paths_do_not_exist() -> None:
 
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application that needs API keys."""
     file = write_keys(tmp_path, *((id_, SECRET, scope) for id_, scope in KEYS))
     fake = FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file))), calling(app) as client:

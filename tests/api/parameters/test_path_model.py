@@ -13,7 +13,6 @@ Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 @pytest.fixture
 async def silent(gateway: Gateway) -> AsyncIterator[Gateway]:
-    """A Triton that no longer describes its models."""
     fake, client = gateway
     fake.may_tell.clear()
     yield fake, client

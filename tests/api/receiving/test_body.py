@@ -35,7 +35,6 @@ def form(*parts: bytes) -> bytes:
 
 
 def headed(header: bytes) -> bytes:
-    """Return a form whose only part, the image, has this header."""
     return b"--b\r\n" + header + b"\r\n\r\n" + IMAGE + b"\r\n--b--\r\n"
 
 

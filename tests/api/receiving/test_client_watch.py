@@ -129,8 +129,6 @@ async def test_a_slow_body_is_received() -> None:
 
 
 class Client:
-    """A client that sends a body and disconnects on request."""
-
     def __init__(self, body: bytes = b"") -> None:
         self.leaves = asyncio.Event()
         self.was_watched = False

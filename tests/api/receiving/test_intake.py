@@ -71,8 +71,6 @@ CANARY = "canary7f3a"
 
 
 class Remote(NamedTuple):
-    """A host that has an image, and an application that may fetch from there."""
-
     host: Host
     client: httpx.AsyncClient
     app: Application
@@ -96,7 +94,6 @@ async def remote(
 
 @pytest.fixture
 def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
-    """The admissions that are made during the test."""
     made: list[Admission] = []
     create = Admission.__init__
 

@@ -248,7 +248,6 @@ async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncC
 
 @asynccontextmanager
 async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient, TritonClient]]:
-    """Serve a fake as it is, and run an application on it; yields a client of that, and its Triton client."""
     async with open_world(fake, mode="inline") as world:
         app = application.build(lambda: nullcontext((world.pool, world.pipeline, METRICS)), DEPLOYMENT)
         async with started(app) as client:

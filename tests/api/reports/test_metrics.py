@@ -24,13 +24,11 @@ Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 @pytest.fixture
 def gateway(gateway: Gateway) -> Gateway:
-    """A gateway whose Triton finds nothing."""
     gateway[0].answer = infer_response(output0=np.zeros((2, 6), np.float32))
     return gateway
 
 
 def requests(endpoint: str, status: int) -> str:
-    """Return the sample that counts the requests of an endpoint that were answered with a status."""
     return f'api_requests_total{{endpoint="{endpoint}",status="{status}"}}'
 
 

@@ -1,9 +1,8 @@
 """GET /: the page for browsers, or a description of the service for programs; and the files of the page."""
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
@@ -16,7 +15,7 @@ from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
 from app.api.dependencies import Worker
-from app.api.documentation.openapi import ContentOperation, describe
+from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
 from app.model.heads import TASKS, Head
@@ -54,17 +53,10 @@ _ENDPOINTS = {
 }
 
 
-@dataclass
-class _Operation(ContentOperation):
-    """Adds the page to the operation that describes the service."""
-
-    contents: ClassVar = {HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")}
-
-
 @get(
     "/",
     summary="The service, or a page to try it",
-    operation_class=_Operation,
+    operation_class=with_contents({HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, if it is on")}),
     responses=describe(200, dict[str, Any], "The service"),
 )
 async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]:
