@@ -59,12 +59,12 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
 
 
 def objects(found: Detections, unit: BoxFormat, digits: int | None = None) -> Iterator[tuple[list[float], float, int, str]]:
-    """Yield box, score, class id and class name of each object, by descending score.
+    """Return box, score, class id and class name of each object, by descending score.
 
     Boxes are in this unit, as for `to_detections`, rounded to as many digits, by default as in the gateway's own responses.
     """
-    for box, score, id_ in zip(_to_boxes(found, unit, digits), to_scores(found.scores), found.class_ids.tolist(), strict=True):
-        yield box, score, id_, found.spec.class_name(id_)
+    ids: list[int] = found.class_ids.tolist()
+    return zip(_to_boxes(found, unit, digits), to_scores(found.scores), ids, map(found.spec.class_name, ids), strict=True)
 
 
 def _to_boxes(found: Detections, unit: BoxFormat, digits: int | None) -> list[list[float]]:
