@@ -64,11 +64,6 @@ def test_the_response_is_complete(cat: dict[str, Any]) -> None:
     assert cat["request_id"]
 
 
-@pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/yolo11n", "/v1/predict/yolo11n"])
-async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, cat: dict[str, Any], path: str) -> None:
-    assert found(json(await client.post(path, content=CAT, headers=JPEG))) == found(cat)
-
-
 @pytest.mark.parametrize(
     "kind", ["image/jpeg", "image/png", "application/octet-stream", "IMAGE/JPEG; x=y", "application/x-www-form-urlencoded", ""]
 )

@@ -21,7 +21,7 @@ SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
     [
         (
             "tiny",
-            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "/detect/", "//v1//predict/tiny", "/detect/batch"],
+            ["/detect", "/predict/tiny", "/v1/detect?model=tiny", "//v1//predict/tiny/", "/detect/batch"],
             ["/predict/other", "/detect?model=other", "/classify"],
         ),
         (
@@ -31,10 +31,7 @@ SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
         ),
         (
             "other",
-            [
-                *("/predict/other", "/v1/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other"),
-                "/v1/detect/batch?model=other",
-            ],
+            ["/predict/other", "/detect?model=other", "/detect?confidence=0.5&model_name=other", "/v1/detect/batch?model=other"],
             ["/detect", "/predict/tiny", "/detect?model_name=tiny", "/detect?classes=model"],
         ),
     ],

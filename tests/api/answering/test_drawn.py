@@ -74,18 +74,6 @@ async def test_json_can_have_the_picture_too(
     assert_framed(pixels_of(base64.b64decode(found["visualization"], validate=True), image_format), expected)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"files": {"image": SCENE}, "data": {"format": "image"}},
-        {"json": {"image": base64.b64encode(SCENE).decode(), "format": "image"}},
-    ],
-)
-async def test_a_body_can_name_the_format(client: httpx.AsyncClient, form: dict[str, Any]) -> None:
-    answer = await client.post(PATH, **form)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
-
-
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory may also run out when the picture is finished."""
 

@@ -115,13 +115,6 @@ async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient,
     assert all(0 < each["time"] < 60 for each in answer)
 
 
-async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.AsyncClient) -> None:
-    """The error names the image: a client could not read an answer with a gap."""
-    answer = json(await server.post(V1, json={"image": [IMAGE, {"type": "base64", "value": "R0lGODlh"}]}), status=422)
-
-    assert answer["message"].startswith("1 of 2 images failed; at index 1: ")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

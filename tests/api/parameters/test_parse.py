@@ -117,14 +117,6 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
         parse_parameters([(given, "1")], DetectParameters)
 
 
-def test_each_kind_of_request_has_parameters_of_its_own() -> None:
-    pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
-    assert parse_parameters(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
-
-    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms$"):
-        parse_parameters([("iou", "0.5")], Parameters)
-
-
 @pytest.mark.parametrize(
     "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
