@@ -7,6 +7,7 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from app.api.parameters.parse import Parameters, unknown_parameter
@@ -132,22 +133,36 @@ def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a S
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, list[tuple[str, str]]]:
     """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
 
-    Of several members with one name, the last counts.
-
     Raises:
         MalformedRequest: It is not a JSON object as in the example, or the parameters are too large or of another type.
-        InvalidParameter: A parameter is unknown.
+        InvalidParameter: A parameter is unknown, or a member is given more than once.
     """
+    document = view_document(data)
     try:
-        members = msgspec.structs.asdict(msgspec.json.decode(view_document(data), type=_outline(content, kind)))
+        members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))
     except JSON_ERRORS as error:
         unknown = str(error).partition("unknown field `")[2][:-1]
         raise (_unknown_member(unknown, content, kind) if unknown else MalformedRequest(example)) from error
     found = members.pop(content)
     if sum(map(len, members.values())) > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
+    if not kind.ignores_unknown:
+        _refuse_repeated(document, found, [value for value in members.values() if value])
     given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
     return found, [(name, _to_parameter(name, value)) for name, value in given]
+
+
+def _refuse_repeated(document: memoryview, found: msgspec.Raw, others: Sequence[msgspec.Raw]) -> None:
+    """Raise InvalidParameter unless an object has no other values: the parser keeps only the last of repeated members."""
+    start = _address(found) - _address(document) if found else 0
+    rest = bytes(document[:start]) + bytes(document[start + len(found) :])
+    # Beside the values there are no quotes but the two of each name.
+    if rest.count(b'"') > 2 * bool(found) + sum(bytes(value).count(b'"') + 2 for value in others):
+        raise InvalidParameter("a member of the JSON object is given more than once")
+
+
+def _address(data: memoryview | msgspec.Raw) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:

@@ -155,6 +155,7 @@ DEEP = b'{"images": ' + b"[" * 100_000
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
         (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is null; expected a string, a finite number'),
         (b'{"images": ["YQ=="], "unknown": 1}', JSON, "unknown parameter 'unknown'"),
+        (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "a member of the JSON object is given more than once"),
         (form(("boxes", b"\xff", None)), FORM, "'boxes' is not UTF-8 text"),
         *((data, JSON, "expected a JSON object such as") for data in (b'{"images": ["YQ=="', b'["YQ=="]', b"\xff", DEEP)),
         (b'{"images": ["YQ=="], "boxes": "' + b"x" * (1 << 16) + b'"}', JSON, "more than 64 KiB beside its images"),

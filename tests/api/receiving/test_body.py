@@ -136,9 +136,9 @@ ACCEPTED: dict[str, list[tuple[bytes, str, ParsedBody]]] = {
         (document(prefix + BASE64.decode()), JSON, ParsedBody(IMAGE, []))
         for prefix in ("data:image/png;base64,", "data:;base64,", "DATA:image/jpeg;BASE64,")
     ],
-    "an alias beside its parameter, which is left to `parameters.parse`; of members with one name the last": [
+    "an alias beside its parameter, which is left to `parameters.parse`": [
         (document(model="a", boxes="coco", model_name="b"), JSON, ParsedBody(IMAGE, [("model", "a"), *COCO, ("model_name", "b")])),
-        (b'{"boxes": "pixel", "image": "", "bo\\u0078es": "coco", "image": "QUJD"}', JSON, ParsedBody(b"ABC", COCO)),
+        (b'{"im\\u0061ge": "QUJD", "classes": ["\\"", 1], "boxes": "coco"}', JSON, ParsedBody(b"ABC", [*COCO, ("classes", '",1')])),
     ],
     "base64 in lines, and with the escapes of PHP": [
         (document("\r\n\t ".join(BASE64.decode())), JSON, ParsedBody(IMAGE, [])),
@@ -340,6 +340,16 @@ INVALID: dict[str, list[tuple[bytes, str, str]]] = {
     "an unknown member, however many follow and whatever they are": [
         (data, JSON, "unknown parameter 'fill'; supported parameters: model")
         for data in (b'{"fill": "QUJD"}', b'{"fill": ' * 100_000, b'{"fill": 1, ' + b'"x": 1, ' * 100_000)
+    ],
+    "a member that is given twice": [
+        (data, JSON, "a member of the JSON object is given more than once$")
+        for data in (
+            b'{"image": "QUJD", "image": "QUJD"}',
+            b'{"image": "QUJD", "boxes": "coco", "image": ""}',
+            b'{"image": "QUJD", "im\\u0061ge": "QUJD"}',
+            b'{"image": 5, "image": "QUJD"}',
+            b'{"confidence": 0.1, "image": "QUJD", "confidence": 0.2}',
+        )
     ],
 }
 
