@@ -29,7 +29,9 @@ _PER_ESCAPE = 16
 _SPACES = b" \t\r\n"
 _STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
-_Member: Any = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
+)
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
 _NULL = msgspec.Raw(b"null")
 # Names of the image in other services, in lower case and without punctuation.
@@ -209,7 +211,7 @@ def _check_number(images: int, others: Sequence[str]) -> None:
 
 def _to_parameter(name: str, value: msgspec.Raw) -> str:
     try:
-        member = msgspec.json.decode(value, type=_Member)
+        member = _DECODER.decode(value)
     except JSON_ERRORS as error:
         raise MalformedRequest(f'"{name}" is {kind_of(value)}; expected {_MEMBERS}') from error
     if isinstance(member, bool):
