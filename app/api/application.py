@@ -22,7 +22,7 @@ from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
-from app.api.reports.health import health, live, livez, ready, readyz
+from app.api.reports.health import health, livez, ready, readyz
 from app.api.reports.metrics import metrics
 from app.api.reports.models import models
 from app.api.routes import VERSION, ModelRoute, RouteTable
@@ -44,13 +44,9 @@ OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipel
 def build(
     open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None, tracing: "Tracing | None" = None
 ) -> Application:
-    """Build the application of one worker.
+    """Build the application of one worker, whose lifespan can run only once, because dependencies are cached.
 
-    Args:
-        open_resources: Opens the resources that handlers share. The lifespan can run only once, because dependencies are cached.
-        deployment: The settings that the HTTP layer uses.
-        keys: The API keys that callers need; None if the API is open.
-        tracing: Makes the spans of each request; the caller closes it.
+    Without `keys` the API is open. The caller closes `tracing`.
     """
     resources = WorkerResources(deployment, keys)
 
@@ -71,7 +67,6 @@ def build(
             guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
         ),
-        live,
         livez,
         readyz,
     ]

@@ -73,21 +73,13 @@ class WorkerResources:
         self.is_draining = True
 
 
+Worker = NamedDependency[WorkerResources]
+"""A handler's parameter `worker`."""
+
+
 def providers(resources: WorkerResources) -> dict[str, Provide]:
     """Return the dependencies of one application by parameter name. Each is provided once and then cached."""
-
-    def provide_triton_client() -> TritonPool:
-        return resources.tritons
-
-    def provide_pipeline(triton_client: NamedDependency[TritonPool]) -> Pipeline:
-        assert resources.tritons is triton_client  # noqa: S101 - both are opened together
-        return resources.pipeline
-
-    def provide_worker() -> WorkerResources:
-        return resources
-
     return {
-        "triton_client": Provide(provide_triton_client, use_cache=True, sync_to_thread=False),
-        "pipeline": Provide(provide_pipeline, use_cache=True, sync_to_thread=False),
-        "worker": Provide(provide_worker, use_cache=True, sync_to_thread=False),
+        "triton_client": Provide(lambda: resources.tritons, use_cache=True, sync_to_thread=False),
+        "worker": Provide(lambda: resources, use_cache=True, sync_to_thread=False),
     }

@@ -4,16 +4,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from litestar import Request
-from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.format import ResponseInput
+from app.api.answering.format import ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import WorkerResources
-from app.api.documentation.openapi import PROBLEMS, operation_for
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import PROBLEMS, describe, operation_for
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters, PathModel
 from app.api.receiving import body, intake
@@ -28,17 +26,13 @@ Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
 """Makes the response, or raises a GatewayError."""
 
 
-def _responses(kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401
-    return {200: ResponseSpec(kind, description=description, generate_examples=False), **PROBLEMS}
-
-
 @ModelRoute(
     "/detect",
     summary="Detect objects in an image",
     operation_class=operation_for(DetectionHead.task),
-    responses=_responses(DetectResponse | list[CocoResult], "The detections"),
+    responses={**describe(200, DetectResponse | list[CocoResult], "The detections"), **PROBLEMS},
 )
-async def detect(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detect(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Detect objects with the default model, or with the one that the parameter `model` names."""
     return await handle_image(request, worker, DetectParameters)
 
@@ -48,9 +42,9 @@ async def detect(request: Request[Any, Any, Any], worker: NamedDependency[Worker
     task=ClassificationHead.task,
     summary="Classify an image",
     operation_class=operation_for(ClassificationHead.task),
-    responses=_responses(ClassifyResponse, "The classes"),
+    responses={**describe(200, ClassifyResponse, "The classes"), **PROBLEMS},
 )
-async def classify(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Classify an image with the default classifier, or with the one that the parameter `model` names."""
     return await handle_image(request, worker, ClassifyParameters)
 
@@ -59,11 +53,16 @@ async def classify(request: Request[Any, Any, Any], worker: NamedDependency[Work
     "/predict/{model:str}",
     summary="Ask a given model about an image",
     operation_class=operation_for(*FORMS),
-    responses=_responses(
-        DetectResponse | list[CocoResult] | ClassifyResponse, "The detections of a detector, or the classes of a classifier"
-    ),
+    responses={
+        **describe(
+            200,
+            DetectResponse | list[CocoResult] | ClassifyResponse,
+            "The detections of a detector, or the classes of a classifier",
+        ),
+        **PROBLEMS,
+    },
 )
-async def predict(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
@@ -72,9 +71,9 @@ async def predict(request: Request[Any, Any, Any], worker: NamedDependency[Worke
 ROUTES = [detect, classify, predict]
 
 
-def choose_format(wanted: Parameters, task: Task, context: RequestContext) -> Respond:
+def choose_format(wanted: Any, task: Task, context: RequestContext) -> Respond:  # noqa: ANN401 - the parameters of the task
     """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
-    return FORMS[task].formats.choose(wanted.presentation.format, context.accept).respond
+    return select(FORMS[task].formats, wanted.format, context.accept).respond
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
@@ -86,18 +85,10 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
 ) -> ASGIResponse:
-    """Answer a request, unless its client disconnects.
+    """Answer a request with parameters of a kind in path, query and body, unless its client disconnects.
 
-    Args:
-        request: The request; its context has the body limits.
-        worker: The resources of the worker.
-        kind: The type of the parameters in path, query and body.
-        in_path: Parameters in the path.
-        parse: As for `intake.receive`; None for the formats that all of the gateway's own routes accept.
-        choose: Chooses the response format before the image is processed.
-
-    Raises:
-        GatewayError: As for `intake.receive`, `choose`, `Pipeline.run` and the response.
+    `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `choose` chooses
+    the response format before the image is processed.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
@@ -112,4 +103,4 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
-        return await respond(ResponseInput(found, image, wanted.presentation, context, call, pipeline))
+        return await respond(ResponseInput(found, image, wanted, context, call, pipeline))

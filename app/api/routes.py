@@ -100,14 +100,7 @@ class RouteTable:
         is_prefix_sent: bool = True,
         applies: Mapping[str, Callable[[HTTPScope], bool]] | None = None,
     ) -> None:
-        """Add routes.
-
-        Args:
-            handlers: The routes.
-            prefix: Prefix of their paths in Litestar.
-            is_prefix_sent: Whether clients send the prefix; if not, it is prepended to the path.
-            applies: Predicates by path that select the requests for these routes.
-        """
+        """Add routes whose paths have a prefix in Litestar, which clients may not send. `applies`: predicates by path."""
         for handler in handlers:
             for path in sorted(handler.paths):
                 template = prefix + _PARAMETER.sub(r"{\1}", path)

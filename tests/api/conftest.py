@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,6 @@ async def filling() -> AsyncIterator[tuple[FakeTriton, Application]]:
 
 @pytest.fixture
 async def lonely() -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application whose Triton does not run."""
     async with started(create_app(settings_for(f"127.0.0.1:{free_port()}"))) as client:
         yield client
 
@@ -85,25 +83,6 @@ def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application
     while not isinstance(app, Litestar):
         app = app.app
     return app.routes
-
-
-@asynccontextmanager
-async def uploading(app: Application) -> AsyncIterator[None]:
-    """Let a client send an image, of which the application has received a part, and waits for the rest until the block ends."""
-    part = iter([{"type": "http.request", "body": b"x", "more_body": True}])
-    is_received = asyncio.Event()
-
-    async def receive() -> Any:  # noqa: ANN401
-        for message in part:
-            return message
-        is_received.set()
-        return await asyncio.Future()
-
-    sending = asyncio.create_task(call(app, receive, "/detect", {"Content-Length": "100"}))
-    await is_received.wait()
-    yield
-    sending.cancel()
-    await asyncio.gather(sending, return_exceptions=True)
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> bool:

@@ -1,8 +1,9 @@
 """The parts put together: routes, dependencies, errors and the life of a worker."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +17,6 @@ from tests.world import open_world
 
 
 class Worker:
-    """A stub worker that records when its resources are opened and closed."""
-
     def __init__(self) -> None:
         self.fails = False
         self.events: list[str] = []
@@ -42,7 +41,6 @@ def build(worker: Worker) -> Application:
 
 
 async def start_and_fail(app: Application) -> str:
-    """Start an application whose start fails, and return what the server is told."""
     sent: list[dict[str, str]] = []
 
     async def receive() -> dict[str, str]:
@@ -86,3 +84,29 @@ async def test_a_worker_that_cannot_be_opened_fails_the_start(worker: Worker) ->
 
     assert "OSError" in await start_and_fail(build(worker))
     assert worker.events == []
+
+
+class StubPool(TritonPool):
+    """A pool without Tritons that records the models it was asked about."""
+
+    def __init__(self) -> None:  # there is nothing to initialise
+        self.asked: list[str] = []
+
+    async def is_ready(self, model: str) -> bool:
+        self.asked.append(model)
+        return True
+
+
+async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:
+    """Each asks its own Triton about its own model, also when their requests alternate."""
+    pools = StubPool(), StubPool()
+
+    def build_with(pool: StubPool, model: str) -> Application:
+        return application.build(lambda: nullcontext((pool, Mock(default_model=model), METRICS)), DEPLOYMENT)
+
+    first, second = build_with(pools[0], "a"), build_with(pools[1], "b")
+    async with started(first) as of_first, started(second) as of_second:
+        for client in (of_first, of_second, of_first):
+            json(await client.get("/readyz"))
+
+    assert [pool.asked for pool in pools] == [["a", "a"], ["b"]]

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import gzip
 import threading
-from io import BytesIO
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -13,7 +12,6 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from PIL import Image
 
 from app.api.admission import middleware
 from app.api.context import RequestContext
@@ -24,7 +22,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started, until_ready
+from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -42,7 +40,6 @@ def corners(detection: dict[str, Any]) -> tuple[float, ...]:
 
 @pytest.fixture(scope="module")
 async def cat(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The response to the image of a cat as a raw body."""
     answer: dict[str, Any] = json(await client.post("/detect", content=CAT, headers=JPEG))
     return answer
 
@@ -67,11 +64,6 @@ def test_the_response_is_complete(cat: dict[str, Any]) -> None:
     assert cat["request_id"]
 
 
-@pytest.mark.parametrize("path", ["/detect", "/v1/detect", "/predict/yolo11n", "/v1/predict/yolo11n"])
-async def test_every_path_gives_the_same_detections(client: httpx.AsyncClient, cat: dict[str, Any], path: str) -> None:
-    assert found(json(await client.post(path, content=CAT, headers=JPEG))) == found(cat)
-
-
 @pytest.mark.parametrize(
     "kind", ["image/jpeg", "image/png", "application/octet-stream", "IMAGE/JPEG; x=y", "application/x-www-form-urlencoded", ""]
 )
@@ -88,42 +80,6 @@ async def test_a_compressed_body_is_read(client: httpx.AsyncClient, cat: dict[st
     headers = {"Content-Type": kind, "Content-Encoding": "gzip"}
 
     assert found(json(await client.post("/detect", content=data, headers=headers))) == found(cat)
-
-
-@pytest.mark.parametrize("field", ["image", "file"])
-async def test_a_form_contains_image_and_parameters(client: httpx.AsyncClient, field: str) -> None:
-    form = {"confidence": "0.01", "classes": "cat", "max_detections": "1", "boxes": "pixel"}
-    answer = json(await client.post("/detect", files={field: ("cat.jpg", CAT)}, data=form))
-
-    assert [d["class_name"] for d in answer["detections"]] == ["cat"]
-    assert answer["detections"][0]["x2"] > 1
-
-
-@pytest.mark.parametrize("prefix", ["", "data:image/jpeg;base64,"])
-async def test_json_contains_image_and_parameters(client: httpx.AsyncClient, cat: dict[str, Any], prefix: str) -> None:
-    document = {"image": prefix + BASE64, "confidence": 0.4, "classes": ["cat", 16]}
-
-    assert found(json(await client.post("/detect", json=document))) == found(cat)
-
-
-async def test_parameters_restrict_the_detections(client: httpx.AsyncClient) -> None:
-    scene = sample_image("coffee.jpg")
-    everything = json(await client.post("/detect?confidence=0.05", content=scene))["detections"]
-    cups = json(await client.post("/detect?confidence=0.05&classes=cup, 44", content=scene))["detections"]
-    one = json(await client.post("/detect?confidence=0.05&max_detections=1", content=scene))["detections"]
-
-    scores = [d["confidence"] for d in everything]
-    assert scores == sorted(scores, reverse=True)
-    assert cups == [d for d in everything if d["class_name"] in {"cup", "spoon"}]
-    assert 0 < len(cups) < len(everything)
-    assert one == everything[:1]
-
-
-def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN401
-    file = BytesIO()
-    upright = Image.open(BytesIO(CAT))
-    upright.convert(mode).save(file, image_format, **options)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -145,7 +101,6 @@ def encoded(image_format: str, mode: str, **options: Any) -> bytes:  # noqa: ANN
         ("", gzip.compress(bytes(60 << 20)), {"Content-Encoding": "gzip"}, 413, "body_too_large"),
         ("", b"%PDF-1.7", JPEG, 415, "unsupported_format"),
         ("", CAT[:20_000], JPEG, 422, "invalid_image"),
-        ("", encoded("PNG", "RGB")[:20_000], {"Content-Type": "image/png"}, 422, "invalid_image"),
     ],
 )
 async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR0913, PLR0917 - a table
@@ -159,21 +114,6 @@ async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR09
     assert problem["status"] == status
     assert problem["request_id"] == response.headers["x-request-id"]
     assert set(problem) == {"type", "title", "status", "detail", "code", "request_id"}
-
-
-async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Settings, client: httpx.AsyncClient) -> None:
-    """The request stops waiting; the RPC goes on, because cancelling it can crash Triton.
-
-    The next requests may find the gateway full, or the circuit open.
-    """
-    hasty = msgspec.structs.replace(settings, timeout_seconds=0.015)
-    async with started(create_app(hasty)) as impatient:
-        codes = [(await impatient.post("/detect", content=CAT)).json()["code"] for _ in range(5)]
-
-    assert codes[0] == "deadline_passed"
-    assert set(codes) <= {"deadline_passed", "gateway_full", "circuit_open"}
-    await until_ready(client)
-    assert json(await client.post("/detect", content=CAT))["num_detections"] == 1
 
 
 @pytest.mark.parametrize("kind", ["multipart", "json", "query"])
@@ -240,13 +180,6 @@ async def test_parameters_of_query_and_form_are_combined(gateway: Gateway, form:
     assert len(fake.requests) == 1
 
 
-async def test_without_triton_a_detection_is_a_503(lonely: httpx.AsyncClient) -> None:
-    response = await lonely.post("/detect", content=CAT)
-
-    assert json(response, 503)["code"] == "triton_unavailable"
-    assert response.headers["retry-after"] == "1"
-
-
 async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, client = gateway
     fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 0, 0, 0, 0, 0]], np.float32))
@@ -262,16 +195,6 @@ async def test_the_log_line_of_a_detection_says_what_was_done(gateway: Gateway, 
     assert fields["response_bytes"] == len(response.content)
     assert list(fields["stages"]) == ["read", "model", "queue", "decode", "batch", "infer", "post"]
     assert sum(fields["stages"].values()) <= fields["duration_ms"] + 0.06  # they are rounded
-
-
-@pytest.mark.parametrize("path", ["/detect?model=new", "/predict/new"])
-async def test_the_log_line_of_a_failure_names_the_model(gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    fake, client = gateway
-    fake.refusal = grpc.StatusCode.INTERNAL, "no"
-    log = captured_log(monkeypatch, middleware)
-    json(await client.post(path, content=SCENE), 502)
-
-    assert log[0].kwargs["model"] == "new"
 
 
 async def test_the_log_does_not_repeat_a_name_that_is_no_model(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +218,11 @@ async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
     await client.post("/detect", content=SCENE)
     for parent_and_flags in ("0000000000000000-01", "b7ad6b7169203331-00"):
         await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{trace}-{parent_and_flags}"})
+    twice = [("traceparent", f"00-{trace}-b7ad6b7169203331-01")] * 2
+    assert "traceparent" not in (await client.post("/detect", content=SCENE, headers=twice)).headers
 
     assert traced.headers["traceparent"].split("-")[1] == trace
-    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traced.headers["traceparent"], None, None, None]
+    assert [metadata.get("traceparent") for metadata in fake.metadata] == [traced.headers["traceparent"]] + [None] * 4
 
 
 async def test_a_header_of_a_part_is_not_in_the_log(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:

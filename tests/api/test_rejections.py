@@ -73,7 +73,6 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 
 @contextmanager
 def full(world: World, *, batches_only: bool = False) -> Iterator[None]:
-    """Use up the memory for images."""
     budget = world.admission.batch_memory if batches_only else world.admission.memory
     budget.add(budget.limit_bytes)
     yield

@@ -12,10 +12,8 @@ from msgspec import to_builtins
 from app.api.application import Application, table_of
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import UNMATCHED, ModelRoute, route_of
-from app.main import create_app
 from app.settings.schema import DIALECTS
-from tests.api.conftest import post_unread, settings_for, uploading
-from tests.support import SCENE, call, calling, lifespan_of, receiving
+from tests.support import SCENE, calling
 
 
 @get("/status")
@@ -97,7 +95,6 @@ def test_dialects_with_one_path_tell_their_requests_apart() -> None:
 
 
 def watched(app: Application, routes: list[str]) -> Application:
-    """Note the route of each request to an application, once it has been answered."""
 
     async def watch(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)
@@ -149,17 +146,3 @@ async def test_a_request_has_the_template_of_its_path(
         response = await client.request(method, path, content=SCENE if method == "POST" else None)
 
     assert (response.status_code, routes) == (status, [route])
-
-
-async def test_a_request_that_is_rejected_in_front_of_litestar_has_it_as_well() -> None:
-    """The gateway is full while another client is still sending its image."""
-    routes: list[str] = []
-    app = watched(create_app(settings_for("127.0.0.1:1", max_uploads=1)), routes)
-    async with lifespan_of(app):
-        async with uploading(app):
-            for path in ("/detect", "/v1/detect/", "/detect?model=other", "/predict/tiny", "/v1/predict/tiny"):
-                reply = await post_unread(app, path, {"Content-Length": "100"})
-                assert (reply.status, reply.problem["detail"]) == (429, "too many request bodies are being received")
-        assert routes[:5] == ["/detect", "/v1/detect", "/detect", "/predict/{model}", "/v1/predict/{model}"]
-
-        assert (await call(app, receiving(), "/detect")).problem["code"] == "client_gone"  # there is room again

@@ -12,7 +12,7 @@ from app.api.application import table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
 from app.api.receiving.client_watch import body_too_large
-from app.api.reports.health import live, livez, readyz
+from app.api.reports.health import livez, readyz
 from app.api.reports.models import models
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
@@ -66,7 +66,7 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
 
 
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
-OTHERS = {prefix + path for handler in (models, live, livez, readyz) for path in handler.paths for prefix in ("", VERSION)}
+OTHERS = {prefix + path for handler in (models, livez, readyz) for path in handler.paths for prefix in ("", VERSION)}
 """Paths at which no model is asked."""
 
 

@@ -46,12 +46,7 @@ _ANONYMOUS_SECONDS = 2.0
 
 
 def check_framing(scope: HTTPScope) -> None:
-    """Reject a request that servers and proxies may interpret differently, or that is slow to parse or route.
-
-    Raises:
-        MalformedRequest: An HTTP/1.1 request has no Host or several; Content-Length is not a number; or the path or the query is
-            too long.
-    """
+    """Raise MalformedRequest if servers and proxies may interpret the request differently, or if it is slow to parse or route."""
     if len(scope["path"]) > MAX_PATH or scope["query_string"].count(b"&") >= _MAX_PARAMETERS:
         raise MalformedRequest(f"the path has more than {MAX_PATH} characters, or the query more than {_MAX_PARAMETERS} parameters")
     hosts = 0
@@ -85,11 +80,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
 
 
 async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
-    """Reject a request that would pass `require_key` while the gateway is full.
-
-    Raises:
-        GatewayFull: The request cannot be admitted now.
-    """
+    """Raise GatewayFull if a request that would pass `require_key` cannot be admitted now."""
     context, pipeline = context_of(scope), worker.pipeline
     if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
@@ -119,12 +110,7 @@ def guard_model(worker: WorkerResources) -> Guard:
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Reject a body by its declared type and length, and store the length limit in the context.
-
-    Raises:
-        UnsupportedMediaType: The route does not accept the type, or the content encoding is not supported.
-        BodyTooLarge: The declared length exceeds the limit.
-    """
+    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limit in the context."""
     context, deployment = context_of(scope), worker.deployment
     declared = media_type(context.content_type)
     if route.media_types:
@@ -146,11 +132,7 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
 
 
 def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
-    """Reject a request while the circuit of its model is open. Anonymous requests pass: they must not learn about models.
-
-    Raises:
-        CircuitOpen: The circuit of the model is open.
-    """
+    """Raise CircuitOpen while the circuit of its model is open. Anonymous requests pass: they must not learn about models."""
     if context.is_circuit_open and context.model and not context.is_anonymous:
         worker.pipeline.check_circuit(context.model)
 

@@ -25,7 +25,7 @@ async def _respond_image(given: ResponseInput[Detections]) -> LargeResponse:
 async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResponse:
     def describe(pictures: list[bytes]) -> DetectResponse:
         context = given.context
-        response = to_response(given.found, given.presentation.boxes, context.timing.total, context.request_id)
+        response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
         return msgspec.structs.replace(response, visualization=pictures[0])
 
     return await respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe, _picture_type(given))
@@ -38,17 +38,9 @@ async def respond_with_pictures(
     describe: Callable[[list[bytes]], object],
     picture_type: PictureType = "image/jpeg",
 ) -> LargeResponse:
-    """Respond with JSON that contains pictures in base64.
+    """Respond with JSON that contains a picture of each encoded image with its detections, in base64.
 
-    Args:
-        pipeline: The pipeline that produced the detections.
-        call: The call context of the request.
-        images: Each encoded image with its detections.
-        describe: Takes the encoded pictures, one per image, and returns the object to encode as JSON.
-        picture_type: The media type of the pictures.
-
-    Raises:
-        GatewayError: As for `draw`.
+    `describe` takes the encoded pictures and returns the object to encode as JSON. Errors are those of `draw`.
     """
     lease, memory = Lease(), pipeline.admission.memory.reserve()
     pictures: list[bytes] = []

@@ -1,12 +1,11 @@
 """Interface of a response format, its input, and the choice of a format by the parameter `format` or the header `Accept`."""
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.schema import BoxFormat
 from app.api.context import RequestContext
 from app.errors import NotAcceptable
 from app.pipeline.call import CallContext
@@ -19,19 +18,7 @@ _MAX_RANGES = 50
 _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.ASCII)
 _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)", re.ASCII | re.IGNORECASE)
 
-
 Found = TypeVar("Found")
-
-
-class Presentation(NamedTuple):
-    """How a caller wants a result to be written."""
-
-    format: str | None = None
-    """Name of the format; None to choose it by `Accept`."""
-    boxes: BoxFormat = "normalized"
-    """Unit and layout of boxes, in formats that let the caller choose."""
-    image_id: int = 0
-    """The caller's number for the image, in formats that contain one."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
@@ -40,7 +27,8 @@ class ResponseInput(NamedTuple, Generic[Found]):
     found: Found
     image: bytes
     """The encoded image."""
-    presentation: Presentation
+    wanted: Any
+    """The parameters of the request: `format`, `boxes`, `image_id`, as far as its task has them."""
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
@@ -57,45 +45,29 @@ class Format(NamedTuple):
     """Makes the response, or raises a GatewayError."""
 
 
-class Formats:
-    """Formats of one kind of result; the first one is the default."""
+def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:
+    """Return the media types that `Accept` can select, with their formats."""
+    return {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
-    def __init__(self, *formats: Format) -> None:
-        self._default = formats[0]
-        self._by_name = {format_.name: format_ for format_ in formats}
-        self._by_type = {media_type: format_ for format_ in formats for media_type in format_.media_types}
 
-    @property
-    def media_types(self) -> tuple[str, ...]:
-        """The media types that `Accept` can select."""
-        return tuple(self._by_type)
+def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format:
+    """Choose a format by name, or by the header `Accept` if it is None; the first is the default.
 
-    def choose(self, name: str | None, accept: bytes) -> Format:
-        """Choose the format of a result.
-
-        Args:
-            name: The value of the parameter `format`, which takes precedence over `Accept`; None if absent.
-            accept: The `Accept` header; empty if absent.
-
-        Raises:
-            NotAcceptable: The header allows none of the media types.
-        """
-        if name is not None:
-            return self._by_name[name]
-        if accept in _USUAL:
-            return self._default
-        return self._by_type[negotiate(accept, self.media_types)]
+    Raises:
+        NotAcceptable: The header allows none of the media types.
+    """
+    if name is not None:
+        return next(format_ for format_ in formats if format_.name == name)
+    if accept in _USUAL:
+        return formats[0]
+    by_type = media_types_of(formats)
+    return by_type[negotiate(accept, tuple(by_type))]
 
 
 def best(accept: bytes, media_types: Sequence[str]) -> str | None:
-    """Return the media type that a caller prefers.
+    """Return which of these media types, in lower case, a caller prefers, of several the first; None if it accepts none.
 
-    Args:
-        accept: The header. A header without any valid media type accepts all types.
-        media_types: The available types, in lower case. The first one wins if the caller prefers several equally.
-
-    Returns:
-        One of `media_types`; None if the caller accepts none of them.
+    A header without any valid media type accepts all types.
     """
     qualities = _qualities(accept)
     if not qualities:
@@ -106,11 +78,7 @@ def best(accept: bytes, media_types: Sequence[str]) -> str | None:
 
 
 def negotiate(accept: bytes, media_types: Sequence[str]) -> str:
-    """Return the media type that a caller prefers; arguments as for `best`.
-
-    Raises:
-        NotAcceptable: The caller accepts none of them.
-    """
+    """Return the `best` media type; raise NotAcceptable if there is none."""
     media_type = best(accept, media_types)
     if media_type is None:
         raise NotAcceptable(f"Accept allows none of {', '.join(media_types)}; without the header the result is JSON")

@@ -1,5 +1,7 @@
 """Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -42,9 +44,7 @@ def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, reques
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
     """Convert detections to their JSON objects.
 
-    Args:
-        found: Boxes in pixels.
-        unit: `normalized` corners, 0 to 1; in pixels: `pixel` corners, `coco` x y width height, `cxcywh` centre x y width height.
+    Units: `normalized` corners, 0 to 1; in pixels: `pixel` corners, `coco` x y width height, `cxcywh` centre x y width height.
     """
     return [
         Detection(
@@ -52,14 +52,22 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
             confidence=score,
             class_=id_,
             class_id=id_,
-            class_name=found.spec.class_name(id_),
+            class_name=name,
         )
-        for box, score, id_ in zip(to_boxes(found, unit), to_scores(found.scores), found.class_ids.tolist(), strict=True)
+        for box, score, id_, name in objects(found, unit)
     ]
 
 
-def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
-    """Return the four numbers of each box in this unit, rounded."""
+def objects(found: Detections, unit: BoxFormat, digits: int | None = None) -> Iterator[tuple[list[float], float, int, str]]:
+    """Return box, score, class id and class name of each object, by descending score.
+
+    Boxes are in this unit, as for `to_detections`, rounded to as many digits, by default as in the gateway's own responses.
+    """
+    ids: list[int] = found.class_ids.tolist()
+    return zip(_to_boxes(found, unit, digits), to_scores(found.scores), ids, map(found.spec.class_name, ids), strict=True)
+
+
+def _to_boxes(found: Detections, unit: BoxFormat, digits: int | None) -> list[list[float]]:
     if not len(found.scores):
         return []
     boxes = found.boxes.astype(np.float64)
@@ -69,7 +77,9 @@ def to_boxes(found: Detections, unit: BoxFormat) -> list[list[float]]:
         boxes[:, 2:] -= boxes[:, :2]
     if unit == "cxcywh":
         boxes[:, :2] += boxes[:, 2:] / 2
-    numbers: list[list[float]] = boxes.round(_FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS).tolist()
+    if digits is None:
+        digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
+    numbers: list[list[float]] = boxes.round(digits).tolist()
     return numbers
 
 
@@ -80,7 +90,7 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
 
 async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
     context = given.context
-    response = to_response(given.found, given.presentation.boxes, context.timing.total, context.request_id)
+    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
     return JsonResponse(msgspec.json.encode(response))
 
 
@@ -112,14 +122,12 @@ def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
     """Convert the detections in an image to COCO results with this image id, which pycocotools' `loadRes` reads."""
     return [
         CocoResult(image_id, class_id, (x, y, width, height), score)
-        for class_id, (x, y, width, height), score in zip(
-            found.class_ids.tolist(), to_boxes(found, "coco"), to_scores(found.scores), strict=True
-        )
+        for (x, y, width, height), score, class_id, _ in objects(found, "coco")
     ]
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.presentation.image_id)))
+    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id)))
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import structlog
@@ -15,43 +15,37 @@ from litestar.utils import normalize_path
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
 from app.api.routes import note_route
-from app.errors import (
-    ClientGone,
-    DeadlinePassed,
-    GatewayError,
-    GatewayFull,
-    MalformedRequest,
-    Unauthorized,
-    UnknownModel,
-)
+from app.errors import ClientGone, DeadlinePassed, GatewayError, GatewayFull, MalformedRequest, Unauthorized, UnknownModel
 
 MEDIA_TYPE = "application/problem+json"
 
 LOG = structlog.get_logger()
 
 
-class WrittenError(NamedTuple):
-    """The response to an error."""
-
-    status: int
-    media_type: str
-    body: bytes
+WriteError = Callable[[Problem, Scope], tuple[int, str, bytes]]
+"""Encodes a problem as the status, media type and body of the response to the request with this scope."""
 
 
-WriteError = Callable[[Problem, Scope], WrittenError]
-"""Encodes a problem as the response to the request with this scope."""
-
-
-def write(problem: Problem, _: Scope | None = None) -> WrittenError:
+def write(problem: Problem, _: Scope | None = None) -> tuple[int, str, bytes]:
     """Encode a problem according to RFC 9457."""
-    return WrittenError(problem.status, MEDIA_TYPE, msgspec.json.encode(problem))
+    return problem.status, MEDIA_TYPE, msgspec.json.encode(problem)
 
 
 def handlers(write: WriteError = write) -> ExceptionHandlersMap:
     """Return the handlers for all exceptions."""
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
-        headers, problem = _describe(request, error)
+        context = context_of(request.scope)
+        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.BAD_REQUEST:
+            error = MalformedRequest("the request's headers or body are malformed")
+        headers: dict[str, str] = {}
+        if isinstance(error, GatewayError):
+            headers, problem = _from_gateway_error(context, error)
+        elif isinstance(error, HTTPException) and error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+            headers, problem = _from_http_exception(request, error)
+        else:
+            problem = to_problem(error, context.request_id)
+        _note(context, problem)
         status, media_type, body = write(problem, request.scope)
         return Response(body, status_code=status, media_type=media_type, headers=headers)
 
@@ -62,12 +56,12 @@ _DETAILS = {
     HTTPStatus.NOT_FOUND: "this path does not exist; /docs lists those that do",
     HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; /docs lists those it supports",
 }
-_INTERNAL = "internal_error", "Internal error", "the failure has been logged with this request_id"
 
 
 async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError) -> None:
     """Send the response to an error outside of Litestar, whose handlers are not called there."""
-    headers, problem = _from_gateway_error(context_of(scope), error)
+    headers, problem = _from_gateway_error(context := context_of(scope), error)
+    _note(context, problem)
     status, media_type, body = write(problem, scope)
     headers |= {"content-type": media_type, "content-length": str(len(body))}
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
@@ -80,25 +74,11 @@ def to_problem(error: Exception, request_id: str) -> Problem:
     if isinstance(error, GatewayError):
         return _problem(error.status, error.code, error.title, error.detail, request_id)
     LOG.error("unexpected exception", request_id=request_id, exc_info=error)
-    return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, *_INTERNAL, request_id)
-
-
-def _describe(request: Request[Any, Any, Any], error: Exception) -> tuple[dict[str, str], Problem]:
-    """Return the headers and the problem of the response to an exception; store the problem for the log."""
-    context = context_of(request.scope)
-    if isinstance(error, GatewayError):
-        return _from_gateway_error(context, error)
-    if isinstance(error, HTTPException) and error.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return _from_http_exception(request, error)
-    problem = to_problem(error, context.request_id)
-    _note(context, problem)
-    return {}, problem
+    detail = "the failure has been logged with this request_id"
+    return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Internal error", detail, request_id)
 
 
 def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) -> tuple[dict[str, str], Problem]:
-    context = context_of(request.scope)
-    if error.status_code == HTTPStatus.BAD_REQUEST:
-        return _from_gateway_error(context, MalformedRequest("the request's headers or body are malformed"))
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -109,9 +89,7 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
             note_route(request.scope, template)
         headers["allow"] = with_head(allow)
     detail = _DETAILS.get(status, status.description or status.phrase)
-    problem = _problem(status, status.name.lower(), status.phrase, detail, context.request_id)
-    _note(context, problem)
-    return headers, problem
+    return headers, _problem(status, status.name.lower(), status.phrase, detail, context_of(request.scope).request_id)
 
 
 def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:
@@ -130,9 +108,7 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
     if isinstance(error, ClientGone):  # if the client can still read the response, it sent a broken body
         context.is_client_gone = True
         status = HTTPStatus.BAD_REQUEST
-    problem = _problem(status, error.code, error.title, error.detail, context.request_id)
-    _note(context, problem)
-    return headers, problem
+    return headers, _problem(status, error.code, error.title, error.detail, context.request_id)
 
 
 def with_head(allow: str) -> str:

@@ -47,11 +47,7 @@ class LargeResponse(ASGIResponse):
         self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send the response, or as much of it as the client receives in time.
-
-        Raises:
-            GatewayFull: The memory for images is exhausted; nothing has been sent.
-        """
+        """Send as much as the client receives in time; raise GatewayFull before anything is sent if memory is exhausted."""
         with self._memory.reserve() as memory:
             memory.add(len(self.body))
             headers = [

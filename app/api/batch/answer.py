@@ -1,9 +1,9 @@
 """The response to a batch: one document, one line per image, or one list of COCO results."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 
 _OK = 200
+
+T = TypeVar("T")
 
 
 class BatchResult(msgspec.Struct, frozen=True):
@@ -63,127 +65,100 @@ class BatchResponse(msgspec.Struct, frozen=True):
     request_id: str
 
 
-class BatchAnswer:
-    """Encodes the result of each image when it is done and then the whole response; counts images for metrics and log."""
+class BatchAnswer(Generic[T]):
+    """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
-    def __init__(self, names: list[str | None], unit: BoxFormat, context: RequestContext, metrics: Metrics) -> None:
-        self._names = names
-        self._unit = unit
+    def __init__(self, images: int, convert: Callable[[int, Detections], T], context: RequestContext, metrics: Metrics) -> None:
+        """Prepare for a number of images.
+
+        `convert` makes what is kept of an image, given its index and its detections, as soon as it is done: converting all images
+        together would block the event loop.
+        """
+        self.converted: dict[int, T] = {}
+        self.problems: dict[int, Problem] = {}
+        self._images = images
+        self._convert = convert
         self._context = context
         self._metrics = metrics
-        self._results: dict[int, bytes] = {}
-        self._failures: dict[int, bytes] = {}
-        self._codes: Counter[str] = Counter()
-        self._processed = self._detections = 0
+        self._errors: dict[int, Exception] = {}
+        self._detections = 0
         self._model: ModelUsed | None = None
 
     def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
-        """Add an image to the document. It is encoded now: encoding all images together would block the event loop."""
-        name = self._names[index]
+        """Add the detections in an image, or its error."""
         if isinstance(found, Exception):
-            problem = self.count_failure(found, timing)
-            self._failures[index] = msgspec.json.encode(BatchFailure(name, index, problem.detail, problem))
+            problem = self.problems[index] = problems.to_problem(found, self._context.request_id)
+            # A copy, because the traceback refers to the image. An unexpected error is already logged.
+            is_expected = isinstance(found, GatewayError)
+            self._errors[index] = copy(found) if is_expected else RuntimeError("an image of a batch failed")
+            count_batch_image(self._metrics, timing, problem.status)
         else:
-            self.count(found, timing)
-            detections, size = to_detections(found, self._unit), ImageSize(found.width, found.height)
-            result = BatchResult(name, index, detections, len(detections), "success", None, size)
-            self._results[index] = msgspec.json.encode(result)
+            self.keep(index, found)
+            count_batch_image(self._metrics, timing, _OK)
 
-    def to_line(self, index: int, found: Detections | Exception, timing: Timing) -> bytes:
-        """Encode the result of an image as one line. Its `status` is the one that the image would get in a request of its own."""
-        line: dict[str, Any] = {"index": index, "filename": self._names[index]}
-        if isinstance(found, Exception):
-            problem = self.count_failure(found, timing)
-            line |= {"status": problem.status, "problem": problem}
-        else:
-            self.count(found, timing)
-            detections, size = to_detections(found, self._unit), ImageSize(found.width, found.height)
-            line |= {"status": _OK, "detections": detections, "num_detections": len(detections), "image": size}
-        return msgspec.json.encode(line) + b"\n"
+    def keep(self, index: int, found: Detections) -> None:
+        """Add the detections in an image without counting it in the metrics of batches."""
+        self.converted[index] = self._convert(index, found)
+        self._detections += len(found.scores)
+        self._model = ModelUsed.of(found)
 
-    def document(self) -> bytes:
-        """Encode the whole document."""
-        results: Any = _in_order(self._results)
-        failures: Any = _in_order(self._failures) or None
-        return msgspec.json.encode(BatchResponse(results=results, failures=failures, **self._summary()))
+    def all_or_errors(self) -> list[T | Exception]:
+        """Return what was made of each image, or its error."""
+        return [found for _, found in sorted((self.converted | self._errors).items())]
 
-    def summary(self) -> bytes:
-        """Encode the summary, the last line."""
-        return msgspec.json.encode(self._summary()) + b"\n"
+    def all(self) -> list[T]:
+        """Return what was made of each image; if any failed, raise the error of the first, whose detail names the index."""
+        if self._errors:
+            index, error = min(self._errors.items())
+            if isinstance(error, GatewayError) and self._images > 1:
+                error.detail = f"{len(self._errors)} of {self._images} images failed; at index {index}: {error.detail}"
+            raise error
+        return [self.converted[index] for index in sorted(self.converted)]
 
     def log(self) -> None:
         """Add the counts so far to the request's log line."""
-        fields = {"images": len(self._names), "failed": self._codes.total(), "detections": self._detections}
-        self._context.log_fields |= fields | ({"failures": dict(self._codes)} if self._codes else {})
+        codes = Counter(problem.code for problem in self.problems.values())
+        fields = {"images": self._images, "failed": len(self.problems), "detections": self._detections}
+        self._context.log_fields |= fields | ({"failures": dict(codes)} if codes else {})
 
-    def count(self, found: Detections, timing: Timing) -> None:
-        """Count an image that succeeded."""
-        self._processed += 1
-        self._detections += len(found.scores)
-        self._model = ModelUsed.of(found)
-        count_batch_image(self._metrics, timing, _OK)
-
-    def count_failure(self, error: Exception, timing: Timing) -> Problem:
-        """Count an image that failed, and return its problem."""
-        problem = problems.to_problem(error, self._context.request_id)
-        self._codes[problem.code] += 1
-        count_batch_image(self._metrics, timing, problem.status)
-        return problem
-
-    def _summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
+        """Return what the response says of all images."""
+        processed = len(self.converted)
         return {
-            "total_images": len(self._names),
-            "processed_images": self._processed,
-            "failed_images": self._codes.total(),
-            "status": "success" if self._processed else "all_failed",
+            "total_images": self._images,
+            "processed_images": processed,
+            "failed_images": len(self.problems),
+            "status": "success" if processed else "all_failed",
             "model": self._model,
             "total_time_ms": round(self._context.timing.total, 2),
             "request_id": self._context.request_id,
         }
 
 
-class CocoAnswer(BatchAnswer):
-    """Collects the results of all images. One failure fails the batch: the list cannot tell it from an image without objects."""
-
-    def __init__(self, names: list[str | None], image_ids: Sequence[int], context: RequestContext, metrics: Metrics) -> None:
-        super().__init__(names, "coco", context, metrics)
-        self._image_ids = image_ids
-        self._errors: dict[int, Exception] = {}
-
-    def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
-        """Add the results of an image."""
-        if isinstance(found, Exception):
-            self.count_failure(found, timing)
-            self._errors[index] = copy_error(found)
-        else:
-            self.count(found, timing)
-            self._results[index] = msgspec.json.encode(to_coco_results(found, self._image_ids[index]))
-
-    def document(self) -> bytes:
-        """Encode the results of all images.
-
-        Raises:
-            GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
-            RuntimeError: The first failure was an unexpected exception.
-        """
-        if self._errors:
-            raise first_error(self._errors, len(self._image_ids))
-        without_brackets = (self._results[index][1:-1] for index in sorted(self._results))
-        return b"[%b]" % b",".join(filter(None, without_brackets))
+def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> msgspec.Raw:
+    """Encode the result of an image for a document."""
+    detections, size = to_detections(found, unit), ImageSize(found.width, found.height)
+    return msgspec.Raw(msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size)))
 
 
-def _in_order(encoded: Mapping[int, bytes]) -> list[msgspec.Raw]:
-    return [msgspec.Raw(encoded[index]) for index in sorted(encoded)]
+def to_document(answer: BatchAnswer[msgspec.Raw], names: Sequence[str | None]) -> bytes:
+    """Encode a whole document."""
+    results: Any = [result for _, result in sorted(answer.converted.items())]
+    failures = [BatchFailure(names[index], index, problem.detail, problem) for index, problem in sorted(answer.problems.items())]
+    return msgspec.json.encode(BatchResponse(results=results, failures=failures or None, **answer.summary()))
 
 
-def copy_error(error: Exception) -> Exception:
-    """Copy an error to raise later, because its traceback refers to the image. An unexpected error is already logged."""
-    return copy(error) if isinstance(error, GatewayError) else RuntimeError("an image of a batch failed")
+def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:
+    """Encode the result of an image as one line. Its `status` is the one that the image would get in a request of its own."""
+    line: dict[str, Any] = {"index": index, "filename": names[index]}
+    if isinstance(found, Problem):
+        line |= {"status": found.status, "problem": found}
+    else:
+        detections, size = to_detections(found, unit), ImageSize(found.width, found.height)
+        line |= {"status": _OK, "detections": detections, "num_detections": len(detections), "image": size}
+    return msgspec.json.encode(line) + b"\n"
 
 
-def first_error(errors: Mapping[int, Exception], images: int) -> Exception:
-    """Return the error of the first failed image, by index. If the batch has several images, the detail names the index."""
-    index, error = min(errors.items())
-    if isinstance(error, GatewayError) and images > 1:
-        error.detail = f"{len(errors)} of {images} images failed; at index {index}: {error.detail}"
-    return error
+def to_encoded_results(image_ids: Sequence[int], index: int, found: Detections) -> bytes:
+    """Encode the COCO results of an image, without the brackets of their list."""
+    return msgspec.json.encode(to_coco_results(found, image_ids[index]))[1:-1]

@@ -7,10 +7,9 @@ import msgspec
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
-from app.api.receiving.body import kind_of, parse_document
+from app.api.receiving.body import JSON_ERRORS, decode_base64, kind_of, parse_document
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64
 from app.errors import MalformedRequest
 from app.pipeline.batch_request import Image
 from app.remote.address import is_address
@@ -22,13 +21,10 @@ FIELDS = ("images", "image", "file")
 _MAX_PARAMETERS = 16
 _EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
 _EMPTY = MalformedRequest("the image is empty")
-# A Struct stops parsing at the first excess image.
-_Images: Any = msgspec.defstruct(
-    "_Images",
-    [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES)],
-    array_like=True,
-    forbid_unknown_fields=True,
+ImageList: Any = msgspec.defstruct(
+    "ImageList", [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
 )
+"""A JSON list of which at most one item more than the maximum is kept, however long it is."""
 _EXAMPLE = 'expected a JSON object such as {"images": ["<base64>", "<base64>"], "confidence": 0.4}'
 
 
@@ -77,26 +73,23 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
     if (given := kind_of(content)) not in {"", "a list"}:
         raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
     try:
-        images = [_decode(image) for image in split_images(content)] if len(content) else []
+        images = [_decode(image) for image in split_images(content)] if content else []
     except JSON_ERRORS as error:
         raise MalformedRequest(_EXAMPLE) from error
     return ParsedBatch(images, [None] * len(images), pairs)
 
 
-def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
-    """Split a JSON list of images.
+def items_of(images: ImageList) -> list[msgspec.Raw]:
+    """Return the items of a list, at most one more than the maximum."""
+    return [image for image in msgspec.structs.astuple(images) if image]
 
-    Raises:
-        MalformedRequest: There are too many.
-        msgspec.DecodeError, ValueError, RecursionError: The content is not a list, or not JSON.
-    """
-    try:
-        images = msgspec.json.decode(content, type=_Images)
-    except msgspec.ValidationError as error:
-        if f"length {MAX_IMAGES}" in str(error):
-            raise _too_many() from error
-        raise
-    return [image for image in msgspec.structs.astuple(images) if len(image)]
+
+def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
+    """Split a JSON list of images; raise MalformedRequest if there are too many, and `JSON_ERRORS` if it is no list."""
+    images = items_of(msgspec.json.decode(content, type=ImageList))
+    if len(images) > MAX_IMAGES:
+        raise _too_many()
+    return images
 
 
 def _decode(content: msgspec.Raw) -> Image:

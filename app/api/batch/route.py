@@ -1,26 +1,25 @@
 """POST /detect/batch: the route, its OpenAPI description, and the response in lines."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
+import msgspec
 from litestar import Request
-from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
-from litestar.response.base import ASGIResponse
-from litestar.types import Receive, Scope, Send
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse
 from app.api.answering.schema import CocoResult
-from app.api.batch.answer import BatchAnswer, BatchResponse, CocoAnswer
+from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
-from app.api.dependencies import WorkerResources
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe_form
+from app.api.dependencies import Worker
+from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
@@ -28,13 +27,11 @@ from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import Detections
+from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
-_RESPONSES = {
-    200: ResponseSpec(BatchResponse | list[CocoResult], description="What became of each image", generate_examples=False),
-    **PROBLEMS,
-}
 
 
 @dataclass
@@ -75,9 +72,9 @@ _HEADERS = [
     media_types=frozenset({MULTIPART, JSON, URLENCODED}),
     summary="Detect objects in several images",
     operation_class=_Operation,
-    responses=_RESPONSES,
+    responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
 )
-async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.
 
     With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
@@ -90,12 +87,13 @@ async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[
         content, wanted, call = await intake.receive(client, request.scope, worker, [], BatchParameters, parse_batch)
         if wanted.format is not None:
             media_type = JSON
-        image_ids = wanted.ids_of(len(content.images))
-        answer = (
-            CocoAnswer(content.names, image_ids, context, worker.metrics)
-            if wanted.format == "coco-results"
-            else BatchAnswer(content.names, wanted.boxes, context, worker.metrics)
-        )
+        names, image_ids = content.names, wanted.ids_of(len(content.images))
+        convert: Callable[[int, Detections], Any] = partial(to_result, names, wanted.boxes)
+        if wanted.format == "coco-results":
+            convert = partial(to_encoded_results, image_ids)
+        elif media_type == LINES:
+            convert = partial(to_line, names, wanted.boxes)
+        answer: BatchAnswer[Any] = BatchAnswer(len(names), convert, context, worker.metrics)
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
@@ -108,40 +106,43 @@ async def detect_batch(request: Request[Any, Any, Any], worker: NamedDependency[
             context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if media_type == LINES:
-            return _Lines(batch.run(answer.to_line), answer, stack.pop_all())
+
+            def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
+                answer.add(index, found, timing)
+                return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
+
+            return _respond_in_lines(batch.run(report), answer, stack.pop_all())
         async with batch.run(answer.add) as done:
             for image in done:
                 await image
-    return JsonResponse(answer.document())
+    if wanted.format == "coco-results":
+        return JsonResponse(b"[%b]" % b",".join(filter(None, answer.all())))
+    return JsonResponse(to_document(answer, names))
 
 
-class _Lines(ASGIResponse):
-    """Sends a line for each image as soon as it is done, then a summary."""
+def _respond_in_lines(
+    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
+) -> ASGIApp:
+    """Send a line for each image as soon as it is done, then a summary; stop if the client has gone or does not read for too long.
 
-    def __init__(  # deliberately skips the base constructor
-        self, running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer, request: ExitStack
-    ) -> None:
-        self._running = running
-        """Runs the batch; yields the lines."""
-        self._answer = answer
-        """Makes the summary."""
-        self._request = request
-        """Resources that are released when the response has ended."""
+    `running` runs the batch and yields the lines; `request` is what must be closed when the response has ended.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
-        """Send the lines; stop if the client disconnects or does not read for too long."""
+    async def respond(scope: Scope, _: Receive, send: Send) -> None:
         context = context_of(scope)
         try:
-            with self._request:
-                async with self._running as done:
+            with request:
+                async with running as done:
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
                         await _send_line(send, await line)
-                await _send_line(send, self._answer.summary(), more_body=False)
+                await _send_line(send, msgspec.json.encode(answer.summary()) + b"\n", more_body=False)
         except ClientGone:
             if not context.status:
                 raise
             context.is_client_gone = True
+
+    return respond
 
 
 async def _send_line(send: Send, line: bytes, *, more_body: bool = True) -> None:

@@ -54,11 +54,9 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, 
 
 
 def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, limits: BodyLimits) -> None:
-    """Reject an anonymous request whose body contains no key with the scope `detect`; its response gets the times in `limits`.
+    """Apply `require_key` with the scope `detect` to an anonymous request, whose body may contain a key.
 
-    Raises:
-        Unauthorized: There is no key, or a wrong one.
-        Forbidden: The key does not have the scope.
+    The response to a request that passes gets the times in `limits`.
     """
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)

@@ -12,13 +12,8 @@ Proxies = tuple[IPv4Network | IPv6Network, ...]
 def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Proxies) -> str:
     """Return the client's address: `X-Real-IP` if a trusted proxy sent it, else the peer address of the connection.
 
-    Args:
-        scope: The scope of the request.
-        headers: The headers of the request. A proxy must replace any `X-Real-IP` that its client sent.
-        proxies: The trusted networks. A peer on a unix socket is always trusted: the socket's permissions control who connects.
-
-    Returns:
-        The address; empty on a unix socket without a valid `X-Real-IP`.
+    A proxy must replace any `X-Real-IP` that its client sent. A peer on a unix socket is always trusted: the socket's permissions
+    control who connects. The address is empty on a unix socket without a valid `X-Real-IP`.
     """
     peer = (scope.get("client") or ("", 0))[0]
     named = headers.get(b"x-real-ip")

@@ -1,6 +1,4 @@
-"""API keys: the file that lists them, and the lookup of a credential.
-
-The file is TOML, with one table per key, named after the key's id:
+"""API keys: the lookup of a credential in a TOML file, which has one table per key, named after the key's id.
 
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
@@ -70,11 +68,7 @@ class ApiKeys:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the keys.
-
-        Raises:
-            KeysError: The file is not valid, and has not been while this host has run.
-        """
+        """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
         self._path = path
         self._keys: dict[str, ApiKey] = {}
         self._version: tuple[int, ...] | None = ()
@@ -84,11 +78,7 @@ class ApiKeys:
         self._read_if_changed()
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
-        """Return the key in the headers of a request.
-
-        Raises:
-            Unauthorized: There is no key, more than one, or a wrong one.
-        """
+        """Return the key in the headers of a request; raise Unauthorized for none, more than one, or a wrong one."""
         key = self.find(_credential(headers))
         if key is None:
             raise Unauthorized("the API key is not valid")
@@ -125,11 +115,7 @@ class ApiKeys:
 
 
 def load(path: Path) -> dict[str, ApiKey]:
-    """Read a file of keys, or recall the last valid ones; return them by id.
-
-    Raises:
-        KeysError: The file cannot be read, is not valid or has no key, and no process of this host knows an earlier one.
-    """
+    """Read a file of keys, or recall the last valid ones of this host; return them by id. Raise KeysError if there are none."""
     return last_valid.load("api_keys", str(path), partial(_read, path), dict[str, ApiKey], KeysError)
 
 
@@ -149,11 +135,7 @@ def _read(path: Path) -> dict[str, ApiKey]:
 
 
 def create(id_: str) -> tuple[str, str]:
-    """Create a key: return its credential, `id.secret`, and the table to add to the file.
-
-    Raises:
-        KeysError: The id is not valid.
-    """
+    """Create a key: return its credential, `id.secret`, and the table for the file; raise KeysError for an invalid id."""
     if not _ID.fullmatch(id_):
         raise KeysError(_ID_RULE)
     secret = secrets.token_urlsafe(_SECRET_BYTES)

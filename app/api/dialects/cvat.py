@@ -7,20 +7,17 @@ from typing import Any
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.context import header_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors
-from app.api.receiving import json_body
-from app.api.receiving.body import ParsedBody
-from app.api.receiving.json_body import decode_base64
+from app.api.receiving.body import parse_body
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, UnknownModel
+from app.errors import UnknownModel
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 
@@ -31,22 +28,18 @@ _FUNCTION = b"x-nuclio-function-name"
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.5, name="threshold")
     """The default of CVAT's own functions; CVAT sends a threshold only if its user sets one."""
-
-
-class _Invocation(msgspec.Struct, frozen=True):
-    image: str
-    """The image in base64."""
-    threshold: float | None = None
+    url: str | None = None
+    """The URL of the image. Not part of CVAT."""
 
 
 @get("/api/functions")
-async def functions(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def functions(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, by name."""
     return {spec.name: to_function(spec) for spec in await detectors(request, worker)}
 
 
 @get("/api/functions/{name:str}")
-async def function(request: AnyRequest, worker: NamedDependency[WorkerResources], name: FromPath[str]) -> dict[str, Any]:
+async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> dict[str, Any]:
     """Describe a detector."""
     for spec in await detectors(request, worker):
         if spec.name == name:
@@ -55,10 +48,10 @@ async def function(request: AnyRequest, worker: NamedDependency[WorkerResources]
 
 
 @ModelRoute("/api/function_invocations", key_in="query", model_header=_FUNCTION)
-async def invoke(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the model that a header names."""
     name = header_of(request.scope, _FUNCTION)
-    return await detect(request, worker, _Parameters, _parse, _describe, [("model", name)] if name else [])
+    return await detect(request, worker, _Parameters, parse_body, _describe, [("model", name)] if name else [])
 
 
 def to_function(spec: ModelSpec) -> dict[str, Any]:
@@ -78,20 +71,11 @@ def to_function(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    found = json_body.decode(data, content_type, _Invocation, '{"image": "<base64>", "threshold": 0.5}')
-    image = decode_base64(found.image)
-    if not image:
-        raise MalformedRequest("the image is empty")
-    return ParsedBody(image, [] if found.threshold is None else [("threshold", str(found.threshold))])
-
-
-def _describe(given: ResponseInput[Detections], _: _Parameters) -> list[dict[str, Any]]:
+def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:
     """Describe each object by a shape; its `points` are x1 y1 x2 y2, pixels of the upright image."""
-    found = given.found
     return [
-        {"confidence": str(score), "label": found.spec.class_name(id_), "points": points, "type": "rectangle", "attributes": ()}
-        for points, score, id_ in zip(to_boxes(found, "pixel"), to_scores(found.scores), found.class_ids.tolist(), strict=True)
+        {"confidence": str(score), "label": name, "points": points, "type": "rectangle", "attributes": ()}
+        for points, score, _, name in objects(given.found, "pixel")
     ]
 
 

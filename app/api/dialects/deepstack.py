@@ -4,27 +4,27 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_scores
+from app.api.answering.native import objects
 from app.api.answering.schema import Problem
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors, receive_text
 from app.api.parameters.parse import Pairs, split_classes
 from app.api.receiving import multipart
-from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_multipart
-from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
+from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
+from app.api.receiving.content_type import URLENCODED, media_type
 from app.api.routes import ModelRoute
 from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
@@ -32,6 +32,9 @@ _NAMED = 20
 """Maximum number of objects named in `message`."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
 """CodeProject.AI's additions that are the same in all responses."""
+
+
+_SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
@@ -50,19 +53,19 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute("/v1/vision/detection", key_in="body")
-async def detection(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def detection(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the default model."""
     return await _detect(request, worker, "detect")
 
 
 @ModelRoute("/v1/vision/custom/{model:str}", key_in="body")
-async def custom(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def custom(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, "custom", [("model", model)])
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
-async def list_custom(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def list_custom(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
         await receive_text(request, worker, _Parameters, _parse_form)
@@ -95,7 +98,7 @@ async def update_available() -> dict[str, Any]:
 
 
 async def _detect(request: AnyRequest, worker: WorkerResources, command: str, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, _parse, lambda given, _: to_predictions(given, command), in_path)
+    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, command), in_path)
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -108,29 +111,15 @@ def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedB
     return ParsedBody(b"", [multipart.to_parameter(part, "another request") for part in parts])
 
 
-def _parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-    """Parse a form; anything else is the image."""
-    return parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else ParsedBody(data, [])
-
-
-def to_predictions(given: ResponseInput[Detections], command: str) -> dict[str, Any]:
+def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, Any]:
     """Convert detections to DeepStack's response with CodeProject.AI's additions.
 
     Objects by descending confidence; corners in whole pixels of the upright image; times in milliseconds.
     """
     found, timing = given.found, given.context.timing
-    predictions = [
-        {
-            "confidence": confidence,
-            "label": found.spec.class_name(id_),
-            "y_min": y_min,
-            "x_min": x_min,
-            "y_max": y_max,
-            "x_max": x_max,
-        }
-        for confidence, id_, (x_min, y_min, x_max, y_max) in zip(
-            to_scores(found.scores), found.class_ids.tolist(), found.boxes.round().astype(int).tolist(), strict=True
-        )
+    predictions: list[dict[str, Any]] = [
+        {"confidence": confidence, "label": name, **{side: int(at) for side, at in zip(_SIDES, box, strict=True)}}
+        for box, confidence, _, name in objects(found, "pixel", 0)
     ]
     total, is_gpu = round(timing.total), found.spec.device == "gpu"
     named = ", ".join(prediction["label"] for prediction in predictions[:_NAMED])

@@ -14,41 +14,32 @@ from msgspec import Meta
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
-from app.api.answering.problems import WriteError, WrittenError
+from app.api.answering.problems import WriteError
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
-from app.api.batch.answer import copy_error, first_error
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
-from app.api.context import RequestContext, context_of
+from app.api.context import context_of
 from app.api.dependencies import WorkerResources
-from app.api.detect import Respond, handle_image
+from app.api.detect import handle_image
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content, Received
-from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
 from app.model.heads import DetectionHead
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
-from app.telemetry.timing import Timing
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-
-_OK = 200
-
-
-def write_detail(problem: Problem) -> dict[str, str]:
-    """Convert a problem to an object that contains only its detail."""
-    return {"error": problem.detail}
 
 
 class Dialect(NamedTuple):
@@ -58,7 +49,7 @@ class Dialect(NamedTuple):
     """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
     """Route handlers, with the paths of the other service."""
-    write_error: Callable[[Problem], Any] = write_detail
+    write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
     """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
     """Replacements of the gateway's error statuses that clients of the other service would not understand."""
@@ -75,12 +66,12 @@ def error_writer(dialects: Sequence[Dialect]) -> WriteError:
     """Return a function that encodes a problem in the format of the request's dialect, or in the gateway's own format."""
     by_name = {dialect.name: dialect for dialect in dialects}
 
-    def write(problem: Problem, scope: Scope) -> WrittenError:
+    def write(problem: Problem, scope: Scope) -> tuple[int, str, bytes]:
         dialect = by_name.get(scope["path"].removeprefix("/").partition("/")[0])
         if dialect is None:
             return problems.write(problem)
         problem = msgspec.structs.replace(problem, status=dialect.statuses.get(problem.status, problem.status))
-        return WrittenError(problem.status, JSON, msgspec.json.encode(dialect.write_error(problem)))
+        return problem.status, JSON, msgspec.json.encode(dialect.write_error(problem))
 
     return write
 
@@ -113,7 +104,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBody],
-    describe: Callable[[ResponseInput[Detections], P], object],
+    describe: Callable[[ResponseInput[Detections]], object],
     in_path: Pairs = (),
 ) -> ASGIResponse:
     """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
@@ -121,13 +112,10 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     `describe` converts the detections to the object that the response contains as JSON.
     """
 
-    def choose(wanted: P, *_: object) -> Respond:
-        async def respond(given: ResponseInput[Detections]) -> JsonResponse:
-            return JsonResponse(msgspec.json.encode(describe(given, wanted)))
+    async def respond(given: ResponseInput[Detections]) -> JsonResponse:
+        return JsonResponse(msgspec.json.encode(describe(given)))
 
-        return respond
-
-    return await handle_image(request, worker, kind, in_path, parse=parse, choose=choose)
+    return await handle_image(request, worker, kind, in_path, parse=parse, choose=lambda *_: respond)
 
 
 async def detect_each(
@@ -135,65 +123,41 @@ async def detect_each(
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[list[Detections | Exception], P, CallContext], Awaitable[ASGIResponse]],
+    respond: Callable[[BatchAnswer[Detections], CallContext], Awaitable[ASGIResponse]],
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
-    `parse` extracts the images and the parameters, as for `intake.receive`; `respond` makes the response from the detections or
-    the error of each image. The error of a single image is that of the request.
+    `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
+        answer = BatchAnswer(len(images), _unchanged, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                found: list[Detections | Exception] = [await pipeline.run(images[0], wanted.options, call)]
+                answer.keep(0, await pipeline.run(images[0], wanted.options, call))
             else:
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
-                found = await _run(batch, worker, context)
-                if len(found) == 1:
-                    require_all(found)
+                is_single = len(images) == 1
+                async with batch.run(answer.add) as done:
+                    for image in done:
+                        await image
+                if batch.url_hosts:
+                    context.log_fields["url_hosts"] = batch.url_hosts
+                if is_single:
+                    answer.all()
         finally:
             model = wanted.options.model or pipeline.default_for(DetectionHead.task)
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
-        failed = sum(isinstance(each, Exception) for each in found)
-        context.log_fields |= {"images": len(found), "failed": failed}
-        return await respond(found, wanted, call)
+        answer.log()
+        return await respond(answer, call)
 
 
-def require_all(found: Sequence[Detections | Exception]) -> list[Detections]:
-    """Return the detections in all images.
-
-    Raises:
-        GatewayError: An image failed. It is the error of the first failed image, and its detail names the index.
-    """
-    errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}
-    if errors:
-        raise first_error(errors, len(found))
-    return [each for each in found if not isinstance(each, Exception)]
-
-
-async def _run(batch: BatchRequest, worker: WorkerResources, context: RequestContext) -> list[Detections | Exception]:
-    """Return the detections in each image, or its error."""
-    found: dict[int, Detections | Exception] = {}
-
-    def note(index: int, result: Detections | Exception, timing: Timing) -> None:
-        if isinstance(result, Exception):
-            found[index] = copy_error(result)
-            count_batch_image(worker.metrics, timing, problems.to_problem(result, context.request_id).status)
-        else:
-            found[index] = result
-            count_batch_image(worker.metrics, timing, _OK)
-
-    async with batch.run(note) as done:
-        for image in done:
-            await image
-    if batch.url_hosts:
-        context.log_fields["url_hosts"] = batch.url_hosts
-    return [found[index] for index in sorted(found)]
+def _unchanged(_: int, found: Detections) -> Detections:
+    return found
 
 
 async def receive_text(
@@ -205,11 +169,7 @@ async def receive_text(
 
 
 async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
-    """Return the available detectors, sorted by name, after checking the caller's key.
-
-    Raises:
-        GatewayError: The API key is missing or wrong; Triton does not answer.
-    """
+    """Return the available detectors, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
     specs = []
@@ -220,11 +180,7 @@ async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelS
 
 
 async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
-    """Return a detector: the default one if `name` is None, the newest version if `version` is None.
-
-    Raises:
-        GatewayError: The detector does not exist or cannot be used.
-    """
+    """Return a detector: the default one if `name` is None, the newest version if `version` is None."""
     pipeline = worker.pipeline
     spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
     spec.expect_head(DetectionHead)

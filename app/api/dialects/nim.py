@@ -11,23 +11,22 @@ from typing import Any
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 
 from app import __version__
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
+from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
-from app.api.dependencies import WorkerResources
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors, require_all
-from app.api.receiving import json_body
-from app.api.receiving.body import kind_of
-from app.api.receiving.json_body import JSON_ERRORS
+from app.api.dependencies import Worker
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors
+from app.api.receiving.body import JSON_ERRORS, kind_of, parse_document
+from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
-from app.errors import MalformedRequest, ModelNotReady
+from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
@@ -38,21 +37,13 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = msgspec.field(default=0.25, name="threshold")
 
 
-class _Document(msgspec.Struct):
-    """The JSON object of a request; other members are ignored."""
-
-    input: msgspec.Raw = msgspec.Raw()
-    threshold: float | None = None
-    model: str | None = None
-
-
 class _Image(msgspec.Struct):
     type: str
     url: str
 
 
 @ModelRoute("/v1/infer", takes="images", key_in="query")
-async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in up to 64 images. If one image fails, the request fails."""
     nbytes = 0
 
@@ -62,8 +53,8 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
         nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
         return parsed
 
-    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> JsonResponse:
-        describe = partial(_describe, require_all(found), nbytes)
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> JsonResponse:
+        describe = partial(_describe, found := answer.all(), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
         with Lease() as lease:  # encoding thousands of objects takes 0.1 s
@@ -79,26 +70,22 @@ async def live() -> dict[str, str]:
 
 
 @get("/v1/health/ready")
-async def ready(worker: NamedDependency[WorkerResources]) -> dict[str, str]:
-    """Readiness probe, as `/readyz`.
-
-    Raises:
-        ModelNotReady: The default model is not ready, or the worker is about to stop.
-    """
+async def ready(worker: Worker) -> dict[str, str]:
+    """Readiness probe, as `/readyz`."""
     if not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
     return {"message": "Service is ready.", "object": "health.response"}
 
 
 @get("/v1/models")
-async def models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ModelList:
+async def models(request: AnyRequest, worker: Worker) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     return await list_models(worker.tritons, worker.pipeline)
 
 
 @get("/v1/metadata")
-async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
     specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
@@ -107,17 +94,14 @@ async def metadata(request: AnyRequest, worker: NamedDependency[WorkerResources]
 
 
 def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
-    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs.
-
-    Raises:
-        UnsupportedMediaType: The declared type is not JSON.
-        MalformedRequest: The body is not well formed, or contains no image or too many.
-    """
-    document = json_body.decode(data, content_type, _Document, _EXAMPLE)
-    if kind_of(document.input) != "a list":
+    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs."""
+    if body_type(content_type, data) != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, such as {_EXAMPLE}")
+    content, pairs = parse_document(data, "input", _Parameters, f"expected a JSON object such as {_EXAMPLE}")
+    if kind_of(content) != "a list":
         raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
     try:
-        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(document.input)]
+        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(content)]
     except JSON_ERRORS as error:
         raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
     if any(each.type != "image_url" for each in inputs):
@@ -125,8 +109,7 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     images = [decode_text(each.url) for each in inputs]
     if not images:
         raise MalformedRequest(f"the list of inputs is empty; expected an object such as {_EXAMPLE}")
-    given = {"threshold": document.threshold, "model": document.model}
-    return ParsedBatch(images, [None] * len(images), [(name, str(value)) for name, value in given.items() if value is not None])
+    return ParsedBatch(images, [None] * len(images), pairs)
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
@@ -137,10 +120,8 @@ def _describe(found: Iterable[Detections], nbytes: int) -> bytes:
 def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
     """Return the boxes in an image by class name, by descending confidence; corners as fractions of the upright image."""
     boxes = defaultdict(list)
-    corners, scores = to_boxes(found, "normalized"), to_scores(found.scores)
-    for id_, (x_min, y_min, x_max, y_max), score in zip(found.class_ids.tolist(), corners, scores, strict=True):
-        box = {"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score}
-        boxes[found.spec.class_name(id_)].append(box)
+    for (x_min, y_min, x_max, y_max), score, _, name in objects(found, "normalized"):
+        boxes[name].append({"x_min": x_min, "y_min": y_min, "x_max": x_max, "y_max": y_max, "confidence": score})
     return boxes
 
 

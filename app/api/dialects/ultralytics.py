@@ -7,7 +7,6 @@ import platform
 from typing import Annotated, Any
 
 import msgspec
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -15,9 +14,9 @@ from msgspec import Meta
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_scores
+from app.api.answering.native import objects
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
@@ -50,13 +49,13 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute("/predict", key_in="query")
-async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the default model; stands in for a dedicated endpoint."""
     return await _detect(request, worker)
 
 
 @ModelRoute("/api/models/{model:str}/predict", key_in="query")
-async def predict_with(request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str]) -> ASGIResponse:
+async def predict_with(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
     return await _detect(request, worker, [("model", model)])
 
@@ -71,26 +70,16 @@ def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBod
     return parse_body(data, content_type, kind, _FIELDS)
 
 
-def to_prediction(given: ResponseInput[Detections], wanted: _Parameters) -> dict[str, Any]:
+def to_prediction(given: ResponseInput[Detections]) -> dict[str, Any]:
     """Convert the detections in an image, by descending confidence.
 
     Corners in pixels or as fractions of the upright image, `shape` is its height and width; `speed` in milliseconds,
     `functionTimeCall` in seconds since the request arrived.
     """
-    found, timing = given.found, given.context.timing
-    boxes = found.boxes.astype(float)
-    if wanted.normalize:
-        boxes /= (found.width, found.height) * 2
+    found, timing, wanted = given.found, given.context.timing, given.wanted
     results = [
-        {
-            "class": id_,
-            "name": found.spec.class_name(id_),
-            "confidence": score,
-            "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2},
-        }
-        for id_, score, (x1, y1, x2, y2) in zip(
-            found.class_ids.tolist(), to_scores(found.scores), boxes.round(wanted.decimals).tolist(), strict=True
-        )
+        {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}}
+        for (x1, y1, x2, y2), score, id_, name in objects(found, "normalized" if wanted.normalize else "pixel", wanted.decimals)
     ]
     stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
     speed = {name: round(timing.stages.get(stage, 0), 2) for name, stage in stages.items()}

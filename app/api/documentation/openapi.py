@@ -19,34 +19,37 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
+from app.api.answering.format import media_types_of
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
+from app.errors import GatewayError
 from app.model.heads import Task
 
-_ERRORS = {
-    400: "Malformed request or parameter, an empty body, or an address that images are not fetched from",
-    404: "Unknown model, or unknown version of it",
-    406: "`Accept` allows no type that a result can have",
-    408: "The body arrives too slowly",
-    413: "Too many bytes, or too many pixels according to the image's header",
-    415: "Unsupported content type or image format",
-    422: "The image cannot be decoded, or its dimensions are out of range",
-    424: "The host of the image did not deliver it",
-    429: "The gateway is full; see Retry-After",
-    500: "Internal error of the gateway",
-    502: "The model returned an invalid output",
-    503: "Triton or the model is not available; see Retry-After",
-    504: "The deadline passed",
-}
-PROBLEMS = {
-    status: ResponseSpec(Problem, description=text, media_type=MEDIA_TYPE, generate_examples=False)
-    for status, text in _ERRORS.items()
-}
+_UNDESCRIBED = {401, 403, 499}
+"""Errors of keys, which their scheme describes, and the status that nobody receives."""
 
+
+def _describe_errors() -> dict[int, ResponseSpec]:
+    titles = {500: ["Internal error"]}
+    for error in GatewayError.__subclasses__():
+        titles.setdefault(error.status, []).append(error.title)
+    return {
+        status: ResponseSpec(Problem, description="; ".join(titles[status]), media_type=MEDIA_TYPE, generate_examples=False)
+        for status in sorted(titles.keys() - _UNDESCRIBED)
+    }
+
+
+PROBLEMS = _describe_errors()
 UNAVAILABLE = {503: PROBLEMS[503]}
+
+
+def describe(status: int, kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401 - any type or union
+    """Describe the response with this status."""
+    return {status: ResponseSpec(kind, description=description, generate_examples=False)}
+
 
 KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     "bearer": SecurityScheme(
@@ -151,5 +154,10 @@ class ImageOperation(ContentOperation):
 def operation_for(*tasks: Task) -> type[ImageOperation]:
     """Return the operation of routes for models of these tasks."""
     forms = [FORMS[task] for task in tasks]
-    pictures = {kind: _binary(kind) for form in forms for kind in form.formats.media_types if kind != JSON}
+    pictures = {kind: _binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
     return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})
+
+
+def with_contents(contents: dict[str, Schema]) -> type[ContentOperation]:
+    """Return the operation of routes whose response can also have these contents."""
+    return type("Operation", (ContentOperation,), {"contents": contents})

@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar, TypeVar
 import msgspec
 from msgspec import Meta, inspect
 
-from app.api.answering.format import Presentation
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Question, TaskResult
 
@@ -62,11 +61,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         url: str | None = getattr(self, "url", None)
         return url if url and not url.isspace() else None
 
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation()
-
 
 P = TypeVar("P", bound=Parameters)
 
@@ -94,10 +88,6 @@ def split_classes(classes: str | None) -> list[str] | None:
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     """Convert name-value pairs to parameters of a kind.
-
-    Args:
-        pairs: The request's parameters.
-        kind: The type of the parameters.
 
     Raises:
         InvalidParameter: A name is unknown or repeated, or a value is not valid.
@@ -129,11 +119,7 @@ _defaults = cache(lambda kind: kind())
 
 
 def check_model_name(name: str) -> None:
-    """Reject a name that no model can have.
-
-    Raises:
-        UnknownModel: The name is not valid.
-    """
+    """Raise UnknownModel for a name that no model can have."""
     if not _MODEL_NAME.fullmatch(name):
         raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
 

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from app.api.answering import drawn, native
-from app.api.answering.format import Formats, Presentation
+from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
@@ -17,8 +17,8 @@ from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 
-DETECTIONS = Formats(native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
-CLASSIFICATIONS = Formats(native.CLASSES_JSON)
+DETECTIONS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
+CLASSIFICATIONS = (native.CLASSES_JSON,)
 
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
@@ -87,11 +87,6 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
     ] = None
     image_id: Annotated[int, Meta(ge=0, le=_MAX_ID, description="With `coco-results`, the `image_id` of each result.")] = 0
 
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation(self.format, self.boxes, self.image_id)
-
 
 class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a detection request for several images."""
@@ -117,11 +112,7 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
             _split_ids(self.image_ids)
 
     def ids_of(self, images: int) -> Sequence[int]:
-        """Return the `image_id` of each image.
-
-        Raises:
-            InvalidParameter: The number of ids is not the number of images.
-        """
+        """Return the `image_id` of each image; raise InvalidParameter if there are not as many."""
         if self.image_ids is None:
             return range(images)
         ids = _split_ids(self.image_ids)
@@ -145,11 +136,6 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
         """The options of the classification."""
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
-    @property
-    def presentation(self) -> Presentation:
-        """The presentation of the result."""
-        return Presentation(self.format)
-
 
 def _split_ids(text: str) -> list[int]:
     """Split comma-separated image ids. They must be distinct, so that each result belongs to one image."""
@@ -166,7 +152,7 @@ class TaskForm(NamedTuple):
     """Parameters and response formats of a task."""
 
     parameters: type[Parameters]
-    formats: Formats
+    formats: tuple[Format, ...]
     results: str
     """Name of the results; the log field with their number."""
 
@@ -187,12 +173,7 @@ class PathModel:
     """Parses the parameters in the query that all tasks share, and finds out the task of the model."""
 
     def __init__(self, name: str, query: Pairs, pipeline: Pipeline) -> None:
-        """Refer to the model with this name, in the version that the query names.
-
-        Raises:
-            UnknownModel: No model can have this name.
-            InvalidParameter: As for `parse_parameters`, for the parameters that all tasks share.
-        """
+        """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
         """These parameters."""
@@ -206,11 +187,7 @@ class PathModel:
         return None if spec is None else _kind_of(spec)
 
     async def find_kind(self, deadline: Deadline) -> type[Any]:
-        """Return the type of the parameters; ask Triton for the task if necessary.
-
-        Raises:
-            GatewayError: As for `Pipeline.prepare`.
-        """
+        """Return the type of the parameters; ask Triton for the task if necessary. Errors are those of `Pipeline.prepare`."""
         return _kind_of(await self._pipeline.prepare(self._reference, deadline))
 
 

@@ -1,33 +1,41 @@
-"""Parse request bodies that contain more than the image: forms and JSON."""
+"""Parse request bodies that contain more than the image: forms, JSON, and base64 in them."""
 
-import json
-import re
+from binascii import a2b_base64
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from app.api.parameters.parse import Parameters, unknown_parameter
 from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
 from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
-from app.errors import InvalidParameter, MalformedRequest
+from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
 from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
+JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
+"""Errors that invalid JSON raises. ValueError: not UTF-8, or an integer with too many digits."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_COUNTED_BYTES = 1 << 20
+# Minimum bytes of JSON per escape. Some programs escape `/` and `+`, each 1/64 of the characters of base64.
+_PER_ESCAPE = 16
+_SPACES = b" \t\r\n"
+_STANDARD_ALPHABET = bytes.maketrans(b"-_", b"+/")
 
-_Member = bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_WRONG_TYPE = re.compile(r"Expected `.*`, got `(\w+)` - at `\$\.(\w+)(\[.*\])?`")
+_DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    bool | str | int | float | Annotated[list[str | int], Meta(max_length=1000)]
+)
+_MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
+_NULL = msgspec.Raw(b"null")
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
-_NOT_LETTERS = re.compile(r"[^a-z]")
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
 _MAX_MEMBER_BYTES = 1 << 16
 # Memory for parsing a body, relative to its size: multipart holds the image in pieces and joined; base64 is held as text, as text
@@ -35,10 +43,9 @@ _MAX_MEMBER_BYTES = 1 << 16
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
 _EXAMPLE = 'expected a JSON object such as {"image": "<base64>", "confidence": 0.4}'
 _SEVERAL = "POST /detect/batch takes several"
-NOT_BOTH = "send either an image or a url, not both"
-"""The error for a request with both."""
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
-_PAIRS = json.JSONDecoder(object_pairs_hook=list)
+
+T = TypeVar("T")
 
 
 class ParsedBody(NamedTuple):
@@ -48,11 +55,6 @@ class ParsedBody(NamedTuple):
     """The encoded image; possibly empty."""
     parameters: list[tuple[str, str]]
     """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
-
-    @property
-    def has_url(self) -> bool:
-        """Whether the body contains the URL of an image."""
-        return any(name == "url" and value.strip() for name, value in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
@@ -85,11 +87,12 @@ def parse_body(
         parsed = parse_urlencoded(data, fields)
     else:
         parsed = ParsedBody(data, [])
-    if parsed.has_url and parsed.image:
-        raise MalformedRequest(NOT_BOTH)
-    if not parsed.has_url and not parsed.image:
-        what = "url" if any(name == "url" for name, _ in parsed.parameters) else "image"
-        raise MalformedRequest(f"the {what} is empty")
+    urls = [value for name, value in parsed.parameters if name == "url"]
+    has_url = any(url.strip() for url in urls)
+    if has_url and parsed.image:
+        raise MalformedRequest("send either an image or a url, not both")
+    if not has_url and not parsed.image:
+        raise MalformedRequest(f"the {'url' if urls else 'image'} is empty")
     return parsed
 
 
@@ -114,36 +117,54 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
-    form = urlencoded.split(data, fields, MAX_PARTS)
-    _check_number(len(form.images), [name for name, _ in form.others])
-    return ParsedBody(decode_base64(form.images[0]) if form.images else b"", form.others)
+    images, others = urlencoded.split(data, fields, MAX_PARTS)
+    _check_number(len(images), [name for name, _ in others])
+    return ParsedBody(decode_base64(images[0]) if images else b"", others)
 
 
 @cache
-def _outlines(content: str, kind: type[Parameters]) -> tuple[Any, type[msgspec.Struct]]:
-    """Make two types of a JSON object with a member `content` and parameters of a kind: raw members, and typed members.
+def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a Struct with these fields
+    """Make the type of a JSON object with a member `content` and parameters of a kind, which are not decoded yet.
 
-    They are Structs, not dicts, so that parsing stops at the first unknown member.
+    It is a Struct, not a dict, so that parsing stops at the first unknown member.
     """
-    names = (content, *parameter_names(kind))
-    outline = msgspec.defstruct("_Outline", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True)
-    return outline, msgspec.defstruct("_Members", [(name, _Member | UnsetType, UNSET) for name in names])
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in (content, *parameter_names(kind))]
+    return msgspec.defstruct("_Outline", fields, forbid_unknown_fields=not kind.ignores_unknown)
 
 
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, list[tuple[str, str]]]:
     """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
 
     Raises:
-        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large.
-        InvalidParameter: A parameter is unknown, or there are several members `content`.
+        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large or of another type.
+        InvalidParameter: A parameter is unknown, or a member is given more than once.
     """
-    outline, typed = _outlines(content, kind)
     document = view_document(data)
     try:
-        found = getattr(msgspec.json.decode(document, type=outline), content)
-        return found, _parse_members(document, content, found, typed)
+        members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))
     except JSON_ERRORS as error:
-        raise describe_member(str(error), content, kind) or MalformedRequest(example) from error
+        unknown = str(error).partition("unknown field `")[2][:-1]
+        raise (_unknown_member(unknown, content, kind) if unknown else MalformedRequest(example)) from error
+    found = members.pop(content)
+    if sum(map(len, members.values())) > _MAX_MEMBER_BYTES:
+        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
+    if not kind.ignores_unknown:
+        _refuse_repeated(document, found, [value for value in members.values() if value])
+    given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
+    return found, [(name, _to_parameter(name, value)) for name, value in given]
+
+
+def _refuse_repeated(document: memoryview, found: msgspec.Raw, others: Sequence[msgspec.Raw]) -> None:
+    """Raise InvalidParameter unless an object has no other values: the parser keeps only the last of repeated members."""
+    start = _address(found) - _address(document) if found else 0
+    rest = bytes(document[:start]) + bytes(document[start + len(found) :])
+    # Beside the values there are no quotes but the two of each name.
+    if rest.count(b'"') > 2 * bool(found) + sum(bytes(value).count(b'"') + 2 for value in others):
+        raise InvalidParameter("a member of the JSON object is given more than once")
+
+
+def _address(data: memoryview | msgspec.Raw) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> ParsedBody:
@@ -151,8 +172,9 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     image, members = parse_document(data, "image", kind, _EXAMPLE)
     if not image and any(name == "url" for name, _ in members):
         return ParsedBody(b"", members)
-    if other := _other_kind(image):
-        raise MalformedRequest(f'the JSON object has no string "image": {other}')
+    if (found := kind_of(image)) != "a string":
+        expected = _SEVERAL if found == "a list" else "expected the image in base64"
+        raise MalformedRequest(f'the JSON object has no string "image": {f"it is {found}; " if found else ""}{expected}')
     try:
         encoded = msgspec.json.decode(image, type=str)
     except JSON_ERRORS as error:
@@ -162,66 +184,20 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     return ParsedBody(decode_base64(encoded), members)
 
 
-def _other_kind(image: msgspec.Raw) -> str:
-    """Describe an `image` that is not a string; return nothing for a string."""
-    kind = kind_of(image)
-    if kind == "a list":
-        return f"it is a list; {_SEVERAL}"
-    if kind == "a string":
-        return ""
-    return f"it is {kind}; expected the image in base64" if kind else "expected the image in base64"
-
-
 def kind_of(value: msgspec.Raw) -> str:
     """Return the kind of a JSON value; nothing if the value is missing."""
     start = bytes(memoryview(value)[:1])
     return _KINDS.get(start, "a number") if start else ""
 
 
-def describe_member(error: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter | None:
-    """Return the error for a member that msgspec rejected; None if msgspec reports any other defect.
-
-    Args:
-        error: msgspec's message.
-        content: Name of the member with the image or images.
-        kind: The type of the parameters.
-    """
-    if found := _UNKNOWN.fullmatch(error):
-        return _unknown_member(found[1], content, kind)
-    if not (found := _WRONG_TYPE.fullmatch(error)):
-        return None
-    if found[3] is None:
-        return MalformedRequest(f'"{found[2]}" is of the type {found[1]}; expected a string, a number, true, false or a list')
-    return MalformedRequest(f'"{found[2]}" has an item of the type {found[1]}; expected strings or integers')
-
-
 def _unknown_member(name: str, content: str, kind: type[Parameters]) -> MalformedRequest | InvalidParameter:
-    if _NOT_LETTERS.sub("", name[:64].lower()) not in _OTHER_NAMES:
+    if "".join(filter(str.isalpha, name[:64].lower())) not in _OTHER_NAMES:
         return unknown_parameter(name, kind)
     if content != "image":
         expected = f'the images in "{content}", a list of base64'
     else:
         expected = f'one image in "image"; {_SEVERAL}' if name == "images" else 'the image in "image", in base64'
     return MalformedRequest(f"unknown member {name[:64]!r}; expected {expected}", repeats_request=True)
-
-
-def _parse_members(data: memoryview, name: str, content: msgspec.Raw, typed: type[msgspec.Struct]) -> list[tuple[str, str]]:
-    """Parse the members of a JSON object other than its `content`, the member `name`, which may be missing."""
-    if len(data) - len(content) > _MAX_MEMBER_BYTES:
-        raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {name}")
-    start = _address(content) - _address(data) if content else len(data)
-    rest = bytes(data[:start])
-    if content:
-        rest += b'""' + data[start + len(content) :]
-    msgspec.json.decode(rest, type=typed)  # checks the types, but keeps only the last of repeated members
-    pairs = _PAIRS.decode(rest.decode())
-    if [member for member, _ in pairs].count(name) > 1:
-        raise InvalidParameter(f"{name} is given more than once")
-    return [(member, _to_parameter(value)) for member, value in pairs if member != name]
-
-
-def _address(data: memoryview | msgspec.Raw) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 def _check_number(images: int, others: Sequence[str]) -> None:
@@ -233,7 +209,58 @@ def _check_number(images: int, others: Sequence[str]) -> None:
         raise MalformedRequest(f"{expected}; fields found: {multipart.quote_names(others) or 'none'}", repeats_request=True)
 
 
-def _to_parameter(value: _Member) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+def _to_parameter(name: str, value: msgspec.Raw) -> str:
+    try:
+        member = _DECODER.decode(value)
+    except JSON_ERRORS as error:
+        raise MalformedRequest(f'"{name}" is {kind_of(value)}; expected {_MEMBERS}') from error
+    if isinstance(member, bool):
+        return "true" if member else "false"
+    return ",".join(map(str, member)) if isinstance(member, list) else str(member)
+
+
+def view_document(data: bytes) -> memoryview:
+    """View JSON without the byte order mark that some programs add (RFC 8259, 8.1).
+
+    Raise MalformedRequest if it has so many escapes that decoding it would block all threads for long.
+    """
+    escapes = 0
+    for start in range(0, len(data), _COUNTED_BYTES) if len(data) > _COUNTED_BYTES else ():
+        escapes += data.count(b"\\", start, start + _COUNTED_BYTES)
+        if escapes > len(data) / _PER_ESCAPE:
+            raise MalformedRequest("the JSON has too many escaped characters; base64 needs none but for line breaks")
+    return memoryview(data)[len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0 :]
+
+
+def decode_base64(encoded: str) -> bytes:
+    """Decode base64 or a data URL; ignore white space, such as line breaks.
+
+    The URL-safe alphabet without padding (RFC 4648, 5) is also accepted. At most two copies of the text are in memory, in addition
+    to the text or the result. Raise MalformedRequest for anything else.
+    """
+    start = 0
+    if encoded[:5].lower() == "data:":
+        start = encoded.find(",") + 1 or len(encoded)
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(encoded[start:], bytes)
+    try:
+        text = bytearray(encoded, "ascii")
+        del text[:start]
+        text = text.translate(_STANDARD_ALPHABET, _SPACES)
+        text += b"=" * (-len(text) % 4)
+        return a2b_base64(text, strict_mode=True)
+    except ValueError as error:  # not ASCII, or not base64
+        raise MalformedRequest('"image" is not base64') from error
+
+
+def decode_json(data: bytes, content_type: str, kind: type[T], example: str) -> T:
+    """Decode JSON to a type; raise MalformedRequest with an example if it is not of this type.
+
+    Raise UnsupportedMediaType unless it is declared as JSON or, by curl, as a form: only these are parsed in a thread.
+    """
+    if body_type(content_type, data) != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, such as {example}")
+    try:
+        return msgspec.json.decode(view_document(data), type=kind)
+    except JSON_ERRORS as error:
+        raise MalformedRequest(f"expected a JSON object such as {example}") from error

@@ -4,7 +4,6 @@ curl declares this type for all data of `--data-binary`, so the body may also be
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from app.errors import MalformedRequest
@@ -21,20 +20,10 @@ _JPEG_OR_PNG = (b"\xff\xd8\xff", b"\x89PNG")
 _EXAMPLE = 'curl --data-binary @image.jpg -H "Content-Type: image/jpeg"'
 
 
-class Fields(NamedTuple):
-    """The fields of a form."""
-
-    images: list[str]
-    """Values of the image fields: base64, not yet decoded."""
-    others: list[tuple[str, str]]
-    """Name and value of each other field. The URL of an image is the field `url`."""
-
-
 def is_form(data: bytes) -> bool:
     """Return whether a body is a form; otherwise it is the image itself. A form is ASCII, which no image is.
 
-    Raises:
-        MalformedRequest: The body is an image corrupted by `curl --data`, which removes zeros and line breaks.
+    Raise MalformedRequest for an image corrupted by `curl --data`, which removes zeros and line breaks.
     """
     if data.isascii() and b"\0" not in data:
         return True
@@ -43,11 +32,10 @@ def is_form(data: bytes) -> bool:
     return False
 
 
-def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
-    """Split a form.
+def split(data: bytes, image_names: Sequence[str], max_fields: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Split a form: return the values of image fields, base64 that is not yet decoded, and name and value of each other field.
 
-    Raises:
-        MalformedRequest: It has too many fields, too many bytes besides the image, or is not a form.
+    A URL of an image is another field, `url`. Raise MalformedRequest for anything but a form, or too many fields or bytes.
     """
     parts = data.split(b"&", max_fields)
     if len(parts) > max_fields:
@@ -68,7 +56,7 @@ def split(data: bytes, image_names: Sequence[str], max_fields: int) -> Fields:
     rest = b"&".join(others)
     if len(rest) > _MAX_OTHER_BYTES:
         raise MalformedRequest(f"the form has more than {_MAX_OTHER_BYTES >> 10} KiB beside its image")
-    return Fields(images, parse_qsl(rest.decode(), keep_blank_values=True))
+    return images, parse_qsl(rest.decode(), keep_blank_values=True)
 
 
 def _unescape(value: bytes) -> bytes:

@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from litestar import Request, Response, get
-from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 
 from app import __version__
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import LimitsInForce, WorkerResources
+from app.api.dependencies import LimitsInForce, Worker, WorkerResources
+from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
@@ -26,7 +25,8 @@ from app.triton.pool import TritonPool
 
 _STATES = ("ready", "not_ready", "unreachable")
 """States of a Triton, the best first."""
-_RETRY = {"Retry-After": "1"}
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ServerHealth(msgspec.Struct, frozen=True):
@@ -60,49 +60,6 @@ class GpuHealth(msgspec.Struct, frozen=True):
     devices: list[GpuDevice]
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """Resident memory of each worker of the host."""
-
-    workers_mb: list[float]
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
-
-    running: int
-    wanted: int
-
-
-class Performance(msgspec.Struct, frozen=True):
-    """Memory of all workers of the host, and the active optimizations."""
-
-    memory_mb: float
-    optimizations: dict[str, bool | str]
-
-
-class TritonService(msgspec.Struct, frozen=True):
-    """Whether any Triton responds."""
-
-    ok: bool
-    detail: str
-    url: str
-    """`host:port` of the gRPC endpoints, separated by commas."""
-
-
-class Services(msgspec.Struct, frozen=True):
-    """The services that the gateway depends on."""
-
-    triton: TritonService
-
-
-class Resources(msgspec.Struct, frozen=True):
-    """Resource usage of the answering worker."""
-
-    memory_mb: float
-    cpu_percent: float
-    """Percent of one core, averaged since the worker started."""
-
-
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
@@ -116,10 +73,13 @@ class Health(msgspec.Struct, frozen=True):
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
-    memory: Memory
-    performance: Performance
+    memory: dict[Literal["workers_mb"], list[float]]
+    """Resident memory of each worker of the host."""
+    performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, bool | str]]
+    """Memory of all workers of the host, and the active optimizations."""
     limits: LimitsInForce
-    workers: Workers
+    workers: dict[Literal["running", "wanted"], int]
+    """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
     refused_files: list[str]
     """Files (`api_keys`, `triton_tls`, `label_studio_token`) that are not valid now: their last valid content is in use."""
     failing_models: dict[str, int]
@@ -128,16 +88,10 @@ class Health(msgspec.Struct, frozen=True):
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
 
 
-class Liveness(msgspec.Struct, frozen=True):
-    """The worker process responds."""
+class State(msgspec.Struct, frozen=True):
+    """Whether the process responds, or whether the default model is ready."""
 
-    status: Literal["alive"]
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """Whether the default model is ready."""
-
-    status: Literal["ready", "not_ready"]
+    status: Literal["alive", "ready", "not_ready"]
 
 
 class ReadinessReport(msgspec.Struct, frozen=True):
@@ -146,64 +100,60 @@ class ReadinessReport(msgspec.Struct, frozen=True):
     status: Literal["ready", "not_ready"]
     version: str
     api_version: str
-    services: Services
-    resources: Resources
+    services: dict[Literal["triton"], dict[Literal["ok", "detail", "url"], bool | str]]
+    """Whether any Triton responds; `host:port` of the gRPC endpoints, separated by commas."""
+    resources: dict[Literal["memory_mb", "cpu_percent"], float]
+    """Of the answering worker; percent of one core, averaged since the worker started."""
 
 
-_NOT_READY = {503: ResponseSpec(Readiness, description="The default model is not ready", generate_examples=False)}
-_REPORTED_NOT_READY = {503: ResponseSpec(ReadinessReport, description="The default model is not ready", generate_examples=False)}
-_UNHEALTHY = {503: ResponseSpec(Health, description="No detection is possible", generate_examples=False)}
+def _respond(report: T, *, is_ready: bool) -> Response[T]:
+    return Response(report) if is_ready else Response(report, status_code=503, headers={"Retry-After": "1"})
 
 
-@get("/livez", summary="The process answers")
-async def livez() -> Liveness:
+@get(["/livez", "/live"], summary="The process answers")
+async def livez() -> State:
     """Liveness probe: 200 while the process handles requests."""
-    return Liveness("alive")
+    return State("alive")
 
 
-@get("/live", summary="The process answers, as `/livez`")
-async def live() -> Liveness:
-    """Liveness probe under another name."""
-    return Liveness("alive")
-
-
-@get("/readyz", summary="The default model is ready", responses=_NOT_READY)
-async def readyz(worker: NamedDependency[WorkerResources]) -> Response[Readiness]:
+@get("/readyz", summary="The default model is ready", responses=describe(503, State, "The default model is not ready"))
+async def readyz(worker: Worker) -> Response[State]:
     """Readiness probe: 200 while the default model is ready in Triton and its inferences succeed; 503 before a stop."""
-    if await worker.is_ready():
-        return Response(Readiness("ready"))
-    return Response(Readiness("not_ready"), status_code=503, headers=_RETRY)
+    is_ready = await worker.is_ready()
+    return _respond(State("ready" if is_ready else "not_ready"), is_ready=is_ready)
 
 
-@get("/ready", summary="The default model is ready, and on what that depends", responses=_REPORTED_NOT_READY)
-async def ready(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[ReadinessReport]:
+@get(
+    "/ready",
+    summary="The default model is ready, and on what that depends",
+    responses=describe(503, ReadinessReport, "The default model is not ready"),
+)
+async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
-    servers, _ = await asyncio.gather(examine(worker.tritons, worker.pipeline.default_model), _spec(worker.pipeline, context))
-    status = best_status(servers)
+    servers, _ = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context))
+    status = _best_status(servers)
     is_ready = not worker.is_draining and status == "ready"
     reason = context.log_fields.get("detail") if status == "not_ready" else None
-    triton = TritonService(status != "unreachable", str(reason or status), ",".join(server.address for server in servers))
+    url = ",".join(server.address for server in servers)
     report = ReadinessReport(
         "ready" if is_ready else "not_ready",
         __version__,
         API_VERSION,
-        Services(triton),
-        Resources(_to_mb(memory.resident_bytes()), round(cores.used_percent(), 1)),
+        {"triton": {"ok": status != "unreachable", "detail": str(reason or status), "url": url}},
+        {"memory_mb": _to_mb(memory.resident_bytes()), "cpu_percent": round(cores.used_percent(), 1)},
     )
-    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+    return _respond(report, is_ready=is_ready)
 
 
-@get("/health", summary="State of the gateway and of Triton", responses=_UNHEALTHY)
-async def health(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Health]:
+@get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
+async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
     gpus, servers, spec = await asyncio.gather(
-        read_gpus(worker.deployment.triton_metrics_urls),
-        examine(worker.tritons, pipeline.default_model),
-        _spec(pipeline, context),
+        read_gpus(worker.deployment.triton_metrics_urls), _examine_all(worker), _spec(pipeline, context)
     )
-    status = best_status(servers)
+    status = _best_status(servers)
     is_ready = status == "ready" and spec is not None
     workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
@@ -215,15 +165,15 @@ async def health(request: Request[Any, Any, Any], worker: NamedDependency[Worker
         tritons=servers,
         model=pipeline.default_model,
         gpu=GpuHealth(spec is not None and spec.device == "gpu", [_describe(gpu) for gpu in gpus]),
-        memory=Memory(workers_mb),
-        performance=Performance(round(sum(workers_mb), 1), _optimizations()),
+        memory={"workers_mb": workers_mb},
+        performance={"memory_mb": round(sum(workers_mb), 1), "optimizations": _optimizations()},
         limits=msgspec.structs.replace(worker.deployment.limits, requests=pipeline.admission.limits()),
-        workers=Workers(len(metrics.table.rows()), worker.deployment.workers),
+        workers={"running": len(metrics.table.rows()), "wanted": worker.deployment.workers},
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
     )
-    return Response(report, status_code=200 if is_ready else 503, headers={} if is_ready else _RETRY)
+    return _respond(report, is_ready=is_ready)
 
 
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
@@ -236,8 +186,7 @@ async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None
 
 
 def _describe(gpu: Gpu) -> GpuDevice:
-    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-    return GpuDevice(gpu.id, gpu.utilization, None if used is None else _to_mb(used), None if total is None else _to_mb(total))
+    return GpuDevice(gpu.id, gpu.utilization, *(number and _to_mb(number) for number in gpu[2:]))
 
 
 def _optimizations() -> dict[str, bool | str]:
@@ -253,14 +202,14 @@ def _to_mb(nbytes: int) -> float:
     return round(nbytes / 1e6, 1)
 
 
-async def examine(pool: TritonPool, model: str) -> list[ServerHealth]:
+async def _examine_all(worker: WorkerResources) -> list[ServerHealth]:
     """Query all Tritons. A Triton is ready if the default model is."""
+    pool = worker.tritons
     sent = sum(server.recent_images for server in pool.servers)
-    return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
+    return list(await asyncio.gather(*(_examine(server, pool, worker.pipeline.default_model, sent) for server in pool.servers)))
 
 
-def best_status(servers: Sequence[ServerHealth]) -> str:
-    """Return the status of the Triton in the best state."""
+def _best_status(servers: Sequence[ServerHealth]) -> str:
     return min((server.status for server in servers), key=_STATES.index, default=_STATES[-1])
 
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 from litestar import Request, Response, get
-from litestar.di import NamedDependency
 
 from app.api.context import RequestContext
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.errors import DeadlinePassed
 from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
@@ -14,7 +13,7 @@ from app.triton.metrics import triton_metrics
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[bytes]:
+async def metrics(request: Request[Any, Any, Any], worker: Worker) -> Response[bytes]:
     """Return the metrics of all workers of this host in a Prometheus format."""
     worker.pipeline.sample()
     families = [*worker.metrics.collect(), *triton_metrics(worker.metrics.table)]

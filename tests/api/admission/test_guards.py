@@ -6,7 +6,6 @@ from app.api.admission.guards import guard_timing
 from app.api.application import Application
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
-from app.api.receiving.client_watch import body_too_large
 from app.telemetry import timing
 from tests.api.conftest import post_unread
 from tests.support import DEPLOYMENT, call, calling, receiving
@@ -57,13 +56,6 @@ async def test_a_declared_length_of_the_limit_is_accepted(shared_app: Applicatio
     assert (reply.status, reply.problem["code"]) == (415, "unsupported_format")
 
 
-async def test_a_body_without_a_declared_length_is_counted(shared_app: Application) -> None:
-    body = {"type": "http.request", "body": b"x" * (LIMIT // 2 + 1), "more_body": True}
-    reply = await call(shared_app, receiving(body, body, body), "/detect", {"Content-Type": "image/jpeg"})
-
-    assert (reply.status, reply.problem["code"], reply.problem["detail"]) == (413, "body_too_large", "the limit is 1 MiB")
-
-
 async def test_the_last_of_several_content_types_is_judged(shared_app: Application) -> None:
     html, jpeg = ("Content-Type", "text/html"), ("Content-Type", "image/jpeg")
     body = {"type": "http.request", "body": b"no image", "more_body": False}
@@ -83,13 +75,6 @@ async def test_who_asks_for_methods_sends_no_body(shared_app: Application, path:
 
             assert response.status_code == 204
             assert sorted(response.headers["allow"].split(", ")) == ["OPTIONS", "POST"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "text"), [(2**20, "1 MiB"), (50 * 2**20, "50 MiB"), (2**19, "0.5 MiB"), (1024 * 2**20, "1024 MiB")]
-)
-def test_a_payload_above_the_limit_is_told_the_limit(limit: int, text: str) -> None:
-    assert body_too_large(limit).detail == f"the limit is {text}"
 
 
 def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,3 @@ async def test_a_result_has_what_coco_tools_read(client: httpx.AsyncClient) -> N
         for detection in as_json
     ]
     assert len(found) == 2
-
-
-async def test_an_image_without_a_number_is_zero_and_one_without_objects_an_empty_list(client: httpx.AsyncClient) -> None:
-    """A program can tell an empty result from a failure."""
-    assert {
-        result["image_id"] for result in json(await client.post("/predict/six_columns?format=coco-results", content=SCENE))
-    } == {0}
-    assert json(await client.post("/predict/six_columns?format=coco-results&confidence=1", content=SCENE)) == []

@@ -32,7 +32,6 @@ def assert_framed(pixels: NDArray[np.uint8], detections: list[dict[str, Any]]) -
 
 @pytest.fixture(scope="module")
 async def expected(client: httpx.AsyncClient) -> list[dict[str, Any]]:
-    """The expected detections, in pixels."""
     found: list[dict[str, Any]] = json(await client.post(PATH, params={"boxes": "pixel"}, content=SCENE))["detections"]
     assert len(found) == 2
     return found
@@ -73,33 +72,6 @@ async def test_json_can_have_the_picture_too(
     assert answer.headers["content-type"] == "application/json"
     assert found["detections"] == expected
     assert_framed(pixels_of(base64.b64decode(found["visualization"], validate=True), image_format), expected)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"files": {"image": SCENE}, "data": {"format": "image"}},
-        {"json": {"image": base64.b64encode(SCENE).decode(), "format": "image"}},
-    ],
-)
-async def test_a_body_can_name_the_format(client: httpx.AsyncClient, form: dict[str, Any]) -> None:
-    answer = await client.post(PATH, **form)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
-
-
-async def test_json_has_no_picture_unless_it_is_asked_for(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE)
-
-    assert "visualization" not in json(answer)
-    assert answer.headers["vary"] == "Accept"
-    assert "draw" not in answer.headers["server-timing"]
-
-
-async def test_a_type_that_there_is_not_is_an_error(client: httpx.AsyncClient) -> None:
-    answer = await client.post(PATH, content=SCENE, headers={"Accept": "image/webp"})
-
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert json(answer, 406)["code"] == "not_acceptable"
 
 
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.api.answering.native import to_detections, to_response
+from app.api.answering.native import to_detections
 from app.api.answering.schema import BoxFormat
 from app.imaging.transform import ImageTransform
 from app.pipeline.call import Detections
@@ -65,28 +65,3 @@ def test_a_class_without_a_label_has_its_id_as_name() -> None:
     """A model may have more classes than labels, or no labels."""
     assert members([0, 25, 1, 26], id_=3)["class_name"] == "3"
     assert members([0, 25, 1, 26], id_=2)["class_name"] == "traffic light"
-
-
-@pytest.mark.parametrize("unit", ["normalized", "pixel", "coco", "cxcywh"])
-def test_the_boxes_themselves_are_not_changed(unit: BoxFormat) -> None:
-    """The same detections can be described in another unit afterwards."""
-    found = detections([[10, 35, 40, 65]], [0.5], [0])
-    before = found.boxes.copy()
-    to_detections(found, unit)
-
-    np.testing.assert_array_equal(found.boxes, before)
-
-
-def test_a_response_describes_the_whole_request() -> None:
-    response = to_response(detections([[10, 35, 40, 65]], [0.5], [2]), "pixel", 12.3456, "r1")
-    parsed = msgspec.json.decode(msgspec.json.encode(response))
-
-    assert parsed.pop("detections") == [members([10, 35, 40, 65], id_=2, unit="pixel")]
-    assert parsed == {
-        "num_detections": 1,
-        "status": "success",
-        "image": {"width": 200, "height": 100},
-        "model": {"name": "tiny", "version": "7", "backend": "triton", "device": "cpu"},
-        "total_time_ms": 12.35,
-        "request_id": "r1",
-    }

@@ -18,8 +18,6 @@ LARGE = bytes(range(256)) * 4096
 
 
 class Client:
-    """A client that takes messages at its own pace."""
-
     def __init__(self, memory: MemoryBudget, *, total: float = 10, seconds: float = 0) -> None:
         self.context = RequestContext("r1", "")
         self.context.body_limits = BodyLimits(1, total)
@@ -81,7 +79,6 @@ async def test_a_client_that_does_not_read_is_left(
 
 
 async def test_a_response_that_has_no_room_is_rejected(memory: MemoryBudget) -> None:
-    """It is rejected before anything is sent, so the client gets an error."""
     client = Client(memory)
     with memory.reserve() as other:
         other.add(2 << 20)

@@ -134,24 +134,7 @@ def test_too_many_images_are_rejected(kind: str, count: int) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (form(*[("x", b"", None)] * 10_000), FORM),
-        (form(("images", b"a", None))[:-9], FORM),
-        (b"nothing", FORM),
-        (b'{"images": "YQ=="}', JSON),
-        (b'{"images": {"0": "YQ=="}}', JSON),
-        (b'{"images": ["YQ=="', JSON),
-        (b'["YQ=="]', JSON),
-        (b"\xff", JSON),
-        (b'{"images": ' + b"[" * 100_000, JSON),
-        (b'{"images": ["YQ=="], "boxes": "' + b"x" * (1 << 16) + b'"}', JSON),
-    ],
-)
-def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
-    with pytest.raises(MalformedRequest):
-        parse_batch(data, kind)
+DEEP = b'{"images": ' + b"[" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -170,10 +153,12 @@ def test_a_malformed_body_is_rejected(data: bytes, kind: str) -> None:
         (form(*[("x", b"", None)] * 81), FORM, "the form has too many parts; the maximum is 80"),
         (form(("images", b"a", None))[:-9], FORM, "the form ends before its last boundary"),
         (b'{"image": "YQ=="}', JSON, "unknown member 'image'; expected the images in \"images\", a list of base64"),
-        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is of the type null; expected a string, a number'),
+        (b'{"images": ["YQ=="], "boxes": null}', JSON, '"boxes" is null; expected a string, a finite number'),
         (b'{"images": ["YQ=="], "unknown": 1}', JSON, "unknown parameter 'unknown'"),
-        (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "images is given more than once"),
+        (b'{"images": ["YQ=="], "images": ["YQ=="]}', JSON, "a member of the JSON object is given more than once"),
         (form(("boxes", b"\xff", None)), FORM, "'boxes' is not UTF-8 text"),
+        *((data, JSON, "expected a JSON object such as") for data in (b'{"images": ["YQ=="', b'["YQ=="]', b"\xff", DEEP)),
+        (b'{"images": ["YQ=="], "boxes": "' + b"x" * (1 << 16) + b'"}', JSON, "more than 64 KiB beside its images"),
         *(
             (document(images), JSON, f'the JSON object has no list "images": it is {kind}; POST /detect takes a single image')
             for images, kind in (("YQ==", "a string"), ({}, "an object"), (None, "null"), (True, "true"), (-1, "a number"))

@@ -100,14 +100,7 @@ async def test_no_image_is_left_out_in_silence(
     assert (line["images"], line["failed"], line["code"]) == (len(files), len(failures), expected["code"])
 
 
-async def test_what_may_be_tried_again_is_told_so(client: httpx.AsyncClient) -> None:
-    problem = json(await client.post(f"{PATH}&timeout_ms=1", files=form(*SCENES)), 504)
-
-    assert problem["code"] == "deadline_passed"
-
-
 async def test_an_unexpected_failure_tells_nothing(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cause is logged and not sent."""
     calls = captured_log(monkeypatch, problems)
     monkeypatch.setattr(Letterbox, "fit", lambda *_, **__: 1 / 0)
     problem = json(await client.post(PATH, files=form(SCENES[0])), 500)

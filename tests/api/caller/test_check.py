@@ -39,7 +39,6 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Appl
 
 
 async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tuple[str, str]] = ()) -> httpx.Response:
-    """Call a route with its method; what takes an image gets the scene."""
     async with calling(app) as client:
         is_post = any(route in path for route in ("/detect", "/classify", "/predict"))
         return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)

@@ -83,7 +83,7 @@ async def test_the_threshold_is_that_of_cvats_own_functions_unless_it_is_set(ser
 
 
 async def test_a_bad_invocation_is_400(server: httpx.AsyncClient) -> None:
-    for image, others in ((b"", {}), (SCENE, {"threshold": 1.5}), (SCENE, {"threshold": "high"}), (SCENE, {"threshold": [1]})):
+    for image, others in ((b"", {}), (SCENE, {"threshold": 1.5}), (SCENE, {"threshold": "high"}), (SCENE, {"threshold": [1.5]})):
         response = await server.post("/api/function_invocations", **invocation(image, "six_columns", **others))
 
         assert response.status_code == 400, response.text

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from app import main
-from app.api.dialects.label_studio import labeling_config
-from app.api.dialects.label_studio.routes import _describe
+from app.api.dialects import labeling_config
+from app.api.dialects.label_studio import _describe
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings

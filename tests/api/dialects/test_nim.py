@@ -1,20 +1,14 @@
 """The dialect of NVIDIA NIM for Object Detection, as aiperf and nv-ingest read it."""
 
 import base64
-from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
-from tests.api.conftest import write_keys
 from tests.api.dialects.conformance import Box, Conformance, Sent, with_header
 from tests.fakes.https import Host
-from tests.support import SCENE, json, sample_image, started
+from tests.support import SCENE, json, sample_image
 
 
 def to_input(image: bytes) -> dict[str, str]:
@@ -136,16 +130,6 @@ async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
         assert response.json()["error"].startswith("send application/json")
 
 
-async def test_an_image_has_the_limit_that_it_has_alone(settings: Settings, triton: EmbeddedTriton) -> None:
-    """The limit of a batch does not apply to a single image."""
-    assert triton.poll() is None
-    small = msgspec.structs.replace(settings, model="six_columns", max_file_size_mb=len(SCENE) / 2**20 - 0.001)
-    async with started(create_app(small)) as client:
-        for images in ([to_input(SCENE)], [to_input(sample_image("chelsea.jpg")[:100]), to_input(SCENE)]):
-            assert (await infer(client, *images)).status_code in {413, 422}
-        assert (await infer(client, to_input(SCENE))).status_code == 413
-
-
 @pytest.mark.parametrize("prefix", ["", "/nim"])
 async def test_models_are_listed_for_clients_of_both_services(server: httpx.AsyncClient, prefix: str) -> None:
     """The gateway's own list has what clients of both read: the default model is the first."""
@@ -166,19 +150,9 @@ async def test_the_first_model_of_the_metadata_is_the_default_one(server: httpx.
     assert answer["modelInfo"][0]["shortName"] == "six_columns:1"
 
 
-async def test_probes_are_answered_without_a_key(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-    assert triton.poll() is None
-    file = write_keys(tmp_path, ("camera-1", "secret", "detect"))
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=file))) as client:
-        for path, message in (("live", "Service is live."), ("ready", "Service is ready.")):
-            answer = json(await client.get(f"/v1/health/{path}"))
-            assert answer == {"object": "health.response", "message": message}
-        for path in ("/nim/v1/models", "/v1/metadata"):
-            response = await client.get(path)
-            assert (response.status_code, list(response.json())) == (401, ["error"])
-
-
-async def test_without_triton_the_service_is_alive_but_not_ready(lonely: httpx.AsyncClient) -> None:
+async def test_without_triton_the_service_is_alive_but_not_ready(server: httpx.AsyncClient, lonely: httpx.AsyncClient) -> None:
+    for path, message in (("live", "Service is live."), ("ready", "Service is ready.")):
+        assert json(await server.get(f"/v1/health/{path}")) == {"object": "health.response", "message": message}
     ready = await lonely.get("/v1/health/ready")
 
     assert (ready.status_code, ready.headers["retry-after"]) == (503, "5")

@@ -1,6 +1,5 @@
 """The dialect of Roboflow, as `inference-sdk` and its users' own programs speak it."""
 
-import json as stdlib_json
 from base64 import b64decode, b64encode
 from io import BytesIO
 from random import Random
@@ -13,14 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
-from tests.api.conftest import write_keys
 from tests.api.dialects.conformance import Box, Conformance, Sent, random_scene
 from tests.fakes import models
 from tests.fakes.https import Host
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json
 
 V1 = "/infer/object_detection"
 V0 = "/six_columns/1"
@@ -109,14 +104,6 @@ async def test_parameters_mean_what_they_mean_to_the_gateway(server: httpx.Async
         np.testing.assert_allclose(boxes, wanted, atol=1e-6)
 
 
-async def test_an_overlap_above_the_models_own_is_lowered(server: httpx.AsyncClient) -> None:
-    """Clients send one whatever the model; the gateway's own interface says what is wrong with it."""
-    content = {"model_id": "half_four_tensors/1", "image": IMAGE, "iou_threshold": 0.99, "class_agnostic_nms": True}
-
-    assert (await server.post("/predict/half_four_tensors?iou=0.99", content=SCENE)).status_code == 400
-    assert len(json(await server.post(V1, json=content))["predictions"]) == 2
-
-
 @pytest.mark.parametrize("number", [1, 2, 5])
 async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient, number: int) -> None:
     """In its order, even of one; each object and each answer has an id of its own."""
@@ -126,13 +113,6 @@ async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient,
     assert len({each["inference_id"] for each in answer}) == number
     assert len({UUID(one["detection_id"]) for each in answer for one in each["predictions"]}) == 2 * number
     assert all(0 < each["time"] < 60 for each in answer)
-
-
-async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.AsyncClient) -> None:
-    """The error names the image: a client could not read an answer with a gap."""
-    answer = json(await server.post(V1, json={"image": [IMAGE, {"type": "base64", "value": "R0lGODlh"}]}), status=422)
-
-    assert answer["message"].startswith("1 of 2 images failed; at index 1: ")
 
 
 @pytest.mark.parametrize(
@@ -152,9 +132,9 @@ async def test_an_image_that_fails_is_an_error_of_the_whole_list(server: httpx.A
         ({"iou_threshold": "x"}, "iou_threshold: expected a number from 0 to 1"),
         ({"max_detections": 10**30}, "max_detections: expected a whole number"),
         ({"class_filter": ["dragon"]}, "'dragon' is not a class"),
-        ({"class_filter": "red"}, "class_filter: expected a list of names"),
-        ({"class_filter": ["x" * 2**16]}, "class_filter: longer than 64 KiB"),
-        ({"confidence": [0.4]}, "confidence"),
+        ({"class_filter": [["red"]]}, '"class_filter" is a list; expected a string, a finite number'),
+        ({"class_filter": ["x" * 2**16]}, "the JSON object has more than 64 KiB beside its image"),
+        ({"confidence": [0.4]}, '"confidence" is a list'),
     ],
 )
 async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict[str, Any], message: str) -> None:
@@ -258,43 +238,6 @@ async def test_the_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) ->
 @pytest.mark.parametrize(("version", "status"), [("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)])
 async def test_versions_that_no_model_has(server: httpx.AsyncClient, version: str, status: int) -> None:
     assert (await server.post(f"/six_columns/{version}", content=SCENE)).status_code == status
-
-
-async def test_keys_travel_as_the_client_is_set_up(settings: Settings, triton: EmbeddedTriton, tmp_path: Any) -> None:  # noqa: ANN401
-    assert triton.poll() is None
-    file = write_keys(tmp_path, ("camera", "secret", "detect"))
-    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", api_keys_file=file))) as server:
-        bearer = {"Authorization": "Bearer camera.secret"}
-        for response, status in (
-            (await server.get("/model/registry"), 401),
-            (await server.get("/model/registry?api_key=camera.secret"), 200),
-            (await server.get("/model/registry", headers=bearer), 200),
-            (await server.post("/model/add", json={"model_id": "six_columns/1"}), 401),
-            (await server.post("/model/add", json={"model_id": "six_columns/1", "api_key": "camera.secret"}), 200),
-        ):
-            assert response.status_code == status, response.text
-            assert status == 200 or response.json()["status"] == status
-
-
-VALUES: list[Any] = [
-    None, True, -1, 0, 10**400, 1e308, "", "x", "NaN", "\ud83d\ude00", "\u0000", [], {}, [[]], [None] * 2000, {"a": {"b": [1]}},
-    {"type": 1}, {"type": "base64", "value": 7}, {"type": "url", "value": "\u2028"}, [IMAGE, 1], [IMAGE] * 3,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: int) -> None:
-    random = Random(seed)  # noqa: S311 - no secret
-    names = ["image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
-             "visualize_predictions", "model", "version", "url", "unknown", "id"]  # fmt: skip
-    for _ in range(60):
-        content = {"image": IMAGE} | {name: random.choice(VALUES) for name in random.sample(names, random.randint(1, 4))}
-        text = stdlib_json.dumps(content).replace('"NaN"', random.choice(["NaN", "1e999", '"\\ud800"', "1"]))
-        for path in (V1, "/model/add", V0):
-            response = await server.post(path, content=text.encode(), headers={"Content-Type": "application/json"})
-
-            assert response.status_code < 500, (path, text[:300], response.text)
-            assert response.status_code == 200 or set(response.json()) == {"status", "message"}, text[:300]
 
 
 async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host, httpx.AsyncClient]) -> None:

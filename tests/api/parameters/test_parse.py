@@ -54,6 +54,7 @@ def test_values_within_their_range_are_accepted(name: str, values: dict[str, obj
         (DetectParameters, "timeout_ms", ["1s", "0"], "a whole number from 1 to 600000"),
         (DetectParameters, "image_id", ["-1", "1.5", "x", str(2**53 + 1)], "a whole number from 0 to 9007199254740992"),
         (DetectParameters, "classes", ["", ",", " , ,, "], "names or ids, separated by commas"),
+        (ClassifyParameters, "format", ["image"], "'json'"),
         (ClassifyParameters, "top_k", ["0", "1001", "-1", "1.5", "all", ""], "a whole number from 1 to 1000"),
     ],
 )
@@ -116,14 +117,6 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
         parse_parameters([(given, "1")], DetectParameters)
 
 
-def test_each_kind_of_request_has_parameters_of_its_own() -> None:
-    pairs = [("model", "tiny"), ("version", "2"), ("timeout_ms", "5")]
-    assert parse_parameters(pairs, Parameters) == Parameters(model="tiny", version=2, timeout_ms=5)
-
-    with pytest.raises(InvalidParameter, match=r"^unknown parameter 'iou'; supported parameters: model, version, timeout_ms$"):
-        parse_parameters([("iou", "0.5")], Parameters)
-
-
 @pytest.mark.parametrize(
     "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
@@ -173,20 +166,13 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
 def test_classification_has_parameters_of_its_own() -> None:
     assert parse_parameters([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
-    given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5")], ClassifyParameters)
+    given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5"), ("format", "json")], ClassifyParameters)
     assert given.options == ClassifyOptions("m", 0.5, 3)
     with pytest.raises(
         InvalidParameter,
         match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence, format$",
     ):
         parse_parameters([("classes", "cat")], ClassifyParameters)
-
-
-def test_classes_have_one_format() -> None:
-    """So that a program that asks for it needs not know the task."""
-    assert parse_parameters([("format", "json")], ClassifyParameters).presentation.format == "json"
-    with pytest.raises(InvalidParameter, match=r"^format: "):
-        parse_parameters([("format", "image")], ClassifyParameters)
 
 
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])

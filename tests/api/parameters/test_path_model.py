@@ -1,24 +1,18 @@
 """A model in the path whose task Triton must tell: what holds while it is asked."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import httpx
 import pytest
 
-from app.api.admission import middleware
-from app.main import create_app
-from tests.api.conftest import settings_for
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, captured_log, eventually, json, lifespan_of
+from tests.fakes.triton import FakeTriton
+from tests.support import SCENE, json
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
 
 @pytest.fixture
 async def silent(gateway: Gateway) -> AsyncIterator[Gateway]:
-    """A Triton that no longer describes its models."""
     fake, client = gateway
     fake.may_tell.clear()
     yield fake, client
@@ -57,27 +51,3 @@ async def test_what_is_wrong_for_one_task_is_known_then(gateway: Gateway) -> Non
 
     assert "top_k" in json(await client.post("/predict/other?top_k=1", content=SCENE), 400)["detail"]
     assert fake.requests == []
-
-
-async def test_a_client_that_leaves_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request ends at once, and is no failure of Triton's in the log."""
-    fake, leaves = FakeTriton(), asyncio.Event()
-    body = iter([{"type": "http.request", "body": SCENE, "more_body": False}])
-
-    async def receive() -> Any:  # noqa: ANN401
-        for message in body:
-            return message
-        await leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
-        fake.may_tell.clear()
-        log = captured_log(monkeypatch, middleware)
-        before = fake.config_reads
-        running = asyncio.create_task(call(app, receive, "/predict/other?timeout_ms=20000"))
-        assert await eventually(lambda: fake.config_reads > before)
-        leaves.set()
-        await asyncio.wait_for(running, 5)
-        fake.may_tell.set()
-
-    assert [(line.kwargs["status"], line.kwargs["code"]) for line in log] == [(499, "client_gone")]

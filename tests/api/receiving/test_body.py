@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.batch.body import parse_batch
-from app.api.receiving.body import ParsedBody, needs_parsing, parse_body, parse_json, parse_multipart, parsing_bytes
+from app.api.receiving.body import ParsedBody, parse_body, parse_json, parse_multipart, parsing_bytes
 from app.api.receiving.content_type import JSON, URLENCODED
 from app.errors import GatewayError, InvalidParameter, MalformedRequest
 
@@ -35,29 +35,11 @@ def form(*parts: bytes) -> bytes:
 
 
 def headed(header: bytes) -> bytes:
-    """Return a form whose only part, the image, has this header."""
     return b"--b\r\n" + header + b"\r\n\r\n" + IMAGE + b"\r\n--b--\r\n"
 
 
 def document(image: object = BASE64.decode(), **members: object) -> bytes:
     return json.dumps({"image": image, **members}).encode()
-
-
-@pytest.mark.parametrize(
-    ("content_type", "expected"),
-    [
-        ("multipart/form-data", True),
-        ("application/json", True),
-        ("application/x-www-form-urlencoded", True),
-        ("image/jpeg", False),
-        ("application/octet-stream", False),
-        ("", False),
-    ],
-)
-def test_only_forms_have_to_be_parsed(content_type: str, *, expected: bool) -> None:
-    assert needs_parsing(content_type) is expected
-    assert needs_parsing(content_type, "Identity") is expected
-    assert needs_parsing(content_type, "gzip")
 
 
 @pytest.mark.parametrize(
@@ -154,20 +136,9 @@ ACCEPTED: dict[str, list[tuple[bytes, str, ParsedBody]]] = {
         (document(prefix + BASE64.decode()), JSON, ParsedBody(IMAGE, []))
         for prefix in ("data:image/png;base64,", "data:;base64,", "DATA:image/jpeg;BASE64,")
     ],
-    "members in the order of the document; aliases and duplicates are left to `parameters.parse`": [
-        (
-            document(model="a", boxes="coco", model_name="b"),
-            JSON,
-            ParsedBody(IMAGE, [("model", "a"), *COCO, ("model_name", "b")]),
-        ),
-        *(
-            (
-                f'{{"boxes": "coco", "image": "QUJD", "{name}": "pixel"}}'.encode(),
-                JSON,
-                ParsedBody(b"ABC", TWICE),
-            )
-            for name in ("boxes", "bo\\u0078es")
-        ),
+    "an alias beside its parameter, which is left to `parameters.parse`": [
+        (document(model="a", boxes="coco", model_name="b"), JSON, ParsedBody(IMAGE, [("model", "a"), *COCO, ("model_name", "b")])),
+        (b'{"im\\u0061ge": "QUJD", "classes": ["\\"", 1], "boxes": "coco"}', JSON, ParsedBody(b"ABC", [*COCO, ("classes", '",1')])),
     ],
     "base64 in lines, and with the escapes of PHP": [
         (document("\r\n\t ".join(BASE64.decode())), JSON, ParsedBody(IMAGE, [])),
@@ -187,15 +158,8 @@ ACCEPTED: dict[str, list[tuple[bytes, str, ParsedBody]]] = {
 @pytest.mark.parametrize("rows", ACCEPTED.values(), ids=ACCEPTED)
 def test_a_body_is_parsed(rows: list[tuple[bytes, str, ParsedBody]]) -> None:
     for data, content_type, expected in rows:
-        assert parse_body(data, content_type) == expected
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 300, 1 << 20])
-def test_a_json_image_may_be_in_the_alphabet_of_urls(size: int) -> None:
-    image = bytes([251, 255, 191]) * size
-    encoded = base64.urlsafe_b64encode(image).decode()
-
-    assert parse_json(document(encoded)).image == parse_json(document(encoded.rstrip("="))).image == image
+        image, parameters = parse_body(data, content_type)
+        assert (image, sorted(parameters)) == (expected.image, sorted(expected.parameters))
 
 
 @pytest.mark.parametrize(
@@ -224,6 +188,7 @@ SEVERAL = "; POST /detect/batch takes several$"
 NO_BOUNDARY = "the Content-Type header has no boundary; let the HTTP client write "
 OTHER_BOUNDARY = "the boundary of the Content-Type header does not occur in the body; let the HTTP client write "
 AN_OBJECT = re.escape('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') + "$"
+FORM = "the form is not well formed: "
 NO_STRING = 'the JSON object has no string "image": '
 MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
     "an empty image, as in a form without a chosen file": [
@@ -267,25 +232,16 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         for parameters, message in (
             *((given, NO_BOUNDARY) for given in ("", " boundary=", ' boundary=""', ' boundary="b', " boundary=\xff\xfe")),
             *((f" boundary={given}", OTHER_BOUNDARY) for given in ("c", "x" * 8000)),
-            (' boundary="a\nb"', "the boundary in the Content-Type header has characters that no boundary may have$"),
+            (' boundary="a\nb"', f"{FORM}invalid characters in boundary$"),
         )
     ],
     "a bad header of a part": [
         (headed(header), TYPE, f"{message}$")
         for header, message in (
-            (b"", "a part has no Content-Disposition header"),
-            (b"Content-Type: image/jpeg", "a part has no Content-Disposition header"),
-            (b'Content-Disposition: attachment; name="image"', 'the Content-Disposition of a part is not "form-data"'),
-            (b"Content-Disposition form-data", "a part has a header without a colon"),
-            (HEADER + b"\r\nContent-Length: 3", "a part is longer than its Content-Length"),
-            (HEADER + b"\r\nContent-Length: 3000", "a part is shorter than its Content-Length"),
-            (HEADER + b"\r\nContent-Length: many", "the Content-Length of a part is not a number"),
-            (HEADER + b"\r\nContent-Length: 3\r\nContent-Length: 3", "a part has more than one Content-Length header"),
-            (HEADER + b"\r\nX: " + b"x" * 5000, "a header of a part is too long; the maximum is 4 KiB"),
-            (HEADER + b"\r\nX: x" * 20, "a part has too many headers; the maximum is 8"),
-            (HEADER + b"\r\n(X): x", "a part has a header whose name is not valid"),
-            (HEADER + b"\r\n \t", "a part has a header line of nothing but white space"),
-            (b" " + HEADER, "the headers of a part begin with white space"),
+            (b"", f"{FORM}missing Content-Disposition part header"),
+            (b"Content-Disposition form-data", f"{FORM}malformed part header"),
+            (HEADER + b"\r\nContent-Length: 3", f"{FORM}part Content-Length exceeded"),
+            (HEADER + b"\r\nX: x" * 20, f"{FORM}maximum part header count exceeded"),
             *(
                 (
                     f"Content-Disposition: {nameless}".encode(),
@@ -296,10 +252,8 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         )
     ],
     "another defect of a form": [
-        (b"x--b\r\n", TYPE, "the first boundary is not at the start of a line"),
+        (b"x--b\r\n", TYPE, f"{FORM}unexpected byte in front of first boundary$"),
         (b"--b\nContent", TYPE, "the form has line breaks of LF; they must be CR LF"),
-        (b"--b- \r\n", TYPE, "the form is not well formed behind one of its boundaries"),
-        (form(part("image", IMAGE)).replace(b"--b--", b"--bc-"), TYPE, "the form is not well formed behind one of its boundaries"),
         (b"--b\r\n" + HEADER + b"\n\n", TYPE, "the headers of a part end in LF; they must end in CR LF, and an empty line"),
         (form(part("image", IMAGE))[:-6], TYPE, "the form ends before its last boundary"),
         *(
@@ -322,8 +276,7 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
                     b'{"image": "QUJD"}}',
                     b"{'image': 'QUJD'}",
                 ),
-                *(b'{"image": "QUJD", "confidence": ' + number + b"}" for number in (b"NaN", b"1e400")),
-                b'{"image": "QUJD", "classes": [' + b"9" * 5000 + b"]}",
+                b'{"image": "QUJD", "confidence": NaN}',
                 b'{"image": "QUJD", "classes": "\\ud800"}',
                 b'{"image": "\\ud800"}',
                 b'{"image": "QUJD", "classes": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
@@ -335,18 +288,12 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         ),
         (b'{"image": "QUJD"', URLENCODED, AN_OBJECT),
     ],
-    "a member of another type": [
-        (f'{{"image": "QUJD", "confidence": {value}}}'.encode(), JSON, f'"confidence" {message}$')
-        for value, message in (
-            ("null", "is of the type null; expected a string, a number, true, false or a list"),
-            ("{}", "is of the type object; expected a string, a number, true, false or a list"),
-            ("[1.5]", "has an item of the type float; expected strings or integers"),
-            ("[0, null]", "has an item of the type null; expected strings or integers"),
-            ("[[1]]", "has an item of the type array; expected strings or integers"),
+    "a member of another type, or a list of more classes than any model has": [
+        (f'{{"image": "QUJD", "classes": {value}}}'.encode(), JSON, f'"classes" is {found}; expected a string, a finite number,')
+        for value, found in (
+            *(("null", "null"), ("{}", "an object"), ("1e400", "a number")),
+            *((f"[{items}]", "a list") for items in ("1.5", "0, null", "[1]", "9" * 5000, ",".join("7" * 1001))),
         )
-    ],
-    "a list of more classes than any model has": [
-        (json.dumps({"image": "AA==", "classes": [7] * members}).encode(), JSON, ".*JSON object") for members in (1001, 100_000)
     ],
     "a name that other services have for the image": [
         (json.dumps({name: "QUJD"}).encode(), JSON, rf"unknown member '{name}'; expected the image in \"image\", in base64$")
@@ -373,7 +320,6 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         for member in (
             b'"classes": [' + b"7," * 50_000 + b"7]",
             b'"model": "' + b"x" * 70_000 + b'"',
-            b'"boxes": 1, ' * 10_000 + b'"boxes": 1',
         )
         for data in (
             b'{"image": "AA==", ' + member + b"}",
@@ -395,13 +341,14 @@ INVALID: dict[str, list[tuple[bytes, str, str]]] = {
         (data, JSON, "unknown parameter 'fill'; supported parameters: model")
         for data in (b'{"fill": "QUJD"}', b'{"fill": ' * 100_000, b'{"fill": 1, ' + b'"x": 1, ' * 100_000)
     ],
-    "an image that is given twice": [
-        (data, JSON, "image is given more than once$")
+    "a member that is given twice": [
+        (data, JSON, "a member of the JSON object is given more than once$")
         for data in (
             b'{"image": "QUJD", "image": "QUJD"}',
             b'{"image": "QUJD", "boxes": "coco", "image": ""}',
             b'{"image": "QUJD", "im\\u0061ge": "QUJD"}',
             b'{"image": 5, "image": "QUJD"}',
+            b'{"confidence": 0.1, "image": "QUJD", "confidence": 0.2}',
         )
     ],
 }

@@ -26,7 +26,6 @@ from app.resilience.uploads import Upload
 from app.settings.schema import Settings
 from tests.fakes.https import Host, redirect, response, serving
 from tests.fakes.triton import FakeTriton
-from tests.scrape import scrape
 from tests.support import SCENE, call, captured_log, eventually, json, receiving, started
 
 NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly shrinks
@@ -72,8 +71,6 @@ CANARY = "canary7f3a"
 
 
 class Remote(NamedTuple):
-    """A host that has an image, and an application that may fetch from there."""
-
     host: Host
     client: httpx.AsyncClient
     app: Application
@@ -97,7 +94,6 @@ async def remote(
 
 @pytest.fixture
 def admissions(monkeypatch: pytest.MonkeyPatch) -> list[Admission]:
-    """The admissions that are made during the test."""
     made: list[Admission] = []
     create = Admission.__init__
 
@@ -242,40 +238,6 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
     assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
 
 
-async def test_a_slow_host_costs_no_more_than_the_deadline(remote: Remote) -> None:
-    """The deadline is the caller's, from the end of the request's body; missing it is no error of the gateway."""
-    host, client, _ = remote
-    host.answers["/slow"] = asyncio.StreamWriter.wait_closed
-    problem = json(await client.post("/detect", params={"url": host.url("/slow"), "timeout_ms": "200"}), 424)
-
-    assert problem["code"] == "image_not_fetched"
-    assert problem["detail"].startswith("the image did not arrive within 0.")
-    assert await eventually(lambda: not host.open_connections)
-
-
-async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
-    host, client, _ = remote
-    (admission,) = admissions
-    seen: list[int] = []
-
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(response(SCENE[:1000], "200 OK", f"Content-Length: {len(SCENE)}"))
-        await writer.drain()
-        assert await eventually(lambda: admission.upload_memory.own_bytes == 1000)
-        seen.append(admission.upload_memory.own_bytes)
-        writer.write(SCENE[1000:])
-
-    host.answers["/pause"] = answer
-    json(await client.post("/detect", params={"url": host.url("/pause")}))
-    assert seen == [1000]
-
-    admission.upload_memory.limit_bytes = 1000
-    with admission.upload_memory.reserve() as others:
-        others.add(1)
-        problem = json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)
-    assert problem["code"] == "gateway_full"
-
-
 async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path and query may contain secrets."""
     host, client, _ = remote
@@ -305,13 +267,3 @@ async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, m
     assert [line.get("url_host") for line in logged] == [*["images.example.org"] * 4, *[None] * 4] * 2
     assert "fetch" in logged[0]["stages"]
     assert "fetch" in logged[1]["stages"]
-
-
-async def test_a_fetch_is_a_stage_in_the_metrics(remote: Remote) -> None:
-    host, client, _ = remote
-    name = 'api_stage_duration_seconds_count{stage="fetch"}'
-    before = (await scrape(client)).get(name, 0)
-    json(await client.post("/detect", content=SCENE))
-    json(await client.post("/detect", params={"url": host.url("/scene.bmp")}))
-
-    assert (await scrape(client))[name] == before + 1

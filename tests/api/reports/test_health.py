@@ -21,12 +21,11 @@ from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
 from app.triton.client import TritonClient
-from app.triton.server_info import ServerInfo
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.scrape import read_samples
-from tests.support import DEPLOYMENT, METRICS, SCENE, captured_log, eventually, json, started
+from tests.support import DEPLOYMENT, METRICS, SCENE, captured_log, json, started
 from tests.world import open_world, time_of_app
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
@@ -45,21 +44,6 @@ async def test_liveness_does_not_depend_on_triton(gateway: Gateway, lonely: http
 
     for one in (client, lonely):
         assert json(await one.get("/livez")) == json(await one.get("/live")) == {"status": "alive"}
-
-
-async def test_readiness_is_that_of_the_default_model(gateway: Gateway) -> None:
-    fake, client = gateway
-    assert json(await client.get("/readyz")) == {"status": "ready"}
-    fake.is_model_ready = False
-    response = await client.get("/readyz")
-
-    assert json(response, 503) == {"status": "not_ready"}
-    assert response.headers["retry-after"] == "1"
-    report = json(await client.get("/health"), 503)
-    assert (report["status"], report["api"], report["triton"]) == ("unhealthy", "healthy", "healthy")
-    assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("not_ready", "2.51.0")
-    fake.is_model_ready = True
-    assert json(await client.get("/readyz")) == {"status": "ready"}
 
 
 async def test_a_default_model_that_triton_does_not_have_is_told_of(
@@ -85,7 +69,7 @@ async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: G
     fake, client = gateway
     report = json(await client.get("/ready"))
     fake.is_model_ready = False
-    not_ready = await client.get("/ready")
+    not_ready, probed = await client.get("/ready"), await client.get("/readyz")
     alone = await lonely.get("/ready")
 
     resources = report.pop("resources")
@@ -99,6 +83,8 @@ async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: G
         "services": {"triton": {"ok": True, "detail": "ready", "url": url}},
     }
     assert json(not_ready, 503)["services"] == {"triton": {"ok": True, "detail": "not_ready", "url": url}}
+    assert json(probed, 503) == {"status": "not_ready"}
+    assert probed.headers["retry-after"] == "1"
     assert json(alone, 503)["status"] == "not_ready"
     assert alone.json()["services"]["triton"]["ok"] is False
     assert alone.headers["retry-after"] == "1"
@@ -190,28 +176,6 @@ async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pyt
                     await time.skip(1)
 
 
-async def test_a_model_whose_process_has_died_is_told() -> None:
-    """At once how often calls have met it, then that its requests are rejected; Triton says that it is ready."""
-    fake = FakeTriton()
-    fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
-
-    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
-
-        async def told() -> tuple[dict[str, int], dict[str, int]]:
-            report = (await client.get("/health")).json()
-            return report["model_deaths"], report["failing_models"]
-
-        first, _ = await told()
-        assert (await client.post("/detect", content=SCENE)).status_code == 503
-        deaths, _ = await told()
-        assert deaths["tiny"] > first.get("tiny", 0)
-        for _ in range(5):
-            assert (await client.post("/detect", content=SCENE)).status_code == 503
-        with time_of_app() as time:
-            while (await told())[1] != {"tiny": 1}:
-                await time.skip(1)
-
-
 async def test_the_limits_are_those_in_force() -> None:
     fake = FakeTriton()
     given = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
@@ -260,14 +224,6 @@ async def test_metrics_that_cannot_be_read_tell_of_no_gpu(text: bytes, status: i
             assert json(await client.get("/health"))["gpu"] == {"in_use": False, "devices": []}
 
 
-@pytest.mark.parametrize(("kind", "gpu"), [("KIND_GPU", True), ("KIND_CPU", False)])
-async def test_the_device_is_that_of_the_default_model(kind: str, *, gpu: bool) -> None:
-    fake = FakeTriton()
-    fake.config = {**CONFIG, "instance_group": [{"kind": kind}]}
-    async with gateway_to(fake) as (client, _):
-        assert json(await client.get("/health"))["gpu"]["in_use"] is gpu
-
-
 async def test_a_model_without_an_adapter_is_unhealthy(log: list[CapturedCall]) -> None:
     fake = FakeTriton()
     fake.config = {**CONFIG, "output": []}
@@ -290,20 +246,8 @@ async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncC
     assert log[-1].kwargs["detail"] == "Triton does not answer"
 
 
-async def test_asking_for_health_changes_nothing() -> None:
-    """The report has the version of today; whether an inference may be cancelled depends on the connection alone."""
-    fake = FakeTriton()
-    async with gateway_to(fake) as (client, triton):
-        assert await eventually(lambda: triton.server == ServerInfo("2.51.0"))
-        fake.version = "2.59.1"
-
-        assert json(await client.get("/health"))["tritons"][0]["version"] == "2.59.1"
-        assert triton.server == ServerInfo("2.51.0")
-
-
 @asynccontextmanager
 async def gateway_to(fake: FakeTriton) -> AsyncIterator[tuple[httpx.AsyncClient, TritonClient]]:
-    """Serve a fake as it is, and run an application on it; yields a client of that, and its Triton client."""
     async with open_world(fake, mode="inline") as world:
         app = application.build(lambda: nullcontext((world.pool, world.pipeline, METRICS)), DEPLOYMENT)
         async with started(app) as client:

@@ -5,13 +5,11 @@ from typing import Any
 
 import grpc
 import httpx
-import msgspec
-import pytest
 
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes.triton import CONFIG, FakeTriton, serving
-from tests.support import REPOSITORY, SCENE, json, sample_image, started
+from tests.support import REPOSITORY, SCENE, json, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -88,13 +86,6 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     assert models["b"]["state"] == "not_ready"
 
 
-async def test_a_model_that_can_be_pulled_says_how(gateway: Gateway) -> None:
-    _, client = gateway
-
-    listed = by_name(json(await client.get("/models")))["yolo11n"]
-    assert listed["detail"] == "get it with `nereid pull yolo11n` or `./just pull yolo11n`, then restart Triton"
-
-
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
     """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
     listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
@@ -122,22 +113,3 @@ async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gatewa
         response = await one.get("/models")
         assert json(response, 503)["code"] == "triton_unavailable"
         assert response.headers["retry-after"] == "1"
-
-
-@pytest.mark.usefixtures("triton")
-async def test_a_model_that_was_not_pulled_says_how(settings: Settings, tmp_path: Path) -> None:
-    """A listed model that Triton does not have is a 404 with the command that gets it, and is in the list."""
-    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
-    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[never_pulled]"), encoding="utf-8")
-    changed = msgspec.structs.replace(settings, model_repository=str(tmp_path), classify_model="never_pulled")
-    async with started(create_app(changed)) as client:
-        response = await client.post("/predict/never_pulled", content=sample_image("chelsea.jpg"))
-        by_default = await client.post("/classify", content=sample_image("chelsea.jpg"))
-        models = by_name(json(await client.get("/models")))
-
-    assert "./just pull never_pulled" in json(response, 404)["detail"]
-    assert "./just pull never_pulled" in json(by_default, 404)["detail"]
-    assert models["never_pulled"]["state"] == "not_pulled"
-    assert models["yolo11n"]["state"] == "ready"
-    assert models["yolo11n"]["classes"][15] == "cat"
-    assert models["yolo11n"]["licence"].startswith("AGPL-3.0")

@@ -1,15 +1,11 @@
 """GET /: the page for browsers, or a description of the service for programs; and the files of the page."""
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, get_args
 
-import msgspec
 from litestar import Request, Response, get
-from litestar.di import NamedDependency
 from litestar.exceptions import NotFoundException
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIType, Schema
 from litestar.params import FromPath
 from litestar.types import ASGIApp
@@ -18,8 +14,8 @@ from app import __version__
 from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
-from app.api.documentation.openapi import ContentOperation
+from app.api.dependencies import Worker
+from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
 from app.model.heads import TASKS, Head
@@ -57,53 +53,27 @@ _ENDPOINTS = {
 }
 
 
-class Backend(msgspec.Struct, frozen=True):
-    """The backend of the models. `gpu_available` is true if the default model is known to run on a GPU."""
-
-    name: Literal["triton"]
-    gpu_available: bool
-
-
-class ServiceDescription(msgspec.Struct, frozen=True):
-    """The service, its endpoints and its default models."""
-
-    service: str
-    status: Literal["running"]
-    version: str
-    api_version: str
-    endpoints: dict[str, str]
-    """Paths by purpose."""
-    models: dict[str, str]
-    """The default model of each task."""
-    backend: Backend
-
-
-@dataclass
-class _Operation(ContentOperation):
-    """Adds the page to the operation that describes the service."""
-
-    contents: ClassVar = {HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, unless it is off")}
-
-
-_DESCRIPTION = {200: ResponseSpec(ServiceDescription, description="The service", generate_examples=False)}
-
-
-@get("/", summary="The service, or a page to try it", operation_class=_Operation, responses=_DESCRIPTION)
-async def root(request: Request[Any, Any, Any], worker: NamedDependency[WorkerResources]) -> Response[Any]:
+@get(
+    "/",
+    summary="The service, or a page to try it",
+    operation_class=with_contents({HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, if it is on")}),
+    responses=describe(200, dict[str, Any], "The service"),
+)
+async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
     pipeline = worker.pipeline
     spec = worker.tritons.cached(pipeline.default_model)
-    description = ServiceDescription(
-        service="Nereid",
-        status="running",
-        version=__version__,
-        api_version=API_VERSION,
-        endpoints=_ENDPOINTS,
-        models={task: pipeline.default_for(task) for task in TASKS},
-        backend=Backend("triton", spec is not None and spec.device == "gpu"),
-    )
+    description = {
+        "service": "Nereid",
+        "status": "running",
+        "version": __version__,
+        "api_version": API_VERSION,
+        "endpoints": _ENDPOINTS,
+        "models": {task: pipeline.default_for(task) for task in TASKS},
+        "backend": {"name": "triton", "gpu_available": spec is not None and spec.device == "gpu"},
+    }
     return Response(description, media_type=JSON, headers={"Vary": "Accept"})
 
 

@@ -52,6 +52,7 @@ async def test_a_model_on_a_gpu_is_described() -> None:
     fake.config = {**CONFIG, "instance_group": [{"kind": "KIND_GPU"}]}
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
         assert json(await client.get("/"))["backend"]["gpu_available"] is True
+        assert json(await client.get("/health"))["gpu"]["in_use"] is True
 
 
 async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:

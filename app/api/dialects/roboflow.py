@@ -1,6 +1,6 @@
-"""The routes of Roboflow, and their responses.
+"""The dialect of Roboflow: its inference server (v1) and its hosted API (v0), both used by `inference-sdk`.
 
-Source: roboflow/inference, inference/core/entities/responses/inference.py and server_state.py.
+Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inference/core/entities/, inference_sdk/http/client.py.
 """
 
 import re
@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -19,11 +18,13 @@ from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import to_boxes, to_scores
+from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
+from app.api.batch.answer import BatchAnswer
+from app.api.batch.body import ParsedBatch, split_images
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
 from app.api.detect import handle_image
 from app.api.dialects.dialect import (
     AnyRequest,
@@ -34,18 +35,19 @@ from app.api.dialects.dialect import (
     detectors,
     find_detector,
     receive_text,
-    require_all,
 )
-from app.api.dialects.roboflow.body import InferenceBody, parse_members, parse_v0
 from app.api.parameters.parse import check_model_name, split_classes
-from app.api.receiving.body import ParsedBody
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, kind_of, parse_document, parse_multipart
+from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
-from app.errors import UnknownModel
+from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
 from app.model.spec import ModelSpec
+from app.pipeline.batch_request import Image
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
 
-_CONFIDENCE = 0.4
-_IOU = 0.3
+_EXAMPLE = '{"model_id": "yolo11n/1", "image": {"type": "base64", "value": "..."}}'
+_DEFAULTS = DetectOptions(None, 0.4, None, MAX_DETECTIONS, lowers_iou=True, default_iou=0.3)
+"""Those of Roboflow's server. The IoU applies only to models that need suppression."""
 _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
 
@@ -74,56 +76,137 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
 
 
 class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
-    confidence: Fraction | Usual = _CONFIDENCE
+    confidence: Fraction | Usual = _DEFAULTS.confidence
     iou_threshold: Fraction | None = None
     class_filter: str | None = None
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
+    visualize_predictions: bool = False
+    """Whether the response has pictures; only the body can ask for them."""
     url: str | None = None
     """The URL of the image."""
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return _options(
-            self.reference, self.confidence, split_classes(self.class_filter), self.max_detections, self.iou_threshold
-        )._replace(agnostic=self.class_agnostic_nms)
+        model, version = self.reference
+        return _DEFAULTS._replace(
+            model=model,
+            version=version,
+            confidence=_to_number(self.confidence),
+            classes=split_classes(self.class_filter) or None,  # a client without a filter sends an empty list
+            max_detections=min(self.max_detections, MAX_DETECTIONS),
+            iou=self.iou_threshold,
+            agnostic=self.class_agnostic_nms,
+        )
 
 
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
-    confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _CONFIDENCE
+    confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _DEFAULTS.confidence
     """A fraction below 1, otherwise a percentage."""
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
     """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     format: str = "json"
-    image: str | None = None
+    url: str | None = msgspec.field(default=None, name="image")
     """The URL of the image."""
-
-    @property
-    def address(self) -> str | None:
-        """The URL of the image; None if the body contains the image."""
-        return self.image or None
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        confidence = self.confidence if isinstance(self.confidence, str) else _to_fraction(self.confidence)
-        iou = None if self.overlap is None else _to_fraction(self.overlap)
-        return _options((self.model, self.version), confidence, split_classes(self.classes), self.max_detections, iou)
+        return _DEFAULTS._replace(
+            model=self.model,
+            version=self.version,
+            confidence=_to_fraction(_to_number(self.confidence)),
+            classes=split_classes(self.classes),
+            max_detections=min(self.max_detections, MAX_DETECTIONS),
+            iou=None if self.overlap is None else _to_fraction(self.overlap),
+        )
+
+
+class _Image(msgspec.Struct):
+    type: str
+    value: str
+
+
+class _InferenceBody:
+    """Parser of the body of one request to `/infer/object_detection`."""
+
+    def __init__(self) -> None:
+        self.is_list = False
+        """Whether the images are a list; the response is then also a list."""
+        self.drawn: list[bytes] = []
+        """The images to draw detections on; empty unless the request asks for pictures."""
+        self._draws = False
+
+    def parse(self, data: bytes, content_type: str, kind: type[_V1Parameters]) -> ParsedBatch:
+        """Parse the body; a body without a type is an image. Pictures can be drawn of all images unless some are URLs."""
+        images: list[Image] = [data]
+        pairs: list[tuple[str, str]] = []
+        if content_type:
+            if media_type(content_type) not in {JSON, URLENCODED}:
+                raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
+            content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
+            self._draws = ("visualize_predictions", "true") in pairs
+            self.is_list = kind_of(content) == "a list"
+            try:
+                given = [msgspec.json.decode(item, type=_Image) for item in (split_images(content) if self.is_list else [content])]
+            except JSON_ERRORS as error:
+                raise MalformedRequest(f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'") from error
+            if not given:
+                raise MalformedRequest("the list of images is empty")
+            if len(given) == 1 and given[0].type == "url" and given[0].value.strip():
+                return ParsedBatch([], [], [*pairs, ("url", given[0].value)])
+            images = [_decode(image) for image in given]
+        if self._draws:
+            self.drawn = [image for image in images if isinstance(image, bytes)]
+            if len(self.drawn) < len(images):
+                raise InvalidParameter("visualize_predictions: of several images, all must be of the type 'base64'")
+        return ParsedBatch(images, [None] * len(images), pairs)
+
+
+def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBody:
+    """Parse a body that is an image: the field `file` of a form, the encoded image itself, or base64.
+
+    Base64 is declared as JSON or URL-encoded.
+    """
+    declared = media_type(content_type)
+    if declared == MULTIPART:
+        parsed = parse_multipart(data, content_type)
+        return parsed._replace(parameters=[("image" if name == "url" else name, value) for name, value in parsed.parameters])
+    if declared in {JSON, URLENCODED} and data.isascii():
+        return ParsedBody(decode_base64(data.decode()), [])
+    return ParsedBody(data, [])
+
+
+def _decode(image: _Image) -> Image:
+    match image.type:
+        case "base64":
+            if decoded := decode_base64(image.value):
+                return decoded
+            raise MalformedRequest("the image is empty")
+        case "url":
+            return image.value
+    raise MalformedRequest(
+        f"images of the type {image.type[:64]!r} are not supported; send 'base64' or 'url'", repeats_request=True
+    )
 
 
 @get("/model/registry")
-async def list_models(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
     return {"models": [to_description(spec) for spec in await detectors(request, worker)]}
 
 
 @ModelRoute("/model/add", takes="text", key_in="body")
-async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, Any]:
+async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors; the requested one comes first, under the client's id for it."""
-    received = await receive_text(request, worker, _ModelParameters, lambda data, *_: ParsedBody(b"", parse_members(data)[1]))
+
+    def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
+        return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")[1])
+
+    received = await receive_text(request, worker, _ModelParameters, parse)
     wanted = received.wanted
     spec = await find_detector(worker, *wanted.reference, received.call)
     others = await detectors(request, worker)
@@ -131,13 +214,13 @@ async def add_model(request: AnyRequest, worker: NamedDependency[WorkerResources
 
 
 @ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
-async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
-    body = InferenceBody()
+    body = _InferenceBody()
     context = context_of(request.scope)
 
-    async def respond(results: list[Detections | Exception], _: _V1Parameters, call: CallContext) -> ASGIResponse:
-        found = require_all(results)
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
+        found = answer.all()
 
         def describe(pictures: Sequence[bytes] = ()) -> object:
             ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
@@ -156,27 +239,19 @@ async def infer(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 
 
 @ModelRoute(_V0, key_in="query")
-async def infer_v0(
-    request: AnyRequest, worker: NamedDependency[WorkerResources], model: FromPath[str], version: FromPath[int]
-) -> ASGIResponse:
+async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], version: FromPath[int]) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
-    async def respond_json(given: ResponseInput[Detections]) -> JsonResponse:
+    async def respond(given: ResponseInput[Detections]) -> ASGIResponse:
+        if given.wanted.format == "image":
+            return await drawn.IMAGE.respond(given)
+        if given.wanted.format == "image_and_json":
+            describe = partial(describe_v0, given)
+            return await drawn.respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe)
         return JsonResponse(msgspec.json.encode(describe_v0(given)))
 
-    async def respond_both(given: ResponseInput[Detections]) -> ASGIResponse:
-        images = [(given.image, given.found)]
-        return await drawn.respond_with_pictures(given.pipeline, given.call, images, partial(describe_v0, given))
-
-    formats = {"image": drawn.IMAGE.respond, "image_and_json": respond_both}
-    return await handle_image(
-        request,
-        worker,
-        _V0Parameters,
-        [("model", model), ("version", str(version))],
-        parse=parse_v0,
-        choose=lambda wanted, *_: formats.get(wanted.format, respond_json),
-    )
+    in_path = [("model", model), ("version", str(version))]
+    return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, choose=lambda *_: respond)
 
 
 def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:
@@ -186,14 +261,7 @@ def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()
 
 
 def to_inference(found: Detections, id_: str, milliseconds: float, picture: bytes | None = None) -> dict[str, Any]:
-    """Convert the detections in an image, by descending confidence; centre and size in pixels of the upright image.
-
-    Args:
-        found: The detections.
-        id_: The `inference_id`.
-        milliseconds: Duration of the request so far.
-        picture: The picture with the objects drawn on it, if it is wanted.
-    """
+    """Convert the detections in an image, by descending confidence; centre and size in pixels of the upright image."""
     predictions = [
         {
             "x": x,
@@ -201,13 +269,11 @@ def to_inference(found: Detections, id_: str, milliseconds: float, picture: byte
             "width": width,
             "height": height,
             "confidence": score,
-            "class": found.spec.class_name(class_id),
+            "class": name,
             "class_id": class_id,
             "detection_id": _random_uuid(),
         }
-        for (x, y, width, height), score, class_id in zip(
-            to_boxes(found, "cxcywh"), to_scores(found.scores), found.class_ids.tolist(), strict=True
-        )
+        for (x, y, width, height), score, class_id, name in objects(found, "cxcywh")
     ]
     return {
         "inference_id": id_,
@@ -241,21 +307,8 @@ def write_error(problem: Problem) -> dict[str, Any]:
     return {"status": problem.status, "message": problem.detail}
 
 
-def _options(
-    reference: tuple[str | None, int | None], confidence: float | Usual, classes: list[str] | None, most: int, iou: float | None
-) -> DetectOptions:
-    """Make options with the defaults of Roboflow's server. The default IoU applies only to models that need suppression."""
-    model, version = reference
-    return DetectOptions(
-        model,
-        _CONFIDENCE if isinstance(confidence, str) else confidence,
-        classes,
-        min(most, MAX_DETECTIONS),
-        iou,
-        version=version,
-        lowers_iou=True,
-        default_iou=_IOU,
-    )
+def _to_number(confidence: float | Usual) -> float:
+    return _DEFAULTS.confidence if isinstance(confidence, str) else confidence
 
 
 def _to_fraction(number: float) -> float:

@@ -58,11 +58,7 @@ class Control(NamedTuple):
 
 @lru_cache(maxsize=64)  # a project sends the same configuration with each request
 def read(config: str) -> Sequence[Control]:
-    """Return the controls for rectangles on the first image that has such controls.
-
-    Raises:
-        MalformedRequest: The configuration is not well formed, too long, or has a document type.
-    """
+    """Return the controls for rectangles on the first image that has such controls; raise MalformedRequest if it cannot be read."""
     if len(config) > MAX_CHARACTERS:
         raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
     if "<!DOCTYPE" in config:  # excludes custom entities and external references

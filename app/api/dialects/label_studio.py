@@ -1,22 +1,27 @@
-"""The routes of Label Studio, and their responses."""
+"""The dialect of Label Studio's ML backends: predicts rectangles for the tasks of a project.
+
+Source: label_studio/ml/api_connector.py (the client; `MLApi._prep_prediction_req`) and models.py of Label Studio; the server in
+label_studio_ml/api.py and response.py of label-studio-ml-backend.
+"""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from litestar import get, post
-from litestar.di import NamedDependency
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse, LargeResponse
-from app.api.batch.body import ParsedBatch
+from app.api.batch.answer import BatchAnswer
+from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
 from app.api.caller.check import require_key
 from app.api.context import context_of
-from app.api.dependencies import WorkerResources
+from app.api.dependencies import Worker
+from app.api.dialects import labeling_config
 from app.api.dialects.dialect import (
     AnyRequest,
     ConfidenceParameters,
@@ -26,16 +31,22 @@ from app.api.dialects.dialect import (
     find_detector,
     receive_text,
 )
-from app.api.dialects.label_studio import tasks
-from app.api.dialects.label_studio.labeling_config import DEFAULT_THRESHOLD, Control
-from app.api.receiving.body import ParsedBody
+from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, decode_json
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
-from app.errors import GatewayError, ModelNotReady
+from app.errors import GatewayError, MalformedRequest, ModelNotReady, UrlNotAllowed
 from app.model.reference import refer_to
+from app.pipeline.batch_request import Image
 from app.pipeline.call import CallContext, Detections
+from app.remote.address import TrustedOrigin, is_address
 from app.resilience.lease import Lease
 
+_UNNAMED = "$undefined$"
+"""Key of data that was imported into Label Studio without a name."""
+_JPEG = "/9j/"
+"""Prefix of a JPEG in base64, which must not be taken for a path."""
+_EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
 _USER_AGENT = b"heartex/"
 """Prefix of Label Studio's `User-Agent`."""
 _PERCENT_DIGITS = 4
@@ -45,12 +56,84 @@ _REGION_BYTES = 1500
 """Memory of one region, as an object and in the response."""
 
 
+class _Prediction(msgspec.Struct, frozen=True):
+    tasks: ImageList
+    label_config: str
+
+
+class _Setup(msgspec.Struct, frozen=True):
+    label_config: str | None = msgspec.field(default=None, name="schema")
+
+
+def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) -> tuple[list[Image], Sequence[Control]]:
+    """Return the images of the tasks, of too many only the first, and the controls to fill in, which are all for one `Image`.
+
+    `origin` is Label Studio's.
+    """
+    prediction = decode_json(data, content_type, _Prediction, _EXAMPLE)
+    tasks = items_of(prediction.tasks)
+    if not tasks:
+        raise MalformedRequest(f"there are no tasks; expected {_EXAMPLE}")
+    controls = labeling_config.read(prediction.label_config)
+    if not controls:
+        raise MalformedRequest("the labeling configuration has no RectangleLabels for an Image with a value such as $image")
+    kind = _task_type(controls[0].key)
+    return [_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls
+
+
+def _read_setup(data: bytes, content_type: str) -> Sequence[Control]:
+    """Parse a setup request; return the controls of the project, which may be empty."""
+    config = decode_json(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
+    return labeling_config.read(config) if config else ()
+
+
+@lru_cache(maxsize=64)
+def _task_type(key: str) -> type[Any]:
+    """Make the type of a task with its image at a key. It is a Struct, which ignores any number of other keys."""
+    names = {"image": key, "unnamed": _UNNAMED}
+    fields = [(field, str | None, None) for field in names if field == "image" or key != _UNNAMED]
+    try:
+        data = msgspec.defstruct("_Data", fields, rename=names)
+    except ValueError as error:  # not a valid JSON name
+        raise MalformedRequest("the Image of the labeling configuration has a value that is not supported") from error
+    return msgspec.defstruct("_Task", [("data", data)])
+
+
+def _to_image(task: msgspec.Raw, kind: type[Any], origin: TrustedOrigin | None) -> Image:
+    """Return the decoded image or its URL. Return, not raise, the error if there is neither."""
+    try:
+        values = msgspec.structs.astuple(msgspec.json.decode(task, type=kind).data)
+    except JSON_ERRORS:
+        values = ()
+    text = next(filter(None, values), "").strip()
+    if not text:
+        return MalformedRequest("the task has no image where the labeling configuration says")
+    if is_address(text) or (text.startswith("/") and not text.startswith(_JPEG)):
+        return _to_address(text, origin)
+    try:
+        return decode_base64(text) or MalformedRequest("the image is empty")
+    except MalformedRequest:
+        return MalformedRequest("the image is neither an address nor base64")
+
+
+def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
+    """Return the URL of an image in Label Studio, or any other text unchanged: it is checked later like any URL."""
+    if origin is not None:
+        try:
+            return origin.parse(text) or text
+        except UrlNotAllowed as error:
+            return error
+    if text.startswith("/"):
+        return UrlNotAllowed("the image is in Label Studio, and NEREID_LABEL_STUDIO_URL does not say where")
+    return text
+
+
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = DEFAULT_THRESHOLD
 
 
 @get("/health")
-async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
+async def health(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Report whether the default model is ready."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     if not await worker.is_ready():
@@ -59,11 +142,11 @@ async def health(request: AnyRequest, worker: NamedDependency[WorkerResources]) 
 
 
 @ModelRoute("/setup", takes="text", key_in="query")
-async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> dict[str, str]:
+async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-        return ParsedBody(b"", _model_of(tasks.read_setup(data, content_type)))
+        return ParsedBody(b"", _model_of(_read_setup(data, content_type)))
 
     received = await receive_text(request, worker, _Parameters, parse)
     spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
@@ -71,7 +154,7 @@ async def setup(request: AnyRequest, worker: NamedDependency[WorkerResources]) -
 
 
 @ModelRoute("/predict", takes="images", key_in="query")
-async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources]) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in the images of tasks.
 
     If there are too many tasks, only the first one gets a prediction; Label Studio then requests each task separately.
@@ -79,15 +162,15 @@ async def predict(request: AnyRequest, worker: NamedDependency[WorkerResources])
     controls: list[Control] = []
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
-        images, found = tasks.read_tasks(data, content_type, worker.pipeline.fetcher.origin)
+        images, found = _read_tasks(data, content_type, worker.pipeline.fetcher.origin)
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
         timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
         pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    async def respond(found: list[Detections | Exception], _: _Parameters, call: CallContext) -> ASGIResponse:
-        pipeline = worker.pipeline
+    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
+        pipeline, found = worker.pipeline, answer.all_or_errors()
         regions = sum(len(each.scores) for each in found if not isinstance(each, Exception)) * len(controls)
         if regions <= _FEW_REGIONS and len(found) == 1:
             return JsonResponse(_describe(found, controls))
@@ -126,12 +209,7 @@ def to_prediction(
 ) -> dict[str, Any]:
     """Convert the detections in an image to regions, in percent of it, for the classes that the project has labels for.
 
-    Label Studio logs an entry without `result` and continues with the next one.
-
-    Args:
-        found: The detections, or the error of the image.
-        controls: The controls of the project.
-        labels: For each control, its labels by class name.
+    Label Studio logs an entry without `result` and continues with the next one. `labels` are those of each control by class name.
     """
     if isinstance(found, Exception):
         return {"error": found.detail if isinstance(found, GatewayError) else "the failure has been logged"}
