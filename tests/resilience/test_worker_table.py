@@ -233,11 +233,11 @@ class Workers(Machine):
         """By row, kind and key; also of workers that have ended."""
         self.names: dict[str, str] = {}
         """Names by alias."""
-        self.start()
+        self.begin()
 
     @precondition(lambda self: len(self.living) < 4)
     @rule()
-    def start(self) -> None:
+    def begin(self) -> None:
         """A worker takes the first free row, continues the counters in it, and starts everything else anew."""
         worker = Worker(min(set(range(1, 5)) - self.living.keys()))
         self.living[worker.row] = worker

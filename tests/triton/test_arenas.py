@@ -53,7 +53,7 @@ class Triton:
             await self.answers.wait()
         finally:
             self.registering.remove(arena.region)
-        if self.manner == "reject":
+        if self.manner == "reject" and arena.region not in self.mapped:
             raise GatewayError("no such file")
         if self.manner != "be gone":
             self.mapped[arena.region] = arena.name
@@ -155,6 +155,7 @@ class Arenas(Machine):
     def begin_call(self, image: Image, number: int) -> None:
         """A Triton that was restarted has to map the arena again, or gets the tensor inline."""
         triton, regions = self.tritons[number], self.regions[number]
+        slot = None
         try:
             slot = self.transport.find(regions, image.buffer.slot)
             if slot is not None and slot.arena.region not in triton.mapped:
@@ -168,6 +169,7 @@ class Arenas(Machine):
                     slot = None
         except TritonUnavailable:
             assert self.mode == "shm" or triton.manner in {"be gone", "lose answers"}
+            assert slot is None or slot.arena in regions
             return
         call = Call(triton, slot, self.loop.create_future())
         triton.read += [slot.arena.region] if slot else []
@@ -267,7 +269,7 @@ class Arenas(Machine):
         """No request waits for a Triton for longer than a moment, unless none can do without."""
         self.skip(seconds)
         assert self.mode == "shm" or all(asking.done() for asking in self.asking)
-        self.start(self.transport.refresh())
+        _ = self.start(self.transport.refresh())
 
     @invariant()
     def nothing_is_mixed_up(self) -> None:
