@@ -147,6 +147,13 @@ class Arenas(Machine):
     def ask(self, size: int, less: int, images: int, stays: bool) -> None:  # noqa: FBT001
         self.asking += [self.start(self.request(size, size - less, stays=stays)) for _ in range(images)]
 
+    def settle(self) -> None:
+        """Let requests go on for as long as they may need, and forget those that have ended."""
+        for _ in range(5):
+            if not all(asking.done() for asking in self.asking):
+                self.call(lambda: None)
+        self.asking = [asking for asking in self.asking if not asking.done() or (not asking.cancelled() and asking.result())]
+
     @precondition(lambda self: self.images)
     @rule(data=st.data(), number=TRITONS)
     def send(self, data: st.DataObject, number: int) -> None:
@@ -268,12 +275,13 @@ class Arenas(Machine):
     def let_pass(self, seconds: float) -> None:
         """No request waits for a Triton for longer than a moment, unless none can do without."""
         self.skip(seconds)
+        self.settle()
         assert self.mode == "shm" or all(asking.done() for asking in self.asking)
         _ = self.start(self.transport.refresh())
 
     @invariant()
     def nothing_is_mixed_up(self) -> None:
-        self.asking = [asking for asking in self.asking if not asking.done() or (not asking.cancelled() and asking.result())]
+        self.settle()
         assert not self.asking or "hang" in {triton.manner for triton in self.tritons}
         assert not [fault for triton in self.tritons for fault in triton.faults]
         for image in self.images:
@@ -294,6 +302,7 @@ class Arenas(Machine):
                 self.end_request(image)
             self.let_pass(61)
             self.ask(size, 0, SLOTS + 1, stays=True)
+            self.settle()
             assert sum(image.buffer.slot is not None for image in self.images) == SLOTS
             assert self.transport.count_slots()[1] == SLOTS
         assert not any(regions.silent_until for regions in self.regions)

@@ -286,19 +286,6 @@ async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, secon
     assert fake.requests[0].parameters["timeout"].int64_param == 1
 
 
-async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
-    """The caller must know whether Triton survives cancellation."""
-    fake, client = fake_triton
-    fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=30))
-    assert await eventually(lambda: bool(fake.requests))
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-    assert await eventually(lambda: fake.cancelled == 1)
-
-
 async def test_a_lost_connection_ends_inferences() -> None:
     fake = FakeTriton()
     fake.may_answer.clear()
@@ -309,19 +296,6 @@ async def test_a_lost_connection_ends_inferences() -> None:
     with pytest.raises(Disconnected):
         await asyncio.wait_for(asking, 60)
     await client.close()
-
-
-async def test_an_inference_may_wait_for_a_connection() -> None:
-    """With `waits_for_connection`, the RPC is sent as soon as there is a connection."""
-    fake, port = FakeTriton(), free_port()
-    client = TritonClient(f"127.0.0.1:{port}")
-    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=5, waits_for_connection=True))
-    with pytest.raises(Unreachable):
-        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
-    assert not asking.done()
-    async with serving(fake, port):
-        assert (await asking).version == "1"
-        await client.close()
 
 
 @pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
