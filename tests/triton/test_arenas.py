@@ -165,6 +165,7 @@ class Arenas(Machine):
         slot = None
         try:
             slot = self.transport.find(regions, image.buffer.slot)
+            assert slot is None or slot.arena in regions
             if slot is not None and slot.arena.region not in triton.mapped:
                 assert slot.arena.region in triton.forgotten
                 again = self.start(regions.add_again(slot.arena))
@@ -327,4 +328,4 @@ class Arenas(Machine):
 
 
 def test_arenas_of_a_worker() -> None:
-    check(Arenas, runs=40, steps=40)
+    check(Arenas, runs=60, steps=40)
