@@ -46,11 +46,13 @@ class Machine(RuleBasedStateMachine):
         self.patch.setattr(self.loop, "time", self.clock)
         self.loop.set_default_executor(_Immediately())
         self._tables: list[WorkerTable] = []
+        self._has_table = False
 
     def open_tables(self, workers: int) -> list[WorkerTable]:
         """Open the table of a new host in so many workers."""
         self.patch.setenv(TABLE_VARIABLE, "")
         worker_table.create()
+        self._has_table = True
         self._tables = [WorkerTable() for _ in range(workers)]
         return self._tables
 
@@ -94,7 +96,7 @@ class Machine(RuleBasedStateMachine):
             self.loop.close()
             for table in self._tables:
                 table.close()
-            if self._tables:
+            if self._has_table:
                 os.close(int(os.environ[TABLE_VARIABLE]))
             self.patch.undo()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady, TritonUnavailable
+from app.errors import GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import batcher as batcher_module
 from app.pipeline.batch import Batch, Call, PendingImage
@@ -34,15 +34,11 @@ class Calls:
         self._served = ModelOnServer(server)
         self.batches: list[list[int]] = []
         """The numbers of the images of each call, in order."""
-        self.most_at_once = 0
         self.may_answer = asyncio.Event()
         self.poison: dict[int, GatewayError] = {}
         """Errors by the number of the image that causes them; they fail the whole batch."""
         self.missing_rows = 0
         """Number of rows missing in the answer to a batch."""
-        self.abandoned: list[tuple[int, bool]] = []
-        """Number of each image that left without a result, and whether it was in a call."""
-        self._running = 0
 
     def find(self, _: ModelSpec) -> ModelOnServer | None:
         return self._served if self._served.calls < self.max_calls else None
@@ -50,20 +46,14 @@ class Calls:
     async def infer(self, batch: Batch, _: InFlightCall) -> list[InferResult]:
         numbers = [int(tensor[0]) for tensor in batch.tensors]
         self.batches.append(numbers)
-        self._running += 1
-        self.most_at_once = max(self.most_at_once, self._running)
-        try:
-            await self.may_answer.wait()
-        finally:
-            self._running -= 1
+        await self.may_answer.wait()
         for number in numbers:
             if number in self.poison:
                 raise self.poison[number]
         rows = numbers[self.missing_rows :] if len(numbers) > 1 else numbers
         return InferResult({"output0": np.array(rows, np.float32)[:, None]}, "1").split(batch.spec, len(numbers))
 
-    def abandon(self, image: PendingImage, call: Call | None) -> None:
-        self.abandoned.append((int(image.buffer.tensor[0]), call is not None))
+    def abandon(self, image: PendingImage, call: Call | None) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -73,39 +63,30 @@ class Setup:
         self.calls = Calls(max_calls)
         self.batcher = self.make_batcher()
         self.timings: list[Timing] = []
-        self.released: list[int] = []
-        """Numbers of the images whose permits were released."""
         self._numbers = count()
 
     def make_batcher(self) -> Batcher:
         calls: Any = self.calls
         return Batcher(calls)
 
-    def start(
-        self, images: int = 1, *, seconds: float = 30, spec: ModelSpec = SPEC, version: int | None = None
-    ) -> list[asyncio.Task[float]]:
+    def start(self, images: int = 1, *, version: int | None = None) -> list[asyncio.Task[float]]:
         """Start requests; their results are the numbers of their images, from 0."""
-        return [asyncio.ensure_future(self._infer(next(self._numbers), seconds, spec, version)) for _ in range(images)]
+        return [asyncio.ensure_future(self._infer(next(self._numbers), version)) for _ in range(images)]
 
-    async def _infer(self, number: int, seconds: float, spec: ModelSpec, version: int | None) -> float:
+    async def _infer(self, number: int, version: int | None) -> float:
         timing = Timing()
         self.timings.append(timing)
         buffer: Any = SimpleNamespace(slot=None, tensor=np.array([number], np.uint8))
-        call = CallContext(Deadline.after(seconds), timing, f"id{number}").pinned_to(version)
+        call = CallContext(Deadline.after(30), timing, f"id{number}").pinned_to(version)
         with Lease() as permit:
-            permit.on_release(lambda: self.released.append(number))
             as_permit: Any = permit
-            result = await self.batcher.run(PendingImage(spec, buffer, call, as_permit))
+            result = await self.batcher.run(PendingImage(SPEC, buffer, call, as_permit))
             return float(result.outputs["output0"][0, 0])
 
 
 async def turns() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-async def gather(*asking: asyncio.Task[float]) -> list[float]:
-    return list(await asyncio.gather(*asking))
 
 
 @pytest.fixture
@@ -118,16 +99,6 @@ async def setup() -> AsyncIterator[Setup]:
     assert not made.batcher.tasks
 
 
-async def test_a_lone_image_waits_for_nothing(setup: Setup) -> None:
-    (asking,) = setup.start()
-    await asyncio.sleep(0)
-    assert setup.batcher.calls == 1
-    setup.calls.may_answer.set()
-
-    assert await asking == 0
-    assert setup.calls.batches == [[0]]
-
-
 async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> None:
     """They are sent when the call ends, in order of arrival, up to the model's batch size; each gets its own result."""
     asking = setup.start(8)
@@ -138,19 +109,6 @@ async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> Non
 
     assert await asyncio.gather(*asking) == list(range(8))
     assert setup.calls.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
-    assert setup.calls.most_at_once == 1
-
-
-async def test_as_many_calls_as_are_allowed() -> None:
-    setup = Setup(max_calls=3)
-    asking = setup.start(5)
-    await turns()
-    assert setup.calls.batches == [[0], [1], [2]]
-    setup.calls.max_calls = 1
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*asking) == list(range(5))
-    assert setup.calls.batches == [[0], [1], [2], [3, 4]]
 
 
 async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
@@ -161,54 +119,6 @@ async def test_a_caller_learns_how_many_went_together(setup: Setup) -> None:
 
     assert 'batch;desc="1";dur=' in setup.timings[0].server_timing()
     assert all('batch;desc="3";dur=' in timing.server_timing() for timing in setup.timings[1:])
-
-
-async def test_who_leaves_while_waiting_is_taken_out(setup: Setup) -> None:
-    """Triton does not get its image, and its permit is released immediately."""
-    asking = setup.start(4)
-    await turns()
-    asking[2].cancel()
-    await turns()
-    assert setup.released == [2]
-    setup.calls.may_answer.set()
-
-    assert await gather(asking[0], asking[1], asking[3]) == [0, 1, 3]
-    assert setup.calls.batches == [[0], [1, 3]]
-    assert setup.calls.abandoned == [(2, False)]
-
-
-async def test_each_image_has_its_own_deadline(setup: Setup) -> None:
-    asking = [*setup.start(), *setup.start(seconds=0.05), *setup.start()]
-    with pytest.raises(DeadlinePassed, match="did not answer in time"):
-        await asking[1]
-    setup.calls.may_answer.set()
-    assert await gather(asking[0], asking[2]) == [0, 2]
-    setup.calls.may_answer.clear()
-    asking = [*setup.start(), *setup.start(2), *setup.start(seconds=0.05)]
-    await turns()
-    setup.calls.max_calls = 2
-    asking += setup.start()
-    with pytest.raises(DeadlinePassed):
-        await asking[3]
-    assert (6, True) in setup.calls.abandoned
-    setup.calls.may_answer.set()
-
-    assert await gather(asking[0], asking[1], asking[2], asking[4]) == [3, 4, 5, 7]
-
-
-async def test_an_abandoned_call_does_not_stop_the_others(setup: Setup) -> None:
-    """It may never end, and remains in `tasks` until it does."""
-    (hanging,) = setup.start()
-    waiting = setup.start(2)
-    await turns()
-    hanging.cancel()
-    await turns()
-    assert setup.calls.batches == [[0], [1, 2]]
-    assert setup.batcher.calls == 1
-    assert len(setup.batcher.tasks) == 2
-    setup.calls.may_answer.set()
-
-    assert await asyncio.gather(*waiting) == [1, 2]
 
 
 async def test_a_version_that_has_gone_fails_alone(setup: Setup) -> None:
@@ -229,20 +139,6 @@ async def test_a_model_that_has_gone_fails_at_once(setup: Setup) -> None:
 
     assert [isinstance(answer, ModelNotReady) for answer in answers] == [False, True, True, True]
     assert setup.calls.batches == [[0], [1, 2, 3]]
-
-
-@pytest.mark.parametrize("error", [InferenceFailed("no"), InvalidModelOutput("no")])
-async def test_one_image_fails_alone(setup: Setup, error: GatewayError) -> None:
-    """The other images of its batch are retried alone, and get their results."""
-    setup.calls.poison[2] = error
-    asking = setup.start(6)
-    await turns()
-    setup.calls.may_answer.set()
-    results = await asyncio.gather(*asking, return_exceptions=True)
-
-    assert results[:2] + results[3:] == [0, 1, 3, 4, 5]
-    assert type(results[2]) is type(error)
-    assert setup.calls.batches == [[0], [1, 2, 3, 4], [1], [2], [3], [4], [5]]
 
 
 async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:

@@ -76,21 +76,6 @@ async def until_busy(world: World, number: int) -> None:
         await world.infer()
 
 
-async def test_both_get_calls_and_images_wait_only_while_both_are_busy(world: World) -> None:
-    """Each has one call at a time; images that wait leave together."""
-    world.hold()
-    asking = [asyncio.ensure_future(world.infer()) for _ in range(6)]
-    assert await eventually(lambda: world.running == [1, 1])
-    await world.round_trip()
-    assert [fake.batches for fake in world.fakes] == [[1], [1]]
-    world.let_answer()
-    await asyncio.gather(*asking)
-
-    assert sum(fake.images for fake in world.fakes) == 6
-    assert sum(len(fake.requests) for fake in world.fakes) == 3
-    assert [fake.most_running for fake in world.fakes] == [1, 1]
-
-
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED, POISON, FULL, NOT_LOADED, GONE])
 async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: Refusal) -> None:
     """No caller gets an error, however many calls fail, because a retry at another Triton needs no budget."""
@@ -295,56 +280,12 @@ async def test_one_that_cannot_register_again_costs_nobody_an_answer(world: Worl
     assert world.usable == [is_usable, True]
 
 
-@SHARED
-async def test_slots_that_a_lost_triton_may_read_are_not_used_again(world: World) -> None:
-    """The other Triton reads the same slots until it has answered. Then the arena is removed."""
-    await until_busy(world, 0)
-    await until_busy(world, 1)
-    (region,) = world.fakes[1].regions
-    world.fake.next_refusals = [BROKEN]
-    while world.fake.next_refusals:
-        await world.infer()
-
-    assert await eventually(lambda: region not in world.fakes[1].regions)
-    assert await world.errors(10) == []
-    assert await eventually(lambda: len(world.fakes[1].regions) == 1)
-    assert await world.errors(20) == []
-    assert "shared_memory_region" in world.fakes[1].requests[-1].inputs[0].parameters
-
-
-@pytest.mark.parametrize("cancelled", [1, pytest.param(0, marks=SHARED)])
-async def test_only_a_call_that_reads_no_slot_is_cancelled(world: World, cancelled: int) -> None:
-    """A call is inline if Triton has not mapped the arena, even if the image is in a slot."""
-    await world.set_version("2.59.1")
-    world.hold()
-    await world.give_up()
-    await world.round_trip()
-    assert await eventually(lambda: sum(fake.cancelled for fake in world.fakes) == cancelled)
-    await world.settle()
-
-    assert sum(fake.cancelled for fake in world.fakes) == cancelled
-
-
 @pytest.mark.world(mode="shm")
 async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(world: World) -> None:
     world.fakes[1].accepts_regions = False
 
     assert await world.errors(30) == []
     assert (world.fake.images, world.fakes[1].images) == (30, 0)
-
-
-async def test_images_that_wait_leave_when_a_triton_comes_back(world: World) -> None:
-    """`send` is called regularly, because no ending call and no new image triggers it."""
-    world.hold()
-    asking = [asyncio.ensure_future(world.infer()) for _ in range(3)]
-    assert await eventually(lambda: world.running == [1, 1])
-    world.pool.servers[0].model("tiny").calls = 0
-    world.batchers.send()
-    assert await eventually(lambda: sum(world.running) == 3)
-    world.let_answer()
-
-    world.pool.servers[0].model("tiny").calls = 2
-    await asyncio.gather(*asking)
 
 
 async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:

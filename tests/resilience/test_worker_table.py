@@ -3,34 +3,29 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
 from app.resilience.worker_table import TableView, WorkerTable
-from tests.fakes.clock import Clock
+from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
-# A worker: it counts five requests, says so, and lives until its stdin is closed.
+# A worker: it counts five requests, its event loop runs three times, it says so, and lives until its stdin is closed.
 WORKER = """
 import sys
 from app.resilience.worker_table import WorkerTable
 table = WorkerTable()
-table.add(table.column("requests"), 5)
-print("counted", flush=True)
-sys.stdin.read()
-"""
-
-# A worker whose event loop has run three times.
-BEATING_WORKER = """
-import sys
-from app.resilience.worker_table import WorkerTable
-table = WorkerTable()
+for counted in (table.column, table.counter):
+    table.add(counted("requests"), 5)
 for _ in range(3):
     table.beat()
-print("beating", flush=True)
+print("counted", flush=True)
 sys.stdin.read()
 """
 
@@ -77,13 +72,13 @@ except OSError as error:
 
 
 @contextmanager
-def running_worker(script: str = WORKER) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a worker that has done its work, which is to count five requests unless another script is given."""
+def running_worker() -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a worker that has counted."""
     descriptor = int(os.environ[TABLE_VARIABLE])
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", WORKER]
     with subprocess.Popen(command, cwd=ROOT, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
-        assert worker.stdout.readline() in {b"counted\n", b"beating\n"}
+        assert worker.stdout.readline() == b"counted\n"
         yield worker
         worker.kill()
 
@@ -94,41 +89,6 @@ def output(script: str) -> list[str]:
     return subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-
-
-def test_all_workers_see_the_sum(open_table: OpenTable) -> None:
-    """Each worker writes its own cell, and all of them read the total and the single values."""
-    first, second = open_table(), open_table()
-    column = first.column("requests")
-    first.add(column, 3)
-    first.add(column, -1)
-    second.set(second.column("requests"), 5)
-
-    assert (first.workers, second.workers) == (2, 2)
-    assert first.total(column) == second.total(second.column("requests")) == 7
-    assert sorted(first.values(column)) == [2, 5]
-
-
-def test_a_key_has_the_same_column_in_all_workers(open_table: OpenTable) -> None:
-    """The column depends on the key alone, not on the order in which workers ask for keys."""
-    first, second = open_table(), open_table()
-    columns = {key: first.column(key) for key in ("a", "b", "c")}
-
-    assert {key: second.column(key) for key in ("c", "b", "a")} == columns
-    assert len(set(columns.values())) == 3
-    assert second.column("d") not in columns.values()
-
-
-def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
-    first, second = open_table(), open_table()
-    first.gauge("größe")
-    second.gauge("b")
-    second.counter("b")
-    second.column("c")
-
-    assert first.gauges() == second.gauges() == ["größe", "b"]
-    assert first.counters() == second.counters() == ["b"]
-    assert len({first.counter("b"), second.counter("b"), first.gauge("b"), first.column("b")}) == 3
 
 
 def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
@@ -156,147 +116,22 @@ def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
     assert len(set(columns)) == 4_000
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.resilience.worker_table")
-
-
-@pytest.mark.usefixtures("clock")
-def test_an_alias_is_the_same_in_all_workers(open_table: OpenTable) -> None:
-    first, second = open_table(), open_table()
-    a, b = first.alias("a"), second.alias("b")
-
-    assert a == second.alias("a") != b == first.alias("b")
-    assert first.aliases() == second.aliases()
-    assert (first.aliases()[a], first.aliases()[b]) == ("a", "b")
-
-
-def test_the_columns_of_a_name_that_has_gone_are_used_again(open_table: OpenTable, clock: Clock) -> None:
-    """What was counted can still be read for ten minutes; then it is no more, in no worker."""
-    first, second = open_table(), open_table()
-    for worker in (first, second):
-        worker.add(worker.counter(f"calls {worker.alias('a')}"), 5)
-    gone = first.alias("a")
-    for worker in (first, second):
-        worker.keep_aliases(["b"])
-    assert second.alias("b") != gone
-    assert second.total_ever(second.counter(f"calls {gone}")) == 10
-    clock.now += 601
-    assert first.alias("c") == second.alias("c") == gone
-
-    assert second.aliases()[gone] == "c"
-    assert second.total_ever(second.counter(f"calls {gone}")) == 0
-
-
-def test_a_name_that_comes_back_goes_on(open_table: OpenTable, clock: Clock) -> None:
+def test_a_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
+    """Also one that takes the row of a killed one. Counters go on, without any help of the one that was killed."""
     own = open_table()
-    alias = own.alias("a")
-    own.add(own.counter(f"calls {alias}"), 5)
-    own.keep_aliases([])
-    clock.now += 601
-
-    assert own.alias("a") == alias
-    assert own.total_ever(own.counter(f"calls {alias}")) == 5
-
-
-def test_the_columns_of_a_name_that_another_worker_uses_stay(open_table: OpenTable, clock: Clock) -> None:
-    """It may not have noticed yet that the name has gone; one that was killed will not."""
-    own, late = open_table(), WorkerTable()
-    alias = late.alias("a")
-    assert own.alias("a") == alias
-    own.keep_aliases([])
-    clock.now += 10_000
-    late.add(late.counter(f"calls {alias}"), 1)
-    assert own.alias("b") != alias
-    assert own.total_ever(own.counter(f"calls {alias}")) == 1
-    late.close()
-
-    assert own.alias("c") == alias
-
-
-@pytest.mark.usefixtures("clock")
-def test_more_names_than_aliases(table: WorkerTable) -> None:
-    """Those that find none share one that has no name; once others are gone, their aliases are taken at once."""
-    aliases = [table.alias(str(number)) for number in range(300)]
-    assert len(set(aliases)) == 256
-    assert table.aliases()[aliases[299]] == ""
-    table.keep_aliases({"299"})
-
-    assert table.alias("300") in set(aliases[:255])
-
-
-def test_counters_of_killed_workers_count(open_table: OpenTable) -> None:
-    own = open_table()
-    column = own.counter("requests")
-    own.add(column, 1)
-    with running_worker(WORKER.replace("table.column", "table.counter")) as worker:
-        assert own.total_ever(column) == 6
-        worker.kill()
-        worker.wait()
-    assert own.total_ever(column) == 6
-    following = open_table()
-    following.add(following.counter("requests"), 1)
-
-    assert own.total_ever(column) == 7
-
-
-def test_a_worker_that_was_killed_does_not_count(open_table: OpenTable) -> None:
-    """Its requests are forgotten at the next refresh, without any help of its own."""
-    own = open_table()
-    column = own.column("requests")
-    own.add(column, 1)
-    with running_worker() as worker:
-        own.refresh()
-        assert (own.workers, own.total(column)) == (2, 6)
-        worker.kill()
-        worker.wait()
-        own.refresh()
-
-        assert (own.workers, own.total(column)) == (1, 1)
-
-
-def test_a_worker_that_starts_is_counted_at_once(open_table: OpenTable) -> None:
-    """Also one in another process, and one that takes the row of a killed one: limits of the host hold from its start."""
-    own = open_table()
-    column = own.column("requests")
-    for _ in range(2):
+    column, counter = own.column("requests"), own.counter("requests")
+    for killed in (1, 2):
         with running_worker():
-            assert own.total(column) == 5
-            assert own.workers == 2
+            assert (own.total(column), own.workers) == (5, 2)
         own.refresh()
-        assert own.workers == 1
+
+        assert (own.total(column), own.workers) == (0, 1)
+        assert own.total_ever(counter) == 5 * killed
 
 
 def test_workers_inherit_the_table_through_fork() -> None:
     """Each child that Granian forks has a row of its own, although all inherit one descriptor."""
     assert output(PARENT) == ["4 [0, 1, 2, 3] 6", "1 [0]"]
-
-
-def test_a_closed_table_gives_its_row_back(open_table: OpenTable) -> None:
-    own = open_table()
-    for _ in range(600):
-        WorkerTable().close()
-    own.refresh()
-
-    assert own.workers == 1
-
-
-def test_what_is_counted_after_the_end_counts_nowhere(open_table: OpenTable) -> None:
-    """A thread may end after its worker has given its row to another worker."""
-    own, ending = open_table(), WorkerTable()
-    column = own.column("requests")
-    ending.add(ending.column("requests"), 1)
-    ending.close()
-    following = open_table()
-    ending.add(column, -1)
-    ending.set(column, 7)
-
-    ending.add(ending.column("another key"), 7)
-    ending.add(ending.counter("another key"), 7)
-
-    assert own.total(column) == following.total(column) == 0
-    assert own.total(own.column("another key")) == own.total_ever(own.counter("another key")) == 0
-    assert ending.workers == 1
 
 
 def test_more_workers_than_rows_are_an_error() -> None:
@@ -344,23 +179,173 @@ def view(open_table: OpenTable) -> Iterator[TableView]:  # noqa: ARG001 - it cre
     view.close()
 
 
-def test_beats_are_those_of_living_workers(view: TableView) -> None:
-    """They are counted by process; those of a worker that was killed are forgotten at once."""
+def test_beats_are_those_of_living_workers(view: TableView, open_table: OpenTable) -> None:
+    """They are counted by process. The next worker in a row gets neither the beats nor the process id of one that was killed."""
     assert view.beats() == {}
-    with running_worker(BEATING_WORKER) as first, running_worker(BEATING_WORKER) as second:
+    with running_worker() as first, running_worker() as second:
         assert view.beats() == {first.pid: 3, second.pid: 3}
         first.kill()
         first.wait()
-
         assert view.beats() == {second.pid: 3}
-
-
-def test_the_next_worker_starts_without_beats(view: TableView, open_table: OpenTable) -> None:
-    """It takes the row of one that was killed, but not its beats nor its process id."""
-    with running_worker(BEATING_WORKER):
-        pass
     own = open_table()
     assert os.getpid() not in view.beats()
     own.beat()
 
     assert view.beats() == {os.getpid(): 1}
+
+
+KINDS = st.sampled_from(["counter", "gauge", "column"])
+NAMES = ("a", "b", "c", "d", "e", "f")
+ALIASES = 4
+
+
+class Worker:
+    """A worker that has started, and what its table should say."""
+
+    def __init__(self, row: int) -> None:
+        self.table = WorkerTable()
+        self.row = row
+        self.uses: set[str] = set()
+        """Names whose aliases it keeps."""
+        self.overflow: set[str] = set()
+        """Names for which it found no alias."""
+        self.left: dict[str, float] = {}
+        """When it stopped using a name, by alias."""
+        self.seen: set[int] = set()
+        """Rows of the workers that it knows to live."""
+
+
+class Workers(Machine):
+    """Workers of a host start, count, name things and end; the cells of each row, by row and key, are those of the model."""
+
+    TIMED = ("app.resilience.worker_table",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch.setattr(worker_table, "_SIZE", worker_table._NAMES + ALIASES * worker_table._KEY_BYTES)  # noqa: SLF001
+        self.patch.setattr(worker_table, "_ALIASES", ALIASES)
+        self.open_tables(0)
+        self.view = TableView()
+        self.living: dict[int, Worker] = {}
+        self.ended: list[WorkerTable] = []
+        self.columns: dict[tuple[str, str], int] = {}
+        self.cells: Counter[tuple[int, str, str]] = Counter()
+        """By row, kind and key; also of workers that have ended."""
+        self.names: dict[str, str] = {}
+        """Names by alias."""
+        self.begin()
+
+    @precondition(lambda self: len(self.living) < 4)
+    @rule()
+    def begin(self) -> None:
+        """A worker takes the first free row, continues the counters in it, and starts everything else anew."""
+        worker = Worker(min(set(range(1, 5)) - self.living.keys()))
+        self.living[worker.row] = worker
+        for row, kind, key in list(self.cells):
+            if row == worker.row and kind != "counter":
+                del self.cells[row, kind, key]
+        for other in self.living.values():
+            other.seen = set(self.living)  # as soon as it looks
+
+    @precondition(lambda self: len(self.living) > 1)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        worker = self.living.pop(data.draw(st.sampled_from(sorted(self.living))))
+        worker.table.close()
+        self.ended.append(worker.table)
+
+    @rule(data=st.data())
+    def refresh(self, data: st.DataObject) -> None:
+        worker = self.any_worker(data)
+        worker.table.refresh()
+        worker.seen = set(self.living)
+        assert worker.table.is_first == (worker.row == min(self.living))
+
+    @rule(data=st.data(), kind=KINDS, key=st.sampled_from(["x", "y", "größe"]), value=st.integers(-3, 9), is_set=st.booleans())
+    def count(self, data: st.DataObject, kind: str, key: str, value: int, is_set: bool) -> None:  # noqa: FBT001
+        self.write(self.any_worker(data), kind, key, value, is_set=is_set and kind != "counter")
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data(), kind=KINDS, key=st.sampled_from(["x", "y", "größe"]), name=st.sampled_from(NAMES))
+    def count_after_the_end(self, data: st.DataObject, kind: str, key: str, name: str) -> None:
+        """A thread may end after its worker has given its row to another worker."""
+        table = data.draw(st.sampled_from(self.ended))
+        column = getattr(table, kind)(key + table.alias(name))
+        table.add(column, 1)
+        table.set(column, 7)
+        assert table.workers == 1
+
+    @rule(data=st.data(), name=st.sampled_from(NAMES), value=st.integers(1, 9))
+    def count_by_name(self, data: st.DataObject, name: str, value: int) -> None:
+        """An alias stays while any worker uses it, and ten minutes longer if another one can be had."""
+        worker, others = self.any_worker(data), self.living.values()
+        used = {alias for alias, known in self.names.items() if any(known in other.uses for other in others)}
+        lately = {alias for other in others for alias, at in other.left.items() if at > self.clock.now - 600} - used
+        worker.seen = worker.seen if name in worker.uses | worker.overflow else set(self.living)
+        alias = worker.table.alias(name)
+        if name in worker.overflow or (name not in self.names.values() and len(used) == ALIASES - 1):
+            worker.overflow.add(name)
+            assert alias not in self.names
+            return
+        if name not in self.names.values():
+            assert alias not in used
+            assert alias not in lately or len(lately) == ALIASES - 1 - len(used)
+            self.names[alias] = name
+            for cell in [cell for cell in self.cells if alias in cell[2]]:
+                del self.cells[cell]
+        assert self.names[alias] == name
+        worker.uses.add(name)
+        self.write(worker, "counter", f"calls {alias}", value)
+
+    @rule(data=st.data(), names=st.sets(st.sampled_from(NAMES)))
+    def keep(self, data: st.DataObject, names: set[str]) -> None:
+        worker = self.any_worker(data)
+        worker.table.keep_aliases(names)
+        worker.left |= {alias: self.clock.now for alias, name in self.names.items() if name in worker.uses - names}
+        worker.uses &= names
+        worker.overflow &= names
+
+    @rule(seconds=st.sampled_from([1, 500, 601]))
+    def let_pass(self, seconds: int) -> None:
+        self.skip(seconds)
+
+    @rule(data=st.data(), published=st.binary(max_size=9))
+    def publish(self, data: st.DataObject, published: bytes) -> None:
+        self.any_worker(data).table.publish(published)
+        assert self.any_worker(data).table.published() == self.view.published() == published
+
+    def any_worker(self, data: st.DataObject) -> Worker:
+        return self.living[data.draw(st.sampled_from(sorted(self.living)))]
+
+    def write(self, worker: Worker, kind: str, key: str, value: int, *, is_set: bool = False) -> None:
+        column = getattr(worker.table, kind)(key)
+        assert self.columns.setdefault((kind, key), column) == column
+        (worker.table.set if is_set else worker.table.add)(column, value)
+        self.cells[worker.row, kind, key] = value if is_set else self.cells[worker.row, kind, key] + value
+
+    @invariant()
+    def all_see_the_same(self) -> None:
+        assert len(set(self.columns.values())) == len(self.columns)
+        for worker in self.living.values():
+            worker.table.total(0)  # it notices who has started
+            assert {alias: name for alias, name in worker.table.aliases().items() if name} == self.names
+            assert worker.table.counters() == [key for kind, key in self.columns if kind == "counter"]
+            assert worker.table.gauges() == [key for kind, key in self.columns if kind == "gauge"]
+            for (kind, key), column in self.columns.items():
+                values = [self.cells[row, kind, key] for row in sorted(worker.seen)]
+                assert worker.table.values(column) == values
+                assert worker.table.total(column) == sum(values)
+                assert worker.table.own(column) == self.cells[worker.row, kind, key]
+                ever = sum(value for (_, *cell), value in self.cells.items() if cell == [kind, key])
+                assert kind != "counter" or self.view.total_ever(column) == ever
+            assert worker.table.rows() == sorted(worker.seen)
+            assert worker.table.workers == len(worker.seen)
+
+    def finish(self) -> None:
+        self.view.close()
+        for worker in self.living.values():
+            worker.table.close()
+
+
+def test_workers_of_a_host() -> None:
+    check(Workers, runs=40, steps=40)

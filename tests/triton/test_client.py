@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
-import msgspec
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as messages
 
-from app.embedded.server import EmbeddedTriton
 from app.errors import (
-    DeadlinePassed,
     GatewayError,
     InvalidModelOutput,
     ModelNotReady,
@@ -21,7 +18,6 @@ from app.errors import (
     UnknownModel,
     UnknownVersion,
 )
-from app.settings.schema import Settings
 from app.telemetry.trace_context import TraceContext
 from app.triton import client as client_module
 from app.triton.client import TritonClient
@@ -70,19 +66,6 @@ async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: s
     assert await client.read_server() == ServerInfo(version, ("statistics",))
 
 
-async def test_the_server_is_read_when_the_channel_connects() -> None:
-    """Before that, `server` is None. It is read once per connection, without any request."""
-    fake = FakeTriton()
-    async with serving(fake):
-        client = TritonClient(fake.url)
-        before = client.server, fake.server_reads
-
-        assert await eventually(lambda: client.server is not None)
-        assert before == (None, 0)
-        assert (client.server, fake.server_reads) == (ServerInfo("2.51.0"), 1)
-        await client.close()
-
-
 async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton: Fake) -> None:
     """Only a new connection changes `server`, whoever asks and when."""
     fake, client = fake_triton
@@ -126,15 +109,6 @@ async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) 
     await asyncio.wait_for(alone.close(), 10)
 
 
-async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
-    assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
-
-    assert await eventually(lambda: client.server is not None)
-    assert client.server == await client.read_server()
-    await client.close()
-
-
 async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -> None:
     """A time-out is a missed deadline of the caller only for an inference."""
     fake, client = fake_triton
@@ -169,14 +143,6 @@ async def test_a_triton_that_is_not_there_is_unavailable(alone: TritonClient, ar
             await alone.infer(SPEC, [IMAGE], timeout_seconds=5)
     assert not await alone.is_ready("tiny")
     await alone.unregister(arena.region)
-
-
-@pytest.mark.parametrize("is_ready", [True, False])
-async def test_a_model_is_ready_if_triton_says_so(fake_triton: Fake, is_ready: bool) -> None:  # noqa: FBT001
-    fake, client = fake_triton
-    fake.is_model_ready = is_ready
-
-    assert await client.is_ready("tiny") is is_ready
 
 
 async def test_the_state_of_a_model_comes_with_a_reason_of_one_line(fake_triton: Fake) -> None:
@@ -249,25 +215,6 @@ async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena:
     assert fake.regions == {arena.region} != {arena.name}
 
 
-async def test_an_arena_that_is_registered_already_is_registered(fake_triton: Fake, arena: Arena) -> None:
-    """Names are never reused, so another request has registered this arena."""
-    fake, client = fake_triton
-    await client.register(arena)
-    await client.register(arena)
-
-    assert len(fake.registrations) == 2
-
-
-async def test_a_rejected_registration_is_not_an_unavailable_triton(fake_triton: Fake, arena: Arena) -> None:
-    """Triton answers but cannot open the file, because it runs on another host."""
-    fake, client = fake_triton
-    fake.accepts_regions = False
-
-    with pytest.raises(GatewayError) as caught:
-        await client.register(arena)
-    assert not isinstance(caught.value, TritonUnavailable)
-
-
 async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed worker may have left an inference that reads the region."""
     fake, client = fake_triton
@@ -290,24 +237,6 @@ async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton:
     assert fake.still_read < 1_000_000
 
 
-async def test_an_unknown_region_is_unregistered(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    await client.unregister("region")
-
-    assert fake.regions == set()
-
-
-async def test_an_inference_carries_time_id_and_image(fake_triton: Fake) -> None:
-    """The time-out for Triton's queue is in microseconds."""
-    fake, client = fake_triton
-    await client.infer(SPEC, [IMAGE], timeout_seconds=1.5, request_id="abc")
-    (request,) = fake.requests
-
-    assert request.id == "abc"
-    assert request.parameters["timeout"].int64_param == pytest.approx(1_500_000, abs=100_000)
-    assert request.raw_input_contents[0] == IMAGE.tobytes()
-
-
 async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
     """Triton's tracing reads the trace from the metadata."""
     fake, client = fake_triton
@@ -317,48 +246,6 @@ async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -
 
     assert [metadata.get("traceparent") for metadata in fake.metadata] == [trace.traceparent, None]
     assert [metadata.get("tracestate") for metadata in fake.metadata] == ["a=1,b=2", None]
-
-
-async def test_an_inference_may_carry_several_images(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    batched = msgspec.structs.replace(SPEC, has_batch_dimension=True)
-    await client.infer(batched, list(np.zeros((3, 32, 32, 3), np.uint8)), timeout_seconds=5)
-
-    assert list(fake.requests[0].inputs[0].shape) == [3, 32, 32, 3]
-
-
-async def test_an_inference_refers_to_its_slot(fake_triton: Fake, arena: Arena) -> None:
-    fake, client = fake_triton
-    await client.register(arena)
-    slot = arena.take(IMAGE.nbytes)
-    assert slot
-    await client.infer(SPEC, [slot.array(SPEC.image_shape, np.uint8)], timeout_seconds=5, slot=slot)
-    (request,) = fake.requests
-
-    assert request.inputs[0].parameters["shared_memory_region"].string_param == arena.region
-    assert not request.raw_input_contents
-    assert arena.lent_bytes == IMAGE.nbytes
-
-
-async def test_the_outputs_are_those_that_were_returned(fake_triton: Fake) -> None:
-    """`infer` does not check whether an output is missing; `decode_outputs` does."""
-    fake, client = fake_triton
-    assert (await client.infer(SPEC, [IMAGE], timeout_seconds=5)).outputs == {}
-    fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
-    answer = await client.infer(SPEC, [IMAGE], timeout_seconds=5)
-
-    assert answer.version == "1"
-    assert answer.outputs["output0"].tolist() == np.ones((2, 6)).tolist()
-
-
-async def test_an_inconsistent_answer_is_an_invalid_output(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    fake.answer = messages.ModelInferResponse()
-    fake.answer.outputs.add(name="output0", datatype="FP32", shape=[2, 6])
-    fake.answer.raw_output_contents.append(b"1234")
-
-    with pytest.raises(InvalidModelOutput, match="output0"):
-        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
 
 
 async def test_messages_larger_than_the_default_of_grpc_pass(fake_triton: Fake) -> None:
@@ -399,27 +286,6 @@ async def test_an_inference_without_time_is_still_asked(fake_triton: Fake, secon
     assert fake.requests[0].parameters["timeout"].int64_param == 1
 
 
-async def test_a_request_that_expires_in_the_queue_has_missed_its_deadline(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    fake.refusal = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
-
-    with pytest.raises(DeadlinePassed):
-        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
-
-
-async def test_a_cancelled_inference_cancels_its_rpc(fake_triton: Fake) -> None:
-    """The caller must know whether Triton survives cancellation."""
-    fake, client = fake_triton
-    fake.may_answer.clear()
-    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=30))
-    assert await eventually(lambda: bool(fake.requests))
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-    assert await eventually(lambda: fake.cancelled == 1)
-
-
 async def test_a_lost_connection_ends_inferences() -> None:
     fake = FakeTriton()
     fake.may_answer.clear()
@@ -430,19 +296,6 @@ async def test_a_lost_connection_ends_inferences() -> None:
     with pytest.raises(Disconnected):
         await asyncio.wait_for(asking, 60)
     await client.close()
-
-
-async def test_an_inference_may_wait_for_a_connection() -> None:
-    """With `waits_for_connection`, the RPC is sent as soon as there is a connection."""
-    fake, port = FakeTriton(), free_port()
-    client = TritonClient(f"127.0.0.1:{port}")
-    asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=5, waits_for_connection=True))
-    with pytest.raises(Unreachable):
-        await client.infer(SPEC, [IMAGE], timeout_seconds=5)
-    assert not asking.done()
-    async with serving(fake, port):
-        assert (await asking).version == "1"
-        await client.close()
 
 
 @pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
@@ -493,14 +346,6 @@ async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
         assert not await client.is_ready("tiny")
         assert client.server is None
         await client.close()
-
-
-async def test_regions_are_listed_with_their_files(fake_triton: Fake, arena: Arena) -> None:
-    fake, client = fake_triton
-    fake.regions, fake.keys = {"theirs"}, {"theirs": "/file"}
-    await client.register(arena)
-
-    assert await client.list_regions() == {arena.region: arena.name, "theirs": "file"}
 
 
 @pytest.mark.faults

@@ -86,19 +86,6 @@ def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clo
     assert served.speed == pytest.approx(10)
 
 
-def test_a_call_counts_until_it_has_ended(served: ModelOnServer) -> None:
-    """Images count until the call has ended; the call itself counts only while a request waits for it."""
-    in_flight, other = InFlightCall(served, 3), InFlightCall(served, 2)
-    assert (served.calls, served.images) == (2, 5)
-    in_flight.leave()
-    in_flight.leave()
-    assert (served.calls, served.images) == (1, 5)
-    in_flight.end()
-    other.end()
-
-    assert (served.calls, served.images) == (0, 0)
-
-
 def test_a_call_that_moves_counts_at_the_other_triton(served: ModelOnServer, clock: Clock) -> None:
     other = ModelOnServer(_NO_SERVER)
     in_flight = InFlightCall(served, 3)

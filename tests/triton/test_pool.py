@@ -20,7 +20,6 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
-from app.triton.server_info import ModelState
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
@@ -186,16 +185,6 @@ async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
     assert two.pool.parallel_images(SPEC) == 4
 
 
-async def test_a_triton_gets_no_more_calls_than_it_may_have(two: Two) -> None:
-    """If all Tritons have their maximum, images wait."""
-    await ask_both(two)
-    two.servers[0].model("tiny").begin(1)
-    assert await found_at(two) == {1}
-    two.servers[1].model("tiny").begin(1)
-
-    assert two.pool.find(SPEC, one_call) is None
-
-
 async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
     """If no other Triton works, calls are made nevertheless, because their errors are the answers."""
     await ask_both(two)
@@ -263,14 +252,6 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
     assert await eventually(lambda: two.servers[0].specs.has("tiny"))
 
 
-async def test_the_versions_of_a_model_are_those_of_all_tritons(two: Two) -> None:
-    """Only versions that are ready are listed."""
-    two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded")]
-    two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", "")]
-
-    assert (await two.pool.list_models())["a"] == ModelState("READY", "", frozenset({"1", "3"}))
-
-
 async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
     """Both Tritons have the model. A version that neither has is unknown, even if one Triton lacks the whole model."""
     two.fakes[1].model_versions = ["1", "2"]
@@ -287,14 +268,15 @@ async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
 
 
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:
-    """A model is ready if it is ready at any Triton; a Triton that does not answer is left out."""
-    two.fakes[0].index = [("a", "1", "READY", ""), ("b", "1", "UNAVAILABLE", "no weights")]
-    two.fakes[1].index = [("b", "1", "READY", ""), ("c", "1", "UNAVAILABLE", "")]
+    """A model is ready if it is ready at any Triton, and so is a version; a Triton that does not answer is left out."""
+    two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded"), ("b", "1", "UNAVAILABLE", "no weights")]
+    two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", ""), ("b", "1", "READY", ""), ("c", "1", "UNAVAILABLE", "")]
     listed = await two.pool.list_models()
     assert {name: state.is_ready for name, state in listed.items()} == {"a": True, "b": True, "c": False}
     assert {name: state.reason for name, state in listed.items()} == {"a": "", "b": "", "c": ""}
+    assert listed["a"].versions == {"1", "3"}
     two.fakes[0].query_refusal = DOWN
-    assert (await two.pool.list_models()).keys() == {"b", "c"}
+    assert (await two.pool.list_models()).keys() == {"a", "b", "c"}
     two.fakes[1].query_refusal = DOWN
 
     with pytest.raises(TritonUnavailable):
@@ -374,12 +356,6 @@ def shares(candidates: list[ModelOnServer]) -> list[float]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     random.seed(1)
     return Clock(monkeypatch, "app.triton.model_on_server")
-
-
-def test_the_only_one_is_chosen(clock: Clock) -> None:
-    only = served(clock, 1000)
-
-    assert choose([only]) is only
 
 
 def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> None:

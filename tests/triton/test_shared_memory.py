@@ -100,37 +100,31 @@ def test_memory_outlives_the_file() -> None:
     assert array.sum() == 7 * 4096
 
 
+FULL = """
+try: Arena(32 << 20)
+except OSError as error: print(error.errno, list(SHM.iterdir()))
+made = Arena(8 * 4096)
+made.take(4096).array((4096,), np.uint8)[:] = 1
+"""
+ROOM = """
+(SHM / "theirs").write_bytes(bytes(1 << 20))
+before = room()
+made = Arena(2 << 20)
+print(before >> 20, room() >> 20)
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
-def test_a_full_dev_shm_is_an_error_not_a_crash() -> None:
-    """The memory is reserved before the first write; no file is left."""
-    script = (
-        "from app.triton.shared_memory import *\n"
-        "try: Arena(32 << 20)\n"
-        "except OSError as error: print(error.errno, list(SHM.iterdir()))\n"
-        "made = Arena(8 * 4096); made.take(4096).array((4096,), np.uint8)[:] = 1; made.close(); print('ok')"
-    )
-    command = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
+@pytest.mark.parametrize(("size", "script", "output"), [("1m", FULL, "28 []"), ("8m", ROOM, "7 7")], ids=["full", "room"])
+def test_a_small_dev_shm(size: str, script: str, output: str) -> None:
+    """The memory is reserved before the first write; if it is full, no file is left. Files of other programs take room as well."""
+    script = f"from app.triton.shared_memory import *\n{script}\nmade.close(); print('ok')"
+    command = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$0" -c "$1"'
     result = subprocess.run(
         ["unshare", "--mount", "sh", "-c", command, sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
     )
 
-    assert result.stdout == "28 []\nok\n", result.stderr
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
-def test_room_is_what_arenas_have_and_can_get() -> None:
-    """Files of other programs take room as well."""
-    script = (
-        "from app.triton.shared_memory import *\n"
-        "(SHM / 'theirs').write_bytes(bytes(1 << 20)); before = room()\n"
-        "made = Arena(2 << 20); print(before >> 20, room() >> 20); made.close()"
-    )
-    command = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$0" -c "$1"'
-    result = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command, sys.executable, script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-    assert result.stdout == "7 7\n", result.stderr
+    assert result.stdout == f"{output}\nok\n", result.stderr
 
 
 def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
-from app.triton.status import Unreachable
 from tests.fakes.clock import Clock
-from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.fakes.triton import CONFIG, FakeTriton
 from tests.support import eventually
 
 Fake = tuple[FakeTriton, TritonClient]
@@ -40,14 +39,6 @@ async def test_many_requests_read_a_spec_once(fake_triton: Fake) -> None:
 
     assert fake.config_reads == 1
     assert all(spec is read[0] for spec in read)
-
-
-async def test_each_model_has_its_own_spec(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    cache = SpecCache(client)
-    first, second = await asyncio.gather(cache.get("a"), cache.get("b"))
-
-    assert (first.name, second.name, fake.config_reads) == ("a", "b", 2)
 
 
 async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
@@ -84,28 +75,6 @@ async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Cloc
     for reference in ("tiny", "tiny:1", "tiny:9"):
         with pytest.raises(ModelNotReady, match="not loaded any more"):
             await cache.get(reference)
-
-
-async def test_a_spec_is_known_once_it_was_read(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    cache = SpecCache(client)
-    assert cache.cached("tiny") is None
-    assert fake.config_reads == 0
-    spec = await cache.get("tiny")
-
-    assert cache.cached("tiny") is spec
-
-
-async def test_a_model_that_triton_once_had_is_known(fake_triton: Fake) -> None:
-    """This is still known after the spec was forgotten."""
-    _, client = fake_triton
-    cache = SpecCache(client)
-    assert not cache.has_had("tiny")
-    await cache.get("tiny")
-    cache.forget("tiny")
-
-    assert cache.has_had("tiny")
-    assert not cache.has_had("other")
 
 
 async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Clock) -> None:
@@ -195,20 +164,6 @@ async def test_a_spec_stays_in_use_while_triton_is_not_available(
 
     assert await cache.get("tiny") is first
     assert await eventually(lambda: version_of(cache) == "2")
-
-
-async def test_a_triton_that_is_not_there_delays_nobody(clock: Clock) -> None:
-    fake = FakeTriton()
-    async with serving(fake):
-        client = TritonClient(fake.url)
-        cache = SpecCache(client)
-        first = await cache.get("tiny")
-    clock.now += 61
-    assert all([await cache.get("tiny") is first for _ in range(20)])
-    assert await eventually(lambda: not refreshing())
-
-    assert cache.cached("tiny") is first
-    await client.close()
 
 
 @pytest.mark.parametrize(
@@ -353,31 +308,9 @@ async def test_a_failure_is_not_kept(fake_triton: Fake, clock: Clock) -> None:
     assert (await cache.get("tiny")).name == "tiny"
 
 
-async def test_all_who_wait_for_a_spec_hear_of_the_failure(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    cache = SpecCache(client)
-    failures = await asyncio.gather(*(cache.get("tiny") for _ in range(20)), return_exceptions=True)
-
-    assert {type(failure) for failure in failures} == {Unreachable}
-    assert fake.config_reads == 1
-
-
 async def test_a_model_without_an_adapter_is_unsupported(fake_triton: Fake) -> None:
     fake, client = fake_triton
     fake.config = {**CONFIG, "output": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}]}
 
     with pytest.raises(UnsupportedModel, match="the tensors of tiny match no supported head"):
         await SpecCache(client).get("tiny")
-
-
-async def test_a_request_that_gives_up_does_not_stop_the_others(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    cache = SpecCache(client)
-    leaving, staying = (asyncio.ensure_future(cache.get("tiny")) for _ in range(2))
-    await asyncio.sleep(0)
-    leaving.cancel()
-
-    assert (await staying).name == "tiny"
-    assert leaving.cancelled()
-    assert fake.config_reads == 1

@@ -90,13 +90,6 @@ async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIte
     await client.close()
 
 
-async def test_nothing_is_in_use_before_it_is_needed(transport: Transport) -> None:
-    """An arena is created for the first tensor of its size."""
-    assert not transport.is_prepared(NBYTES)
-    assert not is_mapped(transport)
-    assert transport.take(NBYTES, NBYTES) is None
-
-
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
     """The arena exists and is registered."""
     fake, _ = fake_triton
@@ -124,27 +117,6 @@ async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: T
 
     assert len(own_arenas()) == len(before) + 1
     assert len(fake.registrations) == 1
-
-
-async def test_each_size_has_its_own_arena(fake_triton: Fake, transport: Transport) -> None:
-    fake, _ = fake_triton
-    await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
-    small, large = transport.take(NBYTES, NBYTES), transport.take(2 * NBYTES, 2 * NBYTES)
-
-    assert small
-    assert large
-    assert {small.arena.region, large.arena.region} == fake.regions
-    assert large.arena.nbytes == 2 * small.arena.nbytes
-
-
-async def test_without_a_free_slot_the_tensor_travels_inline(monkeypatch: pytest.MonkeyPatch, transport: Transport) -> None:
-    monkeypatch.setattr(shared_memory, "SLOTS", 1)
-    slot = await taken(transport)
-    assert slot
-    assert await taken(transport) is None
-    slot.free()
-
-    assert await taken(transport) == slot
 
 
 async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Transport) -> None:
@@ -194,16 +166,6 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
 
 
 @pytest.mark.usefixtures("_room_for_two")
-async def test_a_new_size_may_take_the_place_of_several(fake_triton: Fake, transport: Transport) -> None:
-    fake, _ = fake_triton
-    for nbytes in (NBYTES - 1, NBYTES - 2):
-        await prepared(transport, nbytes, 10)
-    large = await prepared(transport, 2 * NBYTES)
-
-    assert fake.regions == {large.region}
-
-
-@pytest.mark.usefixtures("_room_for_two")
 async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arenas that are in use or were used recently are not removed."""
     lent, used = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2)
@@ -222,37 +184,6 @@ async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Tra
     assert transport.take(NBYTES - 3, NBYTES - 3)
     assert (SHM / lent.name).exists()
     assert not (SHM / used.name).exists()
-
-
-@pytest.mark.usefixtures("_room_for_two")
-async def test_sizes_that_are_prepared_at_once_share_the_room(fake_triton: Fake, transport: Transport) -> None:
-    """Arenas that are being created count."""
-    fake, _ = fake_triton
-    await asyncio.gather(*(transport.prepare(NBYTES - less) for less in range(4)))
-
-    assert len(fake.regions) == 2
-
-
-@pytest.mark.usefixtures("_room_for_two")
-async def test_what_could_not_be_created_takes_no_room(
-    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton does not answer, or /dev/shm is full."""
-    fake, _ = fake_triton
-    before = own_arenas()
-    fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    for less in range(5):
-        await transport.prepare(NBYTES - less)
-    assert await eventually(lambda: own_arenas() == before)
-    fake.refusal = None
-    with monkeypatch.context() as patch:
-        patch.setattr(transport_module, "Arena", raise_out_of_space)
-        await transport.prepare(NBYTES)
-    now = monotonic() + 30
-    monkeypatch.setattr(transport_module, "monotonic", lambda: now)
-
-    made = [await prepared(transport, NBYTES - less) for less in range(2)]
-    assert fake.regions == {arena.region for arena in made}
 
 
 async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,25 +237,6 @@ async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None
     await transport.refresh()
 
     assert (SHM / only.name).exists()
-
-
-async def test_triton_forgets_an_arena_before_its_file_is_removed(
-    fake_triton: Fake, transport: Transport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the worker is killed in between, the next worker finds the file, and lets Triton unmap it."""
-    _, client = fake_triton
-    old = await prepared(transport, NBYTES - 1, 100)
-    await prepared(transport, NBYTES)
-    existed = []
-
-    async def unregister(region: str) -> None:
-        existed.append((region, (SHM / old.name).exists()))
-
-    monkeypatch.setattr(client, "unregister", unregister)
-    await transport.refresh()
-
-    assert existed == [(old.region, True)]
-    assert not (SHM / old.name).exists()
 
 
 async def test_inline_creates_no_arena(fake_triton: Fake) -> None:
@@ -391,21 +303,8 @@ async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake,
     assert await taken(transport)
 
 
-async def test_a_region_that_was_forgotten_is_registered_again(fake_triton: Fake, transport: Transport) -> None:
-    """Triton was restarted; the arena stays in use."""
-    fake, _ = fake_triton
-    slot = await taken(transport)
-    assert slot
-    fake.regions.clear()
-
-    assert await transport.regions[0].add_again(slot.arena)
-    assert fake.regions == {slot.arena.region}
-    assert is_mapped(transport)
-    assert await taken(transport)
-
-
 async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
-    """Requests in progress send their tensors inline; the next `prepare` removes the arena."""
+    """Requests in progress send their tensors inline, even if another one registers it; the next `prepare` removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -413,61 +312,17 @@ async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_
     fake.accepts_regions = False
 
     assert not await transport.regions[0].add_again(slot.arena)
+    fake.accepts_regions = True
+    assert await transport.regions[0].add_again(slot.arena)
     assert not is_mapped(transport)
     assert not transport.is_prepared(NBYTES)
     assert transport.take(NBYTES, NBYTES) is None
     assert (SHM / slot.arena.name).exists()
     await transport.prepare(NBYTES)
     assert await eventually(lambda: not (SHM / slot.arena.name).exists())
+    assert fake.regions == set()
     assert transport.is_prepared(NBYTES)
     assert transport.take(NBYTES, NBYTES) is None
-
-
-async def test_an_unavailable_triton_does_not_give_a_region_up(fake_triton: Fake, transport: Transport) -> None:
-    """The request fails, but the arena stays in use, because Triton has not rejected it."""
-    fake, _ = fake_triton
-    slot = await taken(transport)
-    assert slot
-    fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
-    with pytest.raises(TritonUnavailable):
-        await transport.regions[0].add_again(slot.arena)
-
-    assert is_mapped(transport)
-    assert await taken(transport)
-
-
-async def test_one_registration_does_not_undo_the_refusal_of_another(fake_triton: Fake, transport: Transport) -> None:
-    """Two requests register the arena again. After one rejection, the arena is removed."""
-    fake, _ = fake_triton
-    slot = await taken(transport)
-    assert slot
-    fake.regions.clear()
-    fake.accepts_regions = False
-    assert not await transport.regions[0].add_again(slot.arena)
-    fake.accepts_regions = True
-    assert await transport.regions[0].add_again(slot.arena)
-    assert not is_mapped(transport)
-    await transport.prepare(NBYTES)
-
-    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
-    assert fake.regions == set()
-
-
-async def test_registration_belongs_to_the_transport(fake_triton: Fake, transport: Transport) -> None:
-    """A rejection at one transport does not affect the other."""
-    fake, client = fake_triton
-    other = transport_to(client)
-    first, second = await taken(transport), await taken(other)
-    assert first
-    assert second
-    fake.regions.clear()
-    fake.accepts_regions = False
-    await transport.regions[0].add_again(first.arena)
-
-    assert (is_mapped(transport), is_mapped(other)) == (False, True)
-    assert not await other.regions[0].add_again(first.arena)
-    assert is_mapped(other)
-    await other.close()
 
 
 @pytest.fixture
@@ -484,65 +339,6 @@ async def two_tritons(
         yield fakes, regions, transport
         await transport.close()
         await clients[1].close()
-
-
-async def test_one_of_two_tritons_maps_the_arenas(
-    two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
-) -> None:
-    """The other Triton is on another host, and gets tensors inline."""
-    fakes, regions, transport = two_tritons
-    fakes[1].accepts_regions = False
-    slot = await taken(transport)
-    assert slot is not None
-
-    assert [transport.maps_memory(one) for one in regions] == [True, False]
-    assert [transport.find(one, slot) for one in regions] == [slot, None]
-    assert is_mapped(transport)
-    assert transport.is_prepared(NBYTES)
-    await transport.refresh()
-    assert [len(fake.registrations) for fake in fakes] == [1, 1]
-
-
-async def test_a_triton_that_hangs_delays_no_slot(
-    two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
-) -> None:
-    """This Triton gets tensors inline until it has mapped the arena."""
-    fakes, regions, transport = two_tritons
-    fakes[0].may_map.clear()
-    async with asyncio.timeout(10):
-        slot = await taken(transport)
-    assert [transport.find(one, slot) for one in regions] == [None, slot]
-    fakes[0].may_map.set()
-
-    assert await eventually(lambda: transport.find(regions[0], slot) is slot)
-    assert len(fakes[0].regions) == 1
-
-
-async def test_a_triton_that_does_not_answer_delays_no_request_of_another(
-    two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is asked again in the background, and gets slots when it answers."""
-    fakes, regions, transport = two_tritons
-    clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
-    monkeypatch.setattr(transport_module, "_PATIENCE_SECONDS", 0.2)
-    before = set(own_arenas())  # others, which are idle, may be removed meanwhile
-    fakes[1].accepts_regions = False
-    for asked in (1, 2):
-        fakes[0].may_map.clear()
-        fakes[0].refusal = None
-        async with asyncio.timeout(10):
-            assert await taken(transport) is None
-        assert await eventually(lambda asked=asked: [len(fake.registrations) for fake in fakes] == [asked, asked])  # type: ignore[misc]
-        fakes[0].refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # as after a time-out
-        fakes[0].may_map.set()
-        assert await eventually(lambda: bool(regions[0].silent_until) and set(own_arenas()) <= before)
-        clock.now += 30
-    fakes[0].refusal = None
-    assert await taken(transport) is None
-
-    assert await eventually(lambda: transport.is_prepared(NBYTES) and is_mapped(transport))
-    assert not regions[0].silent_until
-    assert await taken(transport)
 
 
 async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
@@ -564,69 +360,6 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
 
     assert len(fakes[1].registrations) == 1
     assert [call.kwargs["triton"] for call in log] == [fakes[1].url]
-
-
-@pytest.mark.parametrize("is_abandoned", [False, True])
-async def test_a_triton_that_comes_later_maps_the_arenas_and_one_that_goes_unmaps_them(
-    fake_triton: Fake,
-    is_abandoned: bool,  # noqa: FBT001
-) -> None:
-    """Also an arena that is not used any more, while another Triton may read its slots."""
-    fake, client = fake_triton
-    transport = Transport("auto")
-    assert transport.is_prepared(NBYTES)
-    later = FakeTriton()
-    async with serving(later):
-        first, second = Regions(client), Regions(TritonClient(later.url))
-        transport.attach(first)
-        slot = await taken(transport)
-        assert slot is not None
-        transport.attach(second)
-        assert await eventually(lambda: later.regions == fake.regions == {slot.arena.region})
-        if is_abandoned:
-            transport.abandon(slot.arena)
-        await transport.detach(first)
-        assert fake.regions == set()
-        assert transport.find(second, slot) is slot
-        await transport.close()
-        assert later.regions == set()
-
-
-async def test_a_slot_in_an_abandoned_arena_is_readable_until_it_is_free(
-    two_tritons: tuple[list[FakeTriton], list[Regions], Transport],
-) -> None:
-    """A working Triton may read the slot, even if another Triton never ends its call."""
-    fakes, regions, transport = two_tritons
-    slot = await taken(transport)
-    await transport.prepare(2 * NBYTES)
-    later = transport.take(2 * NBYTES, 2 * NBYTES)
-    assert slot is not None
-    assert later is not None
-    assert await eventually(lambda: all(len(fake.regions) == 2 for fake in fakes))
-    transport.abandon(slot.arena)
-    assert slot.arena.take(NBYTES) is None  # as by a thread that found the arena before
-    transport.abandon(later.arena)
-    later.free()
-    assert await eventually(lambda: not (SHM / later.arena.name).exists())  # by now, the other one would be gone as well
-    assert all(fake.regions == {slot.arena.region} for fake in fakes)
-    assert transport.find(regions[1], slot) is slot
-    slot.free()
-
-    assert await eventually(lambda: not any(fake.regions for fake in fakes))
-    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
-
-
-async def test_closing_removes_the_arenas_here_and_in_triton(fake_triton: Fake) -> None:
-    fake, client = fake_triton
-    before = own_arenas()
-    transport = transport_to(client)
-    await asyncio.gather(transport.prepare(NBYTES), transport.prepare(2 * NBYTES))
-    assert len(fake.regions) == 2
-    await transport.close()
-
-    assert set(own_arenas()) <= set(before)  # others, which are idle, may have been removed
-    assert fake.regions == set()
-    assert not is_mapped(transport)
 
 
 async def test_insisting_on_shared_memory_without_it_is_an_error(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -677,23 +410,6 @@ async def test_a_triton_of_another_host_keeps_what_it_has_mapped(fake_triton: Fa
     assert await taken(transport) is None
 
     assert fake.regions == {"a"}
-
-
-async def test_the_slots_of_an_abandoned_arena_are_not_used_again(fake_triton: Fake, transport: Transport) -> None:
-    """A new arena replaces the abandoned one, which is removed when its slots have been given back."""
-    fake, _ = fake_triton
-    slot = await taken(transport)
-    assert slot is not None
-    transport.abandon(slot.arena)
-    transport.abandon(slot.arena)
-    slot.free()
-    assert transport.take(NBYTES, NBYTES) is None
-    other = await taken(transport)
-
-    assert other is not None
-    assert other.arena is not slot.arena
-    assert await eventually(lambda: fake.regions == {other.arena.region})
-    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
 
 
 @pytest.mark.parametrize(("mode", "in_use"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
@@ -857,25 +573,6 @@ async def test_a_restarted_triton_may_reject_shared_memory(
         assert await regions(settings) == []
 
 
-async def test_an_arena_that_is_created_while_the_worker_ends_is_removed(fake_triton: Fake, transport: Transport) -> None:
-    """No request waits for the arena any more, but it is still being registered."""
-    fake, _ = fake_triton
-    fake.may_map.clear()
-    waiting = asyncio.ensure_future(transport.prepare(NBYTES))
-    assert await eventually(lambda: bool(fake.registrations))
-    waiting.cancel()
-    made = SHM / fake.registrations[0].key.removeprefix("/")
-    assert made.exists()
-    closing = asyncio.ensure_future(transport.close())
-    await asyncio.sleep(0)
-    fake.may_map.set()
-    await closing
-
-    assert not made.exists()
-    assert fake.keys
-    assert not fake.regions
-
-
 async def test_a_killed_worker_leaves_nothing(real_transport: Transport, settings: Settings) -> None:
     """The next worker removes the file, and lets Triton unmap the region."""
     script = """
@@ -905,19 +602,6 @@ asyncio.run(main())
 
     assert not (SHM / name).exists()
     assert name not in await regions(settings)
-
-
-async def test_a_tensor_lies_in_a_slot(transport: Transport) -> None:
-    """The slot is given back with the lease."""
-    await transport.prepare(NBYTES)
-    with Lease() as lease:
-        tensor, slot = allocated(transport, lease)
-        assert slot is not None
-        tensor[:] = 7
-        assert slot.array((NBYTES,), np.uint8).tolist() == [7] * NBYTES
-        assert slot.arena.lent_bytes == NBYTES
-
-    assert slot.arena.lent_bytes == 0
 
 
 async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transport) -> None:
@@ -953,32 +637,6 @@ async def test_without_shared_memory_a_tensor_has_memory_of_its_own() -> None:
     assert (tensor.shape, tensor.dtype) == (SHAPE, np.dtype(np.float16))
 
 
-async def test_without_a_free_slot_a_tensor_has_memory_of_its_own(transport: Transport) -> None:
-    await transport.prepare(NBYTES)
-    with Lease() as lease:
-        slots = [allocated(transport, lease).slot for _ in range(SLOTS + 1)]
-
-        assert all(slots[:-1])
-        assert slots[-1] is None
-
-
 async def test_a_missing_slot_is_an_error_where_shared_memory_is_required() -> None:
     with pytest.raises(TritonUnavailable), Lease() as lease:
         allocated(Transport("shm"), lease)
-
-
-async def test_work_that_goes_on_keeps_the_slot(transport: Transport) -> None:
-    """A decoding thread may take a slot, and write to it, even after the request has ended."""
-    await transport.prepare(NBYTES)
-    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with Lease() as lease:
-        early = allocated(transport, lease).slot
-        lease.keep_for(work)
-    late = (await asyncio.to_thread(allocated, transport, lease)).slot
-    assert early is not None
-    assert late is not None
-    assert early.arena.lent_bytes == 2 * NBYTES
-    work.set_result(None)
-    await asyncio.sleep(0)
-
-    assert early.arena.lent_bytes == 0
