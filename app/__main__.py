@@ -58,7 +58,7 @@ _KEY_HELP = (
 
 _DOCTOR_HELP = (
     "Check this machine, the settings, a running Triton and the default model, and say what to do about what is wrong. Triton gets "
-    "a few inferences of a blank image, and then up to 32 at once, for some seconds. Exit code: 0, or 1 if something does not work."
+    "a few inferences of a blank image, one by one. Exit code: 0, or 1 if something does not work."
 )
 
 
@@ -120,7 +120,6 @@ def _parser() -> argparse.ArgumentParser:
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
-            command.add_argument("--no-burst", action="store_true", help="send Triton single inferences only")
         if name == "key":
             command.description = _KEY_HELP
             command.add_argument("id", help="name of the key in the file and in the log")
@@ -211,7 +210,7 @@ def _doctor(settings: Settings, options: argparse.Namespace) -> int:
     # Imported here, because it loads gRPC, which must not be loaded in the process that forks Granian's workers.
     from app.doctor import report  # noqa: PLC0415
 
-    return report.run(settings, as_json=options.json, is_strict=options.strict, with_burst=not options.no_burst)
+    return report.run(settings, as_json=options.json, is_strict=options.strict)
 
 
 def _healthcheck(settings: Settings, _: argparse.Namespace) -> int:

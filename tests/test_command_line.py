@@ -137,7 +137,7 @@ def test_flags_precede_variables(
 
 @pytest.mark.parametrize(
     ("flags", "changed"),
-    [([], {}), (["--json"], {"as_json": True}), (["--strict"], {"is_strict": True}), (["--no-burst"], {"with_burst": False})],
+    [([], {}), (["--json"], {"as_json": True}), (["--strict"], {"is_strict": True})],
 )
 def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str], changed: dict[str, bool]) -> None:
     seen: list[dict[str, bool]] = []
@@ -149,7 +149,7 @@ def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str]
     monkeypatch.setattr("app.doctor.report.run", run)
 
     assert main(["doctor", *flags]) == 1
-    assert seen == [{"as_json": False, "is_strict": False, "with_burst": True, **changed}]
+    assert seen == [{"as_json": False, "is_strict": False, **changed}]
 
 
 @pytest.mark.parametrize(

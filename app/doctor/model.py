@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.doctor import batching, burst
+from app.doctor import batching, inference
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.embedded.launch import CONFIG_NAME
 from app.errors import GatewayError, UnsupportedModel
@@ -23,7 +23,7 @@ _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 
 
 async def examine(
-    client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
+    client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool
 ) -> tuple[list[Finding], ModelSpec | None]:
     """Examine the default model on a Triton that responds. The spec is None if the model cannot be used."""
     try:
@@ -46,7 +46,7 @@ async def examine(
         text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
         findings.append(warning("inference", text, "use Python 3.12, or a Triton of your own"))
     else:
-        measured = burst.measure(client, spec, model, file, settings.timeout_seconds, with_burst=with_burst)
+        measured = inference.measure(client, spec, model, file, settings.timeout_seconds)
         findings += [finding async for finding in measured]
     return findings, spec
 

@@ -32,16 +32,16 @@ class Report(msgspec.Struct, frozen=True):
     findings: list[Finding]
 
 
-def run(settings: Settings, *, as_json: bool, is_strict: bool, with_burst: bool) -> int:
+def run(settings: Settings, *, as_json: bool, is_strict: bool) -> int:
     """Examine everything, print a report, and return the exit code: 0, or 1 if something does not work."""
-    report = _examine(settings, with_burst=with_burst)
+    report = _examine(settings)
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else _to_text(report))
     return 1 if report.failures or (is_strict and report.warnings) else 0
 
 
-def _examine(settings: Settings, *, with_burst: bool) -> Report:
+def _examine(settings: Settings) -> Report:
     is_triton_here = any(ports.is_this_machine(host_of(address)) for address in settings.triton_addresses)
-    examined = asyncio.run(tritons.examine(settings, with_burst=with_burst))
+    examined = asyncio.run(tritons.examine(settings))
     slot_bytes = None if examined.spec is None else examined.spec.image_bytes
     findings = [
         *machine.check(settings),

@@ -7,7 +7,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from app.doctor import burst, model
+from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.load_failures import read_load_failures
@@ -46,7 +46,7 @@ class Examination(NamedTuple):
     """Spec of the default model; None if unknown."""
 
 
-async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Examination:
+async def examine(target: Target, settings: Settings) -> Examination:
     """Examine a Triton and its default model."""
     is_here = ports.is_this_machine(host_of(target.address))
     try:
@@ -65,7 +65,7 @@ async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Ex
         maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
         states, models = await _check_models(client, settings)
         state = states.get(settings.model)
-        found, spec = await model.examine(client, settings, state, is_here=is_here, with_burst=with_burst)
+        found, spec = await model.examine(client, settings, state, is_here=is_here)
         others = [name for name in states if states[name].is_ready and name != settings.model]
         dead = [finding for finding in await asyncio.gather(*(_check_process(client, name) for name in others)) if finding]
         return Examination([*findings, memory, *models, *dead, *found], maps_memory, spec)
@@ -186,7 +186,7 @@ async def _check_process(client: TritonClient, name: str) -> Finding | None:
         if spec.dtype is not None:
             await run_probe(client, spec)
     except (ModelDied, DeadlinePassed) as error:
-        return burst.failed_inference(name, error)
+        return inference.failed_inference(name, error)
     except GatewayError:  # not a model for the gateway, or not ready any more
         pass
     return None

@@ -12,7 +12,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.membership import Target, resolve
 
 
-async def examine(settings: Settings, *, with_burst: bool) -> Examination:
+async def examine(settings: Settings) -> Examination:
     """Examine each Triton and its default model."""
     targets: list[Target] = []
     unresolved: list[Finding] = []
@@ -24,7 +24,7 @@ async def examine(settings: Settings, *, with_burst: bool) -> Examination:
                 f"check {PREFIX}TRITON_ENDPOINTS, and the name in the DNS; a headless service has addresses once its pods are ready"
             )
             unresolved.append(failure("triton", f"the name in {address} cannot be resolved: {error.strerror or error}", fix))
-    examined = [await triton.examine(target, settings, with_burst=with_burst) for target in targets]
+    examined = [await triton.examine(target, settings) for target in targets]
     return Examination(
         [*unresolved, *_gather_findings(targets, examined), *_compare(settings.model, targets, examined)],
         any(one.maps_memory for one in examined),

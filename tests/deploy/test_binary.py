@@ -164,7 +164,7 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
     with running(bare.command("nereid", "api"), bare.root / "tmp", port, "readyz", **outside) as process:
         found = boxes(f"http://127.0.0.1:{port}/detect")
         assert httpx.post(f"http://127.0.0.1:{port}/detect", content=HEIC, timeout=60).status_code == 200
-        doctor = bare.run("nereid", "doctor", "--no-burst", NEREID_PORT=port, **outside)
+        doctor = bare.run("nereid", "doctor", NEREID_PORT=port, **outside)
         bench = bare.run("nereid", "bench", "quick", "--url", f"http://127.0.0.1:{port}", "--requests", "20")
         assert is_ok(f"http://127.0.0.1:{port}/docs-assets/swagger_style.css")
         assert is_ok(f"http://127.0.0.1:{port}/page-assets/page.js")

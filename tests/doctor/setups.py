@@ -83,7 +83,7 @@ class Examined(msgspec.Struct):
 
 
 def examine(settings: Settings, capsys: pytest.CaptureFixture[str], **options: bool) -> Examined:
-    chosen: dict[str, Any] = {"is_strict": False, "with_burst": False, **options}
+    chosen: dict[str, Any] = {"is_strict": False, **options}
     code = report.run(settings, as_json=True, **chosen)
     out, err = capsys.readouterr()
     assert err == ""

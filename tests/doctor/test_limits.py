@@ -37,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
     """Run the command line from a shell that has changed its limits."""
-    return run_command("sh", "-c", f'{command} "$0" -m app doctor --json --no-burst', sys.executable, **settings)[1]
+    return run_command("sh", "-c", f'{command} "$0" -m app doctor --json', sys.executable, **settings)[1]
 
 
 @pytest.mark.system

@@ -14,7 +14,7 @@ from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful, run_command
 from tests.support import REPOSITORY
 
-PREPARED = "import sys; {}; from app.__main__ import main; sys.exit(main(['doctor', '--json', '--no-burst']))"
+PREPARED = "import sys; {}; from app.__main__ import main; sys.exit(main(['doctor', '--json']))"
 
 
 def check(settings: Settings) -> dict[str, Finding]:

@@ -15,7 +15,7 @@ ALWAYS = """
 python pillow image_formats jpeg_decoder opencv model_repository api_keys timeouts transport workers open_files memory triton
 gateway
 """
-WITH_A_MODEL = "triton_version latency shared_memory models model labels batching inference burst dev_shm"
+WITH_A_MODEL = "triton_version latency shared_memory models model labels batching inference dev_shm"
 
 
 @pytest.mark.system
@@ -23,7 +23,7 @@ def test_a_good_model_gives_no_advice(
     hurting: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("app.doctor.triton._SLOW_CALL_MS", 10_000)  # this machine may be busy
-    examined = examine(hurting, capsys, with_burst=True)
+    examined = examine(hurting, capsys)
 
     assert (examined.code, examined.report.failures) == (0, 0)
     assert {finding.code for finding in examined.report.findings} >= {*ALWAYS.split(), *WITH_A_MODEL.split()}
@@ -36,7 +36,7 @@ def test_a_good_model_gives_no_advice(
 
 def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     """The JSON is for other programs."""
-    code = report.run(without_triton, as_json=True, is_strict=False, with_burst=False)
+    code = report.run(without_triton, as_json=True, is_strict=False)
     document = json.loads(capsys.readouterr().out)
     severities = [finding["severity"] for finding in document["findings"]]
 
@@ -61,7 +61,7 @@ def test_a_warning_is_exit_code_1_if_it_is_to_be(
 def test_text_is_one_line_per_finding_and_one_per_line_of_a_fix(small: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     settings = msgspec.structs.replace(small, model="unbatched")
     findings = examine(settings, capsys).report.findings
-    code = report.run(settings, as_json=False, is_strict=False, with_burst=False)
+    code = report.run(settings, as_json=False, is_strict=False)
     lines = capsys.readouterr().out.splitlines()
     start = next(
         index for index, line in enumerate(lines) if line.startswith("WARN  queue_policy: unbatched has no max_queue_size")

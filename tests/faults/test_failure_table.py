@@ -128,7 +128,7 @@ class Scene(NamedTuple):
     async def examine(self, *, sees_mounts: bool = True) -> set[str]:
         """Return what `doctor` finds, each with its code, where the gateway's mounts are seen or not."""
         enter = ["nsenter", "-t", str(self.gateway.process.pid), "--mount", f"--wd={ROOT}"] if sees_mounts else []
-        command = [*enter, sys.executable, "-m", "app", "doctor", "--json", "--no-burst"]
+        command = [*enter, sys.executable, "-m", "app", "doctor", "--json"]
         environment = {**environment_of(ROOT), **self.environment}
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE)
         report = msgspec.json.decode((await process.communicate())[0])
