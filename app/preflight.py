@@ -2,12 +2,12 @@
 
 import errno
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from app.api.caller import keys
+from app.embedded.folder import require_private
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
@@ -27,7 +27,7 @@ def require_usable(settings: Settings) -> None:
     The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError: A check failed.
+        SettingsError, KeysError, CredentialsError, RegistryError, StartError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
@@ -36,6 +36,8 @@ def require_usable(settings: Settings) -> None:
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_folder)
+    if not settings.triton_endpoints:
+        require_private(settings.triton_folder)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)
@@ -74,9 +76,8 @@ def warn_of_unreachable_triton(settings: Settings) -> None:
     """Print a warning for each address where no Triton listens; it may start later."""
     consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
     for address in settings.triton_addresses:
-        host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+            ports.connect(address, _CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
             reason = getattr(error, "strerror", None) or error
             say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")

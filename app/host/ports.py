@@ -33,6 +33,25 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
+def connect(address: str, seconds: float) -> socket.socket:
+    """Connect to a gRPC endpoint: `host:port`, `dns:///name:port` or `unix:/path`.
+
+    Raises:
+        OSError, UnicodeError: It cannot be reached.
+    """
+    if address.startswith("unix:"):
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(seconds)
+            connection.connect(address.removeprefix("unix:"))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), seconds)
+
+
 def resolve(host: str) -> str:
     """Return the IP address of a host, preferably IPv4.
 
@@ -41,11 +60,6 @@ def resolve(host: str) -> str:
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-def is_listening(pid: int, port: int) -> bool:
-    """Return whether the process with this id listens on a port."""
-    return _has_any(Path(f"/proc/{pid}"), _listeners(port))
 
 
 def holder(port: int) -> tuple[int, str] | None:

@@ -75,7 +75,6 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
         "workers": 1,
         "socket": folder / "run",
         "triton_endpoints": settings.triton_address,
-        "triton_control_key_file": settings.control_key_path,
         "model": "six_columns",
         "model_repository": settings.model_repository,
     }

@@ -41,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def run_in_shell(command: str, **settings: str) -> dict[str, Finding]:
     """Run the command line from a shell that has changed its limits."""
-    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port()), **settings}
+    environ = {**os.environ, "NEREID_TRITON_HOME": "/nowhere", "NEREID_PORT": str(free_port()), **settings}
     result = subprocess.run(
         ["sh", "-c", f'{command} "$0" -m app doctor --json --no-burst', sys.executable],
         cwd=ROOT,

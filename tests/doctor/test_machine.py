@@ -28,7 +28,7 @@ def check(settings: Settings) -> dict[str, Finding]:
 
 def run_prepared(preparation: str) -> tuple[int, dict[str, Finding]]:
     """Run the command in a process in which something was done before anything was imported."""
-    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port())}
+    environ = {**os.environ, "NEREID_TRITON_HOME": "/nowhere", "NEREID_PORT": str(free_port())}
     result = subprocess.run(
         [sys.executable, "-c", PREPARED.format(preparation)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )

@@ -16,7 +16,7 @@ from bench.harness.triton import Triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
-from tests.faults.relay import relay
+from tests.faults.relay import connect, relay
 from tests.faults.traffic import traffic
 
 pytestmark = [
@@ -114,13 +114,12 @@ def running(network: str, command: list[str], log: Path, **environment: str) -> 
 @asynccontextmanager
 async def far_triton(triton: Triton, networks: Networks, folder: Path) -> AsyncIterator[None]:
     """Make Triton reachable from the near network, over the cable."""
-    host, _, port = triton.settings.triton_address.partition(":")
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await relay((reader, writer), await asyncio.open_connection(host, int(port)))
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await relay((reader, writer), await connect(triton.address))
 
     socket = folder / "triton.sock"
-    server = await asyncio.start_unix_server(connect, socket)
+    server = await asyncio.start_unix_server(pass_on, socket)
     log = folder / "forwarder.log"
     with running(networks.far, ["-c", _FORWARDER, _ADDRESS, str(_PORT), str(socket)], log):
         yield
@@ -148,7 +147,6 @@ async def test_a_network_that_swallows_everything(
         "NEREID_SOCKET": str(socket),
         "NEREID_WORKERS": "1",
         "NEREID_TRITON_ENDPOINTS": f"{_ADDRESS}:{_PORT}",
-        "NEREID_TRITON_CONTROL_KEY_FILE": str(triton.settings.control_key_path),
         "NEREID_MODEL": "checksum",
         "NEREID_TIMEOUT_SECONDS": str(_SECONDS),
     }

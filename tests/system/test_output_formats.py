@@ -75,7 +75,7 @@ async def test_a_string_output_that_is_not_needed_does_no_harm(client: httpx.Asy
 async def triton_client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[TritonClient]:
     """A client of the real Triton."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     yield client
     await client.close()
 

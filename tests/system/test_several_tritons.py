@@ -12,10 +12,9 @@ import psutil
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.main import create_app
 from app.settings.schema import Settings
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json, started, triton_home
 
 CLIENTS = 8
 MODEL = "six_columns"
@@ -25,9 +24,9 @@ MODEL = "six_columns"
 def other(settings: Settings, tmp_path: Path) -> Iterator[tuple[Settings, EmbeddedTriton]]:
     """A second Triton, which the test may stop; it has one model, so that it starts soon."""
     shutil.copytree(Path(settings.model_repository, MODEL), tmp_path / MODEL)
-    http, grpc, metrics = find_free(3)
-    ports = {"triton_http_port": http, "triton_grpc_port": grpc, "triton_metrics_port": metrics}
-    own = msgspec.structs.replace(settings, model_repository=str(tmp_path), model=MODEL, **ports)
+    (tmp_path / "home").mkdir()
+    home = triton_home(tmp_path / "home")
+    own = msgspec.structs.replace(settings, model_repository=str(tmp_path), model=MODEL, triton_home=home)
     server = EmbeddedTriton(own)
     server.start()
     yield own, server
@@ -75,7 +74,6 @@ async def test_callers_do_not_notice_that_one_of_two_tritons_dies(
     both = msgspec.structs.replace(
         settings,
         triton_endpoints=f"{settings.triton_address}, {own.triton_address}",
-        triton_control_key_file=str(settings.control_key_path),
         model=MODEL,
     )
     async with started(create_app(both)) as client:
@@ -90,8 +88,7 @@ async def test_callers_do_not_notice_that_one_of_two_tritons_dies(
 
         statuses = await detect_until(client, both_work)
         assert [one["address"] for one in await tritons(client)] == [settings.triton_address, own.triton_address]
-        # The other one asks for a key that it has not got.
-        assert [one["transport"] for one in await tritons(client)] == ["shm", "inline"]
+        assert [one["transport"] for one in await tritons(client)] == ["shm", "shm"]
         statuses += await detect_until(client, one_dies)
         report = json(await client.get("/health"))
         assert (report["status"], report["tritons"][1]["status"]) == ("healthy", "unreachable")

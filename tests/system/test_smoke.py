@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 
 from app.host.ports import find_free
-from app.host.processes import kill_group, wait_for_answer
+from app.host.processes import kill_group
+from bench.harness.processes import wait_for_answer
 from tests.support import ROOT, sample_image
 
 READY_SECONDS = 300  # a first run downloads Triton and the model
@@ -17,14 +18,8 @@ STOP_SECONDS = 60
 
 
 def test_serve_detects_and_stops(tmp_path: Path) -> None:
-    port, http, grpc, metrics = find_free(4)
-    environment = {
-        **os.environ,
-        "NEREID_PORT": str(port),
-        "NEREID_TRITON_HTTP_PORT": str(http),
-        "NEREID_TRITON_GRPC_PORT": str(grpc),
-        "NEREID_TRITON_METRICS_PORT": str(metrics),
-    }
+    (port,) = find_free(1)
+    environment = {**os.environ, "NEREID_PORT": str(port)}
     log = tmp_path / "serve.log"
     with log.open("wb") as output:
         server = subprocess.Popen(

@@ -128,7 +128,7 @@ async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) 
 
 async def test_the_version_of_a_real_triton_is_read(settings: Settings, triton: EmbeddedTriton) -> None:
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
 
     assert await eventually(lambda: client.server is not None)
     assert client.server == await client.read_server()

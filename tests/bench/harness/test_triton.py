@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.settings import environment
 from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
@@ -12,23 +13,22 @@ from bench.harness.triton import Triton, fixture_triton, settings_for
 
 
 def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
-    """Logs and ports are apart from those of the installed Triton, whose server and environment it uses."""
+    """Log and socket are apart from those of the installed Triton, whose server and environment it uses."""
     base = environment.load()
     home, installed = Path(fixtures.settings.triton_home), Path(base.triton_home).resolve()
 
     assert home.resolve() != installed
     assert (home / "server").resolve() == installed / "server"
     assert (home / "python").resolve() == installed / "python"
-    assert fixtures.settings.triton_http_port != base.triton_http_port
+    assert fixtures.settings.triton_folder != base.triton_folder
     assert fixtures.process.is_running()
 
 
 def test_a_gateway_is_told_of_several() -> None:
-    tritons = [
-        Triton(Settings(triton_grpc_port=port, triton_control_key_file="control.key"), psutil.Process()) for port in (1001, 1002)
-    ]
+    each = [Settings(triton_endpoints=endpoint) for endpoint in ("unix:/one", "unix:/other")]
+    tritons = [Triton(settings, psutil.Process(), EmbeddedTriton(settings)) for settings in each]
 
-    assert settings_for(tritons) == {"triton_endpoints": "127.0.0.1:1001,127.0.0.1:1002", "triton_control_key_file": "control.key"}
+    assert settings_for(tritons) == {"triton_endpoints": "unix:/one,unix:/other"}
 
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
