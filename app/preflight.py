@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from app.api.caller import keys
-from app.embedded.folder import require_private
+from app.embedded.folder import make_private
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
@@ -37,7 +37,7 @@ def require_usable(settings: Settings) -> None:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_folder)
     if not settings.triton_endpoints:
-        require_private(settings.triton_folder)
+        make_private(settings.triton_folder)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)

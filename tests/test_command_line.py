@@ -42,7 +42,7 @@ STOCK_PILLOW = {
 }
 
 
-def unreadable(_: object) -> NoReturn:
+def unreadable(*_: object) -> NoReturn:
     raise PermissionError(13, "Permission denied", "models")
 
 
@@ -253,7 +253,12 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "serve | triton",
             {"TRITON_PORTS": "USED"},
-            "port USED is in use; stop what uses it, or choose others with NEREID_TRITON_PORTS",
+            "Triton cannot listen on port USED: it is in use; choose others with NEREID_TRITON_PORTS",
+        ),
+        (
+            "serve | triton",
+            {"TRITON_PORTS": 80, "app.embedded.server.is_free": unreadable},
+            "Triton cannot listen on port 80: Permission denied; choose others with NEREID_TRITON_PORTS",
         ),
         ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "keys.toml: [camera-1]: expected sha256 (..."),
@@ -523,7 +528,7 @@ class Triton:
     def __init__(self, done: list[str], failure: BaseException | None = None) -> None:
         self.done, self.failure = done, failure
 
-    def claim(self) -> None:
+    def claim(self, _: float) -> None:
         self.done.append("claim")
 
     def start(self) -> None:

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from app.doctor import burst, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.folder import check_private
 from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
+from app.embedded.service import StartError
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
 from app.model.spec import ModelSpec, from_triton_config
@@ -55,9 +57,14 @@ async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Ex
     """
     is_here = is_on_this_machine(target.address)
     try:
+        if not settings.triton_endpoints:
+            check_private(settings.triton_folder)
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
+    except StartError as error:
+        text, _, fix = str(error).partition("; ")
+        return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     try:
         server = await client.read_server()
@@ -89,7 +96,7 @@ def _unreachable(address: str, settings: Settings, error: GatewayError) -> Findi
     fix = (
         f"check {PREFIX}TRITON_ENDPOINTS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
         if settings.triton_endpoints
-        else "start it as this user, with the same NEREID_TRITON_HOME: nereid serve, or nereid triton"
+        else f"start it, with the same {PREFIX}TRITON_HOME: nereid serve, or nereid triton"
     )
     reason = own_message(error).rpartition(": ")[2]  # gRPC puts the context before the reason
     return failure("triton", f"Triton at {address} does not answer: {reason}", fix)

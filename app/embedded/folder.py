@@ -8,60 +8,85 @@ import fcntl
 import os
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
 from app.embedded.service import StartError
+from app.host import ports
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
+from app.telemetry.logging import say
+
+_POLL_SECONDS = 0.1
 
 
-def require_private(path: Path) -> None:
-    """Check that only this user can listen in a folder for Triton's socket, if it exists.
+def check_private(path: Path) -> None:
+    """Check that nobody but this user can listen in the folder for Triton's socket, if it exists.
 
     Raises:
-        StartError: It is not a folder, or others may enter it.
+        StartError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
     """
     with suppress(FileNotFoundError):
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise StartError(f"{path}, for Triton's socket, is not a private folder of this user; remove it")
+        found, user = path.lstat(), os.geteuid()
+        if found.st_uid != user:
+            raise StartError(
+                f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
+                f"run this as that user (sudo -u '#{found.st_uid}'), or remove the folder if it is not from a Triton of yours"
+            )
+        if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            raise StartError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
+
+
+def make_private(path: Path) -> None:
+    """Make the folder for Triton's socket, if there is none. Because /dev/shm is sticky, no other user can replace it from then on.
+
+    Raises:
+        StartError: As for `check_private`; or it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        check_private(path)
+    except OSError as error:
+        raise StartError(f"{path}, for Triton's socket, cannot be made: {error.strerror}") from error
 
 
 class TritonFolder:
-    """The folder in the settings. It belongs to one process at a time, and only its user can enter it."""
+    """The folder in the settings. It belongs to one process at a time, and is never removed: an API may go on connecting to it."""
 
     def __init__(self, settings: Settings) -> None:
         self.path = settings.triton_folder
         self.socket = self.path / TRITON_SOCKET
         self._home = Path(settings.triton_home).resolve()
         self._repository = Path(settings.model_repository).resolve()
-        self._descriptor: int | None = None
-        """Locks the folder; None while it does not belong to this process. The kernel unlocks it when the process ends."""
+        self.descriptor: int | None = None
+        """Locks the folder, also for a Triton that inherits it; None while the folder does not belong to this process."""
 
-    def claim(self) -> None:
-        """Create the folder, or take over that of an ended process, unless it belongs to this one.
+    def claim(self, seconds: float = 0) -> None:
+        """Make the folder, or take over that of an ended process, unless it belongs to this one.
+
+        Args:
+            seconds: How long to wait for a Triton whose starter was killed: it ends, too, but needs a moment for that.
 
         Raises:
-            StartError: It belongs to another process or to another user, or cannot be created.
+            StartError: It belongs to another process or to another user, or cannot be made.
         """
         if self._is_held():
             return
         self._close()
-        try:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            require_private(self.path)
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._close()
-        except OSError as error:
-            self._close()
-            raise StartError(f"{self.path}, for Triton's socket, cannot be used: {error.strerror}") from error
-        if not self._is_held():  # its last owner may just have removed it
-            raise StartError(
-                f"another process runs the Triton in {self._home}; end it, or choose another folder with {PREFIX}TRITON_HOME"
-            )
+        make_private(self.path)
+        until = time.monotonic() + seconds
+        is_told = False
+        while not self._lock():
+            found = ports.first_with({str(self.path)})
+            text = f"{f'process {found[0]}' if found else 'a process of another container'} runs the Triton in {self._home}"
+            if time.monotonic() >= until:
+                raise StartError(f"{text}; end it, or choose another folder with {PREFIX}TRITON_HOME")
+            if not is_told:
+                say(f"{text}; waiting for its end")
+            is_told = True
+            time.sleep(_POLL_SECONDS)
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
@@ -78,7 +103,7 @@ class TritonFolder:
             (models / name).symlink_to(self._repository / name)
 
     def clear(self) -> None:
-        """Remove what is in the folder."""
+        """Remove what is in the folder, if it belongs to this process."""
         for entry in list(self.path.iterdir()) if self._is_held() else ():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
@@ -86,18 +111,27 @@ class TritonFolder:
                 entry.unlink(missing_ok=True)
 
     def give_up(self) -> None:
-        """Remove the folder, if it belongs to this process."""
-        if self._is_held():
-            shutil.rmtree(self.path, ignore_errors=True)
+        """Leave the folder, empty, to other processes."""
+        self.clear()
         self._close()
+
+    def _lock(self) -> bool:
+        """Lock the folder; return whether this succeeded."""
+        try:
+            self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process has locked it, or systemd has just removed it
+            self._close()
+        return self._is_held()
 
     def _is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""
         with suppress(OSError):
-            return self._descriptor is not None and os.path.samestat(os.fstat(self._descriptor), self.path.lstat())
+            return self.descriptor is not None and os.path.samestat(os.fstat(self.descriptor), self.path.lstat())
         return False
 
     def _close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Unlock the folder, unless a Triton that has inherited the descriptor still runs."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None

@@ -49,17 +49,24 @@ class EmbeddedTriton:
         self._is_private = False
         """Whether its files in shared memory have been made private."""
 
-    def claim(self) -> None:
-        """Reserve the folder of the server's socket until `stop`; other processes of the user then cannot start it.
+    def claim(self, seconds: float = 0) -> None:
+        """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
+
+        Args:
+            seconds: How long to wait for another process that has reserved it.
 
         Raises:
             StartError: It, or a TCP port in the settings, is used by another program; the message names the setting.
         """
+        self._folder.claim(seconds)
         first = self._settings.triton_ports
         for port in (first, first + 1) if first else ():
-            if not is_free("127.0.0.1", port):
-                raise StartError(f"port {port} is in use; stop what uses it, or choose others with {PREFIX}TRITON_PORTS")
-        self._folder.claim()
+            try:
+                reason = "" if is_free("127.0.0.1", port) else "it is in use"
+            except OSError as error:  # only root may use the lowest ones
+                reason = str(error.strerror)
+            if reason:
+                raise StartError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
@@ -86,6 +93,7 @@ class EmbeddedTriton:
             StartError: As for `claim`; or the server cannot run on this machine.
         """
         self.claim()
+        assert self._folder.descriptor is not None  # noqa: S101 - it was claimed
         try:
             self._sweep()
             self._folder.fill()
@@ -96,6 +104,7 @@ class EmbeddedTriton:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    pass_fds=[self._folder.descriptor],  # locks the folder until Triton, which removes its socket, has ended
                     start_new_session=True,  # Ctrl-C must reach only the supervisor, which stops it after the API
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
@@ -126,13 +135,13 @@ class EmbeddedTriton:
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
-        """Kill the server, and remove its files but for the folder, in which no other user can listen until the next start."""
+        """Kill the server, and remove its files."""
         if self._process is not None:
             kill_group(self._process)
             self._forget()
 
     def stop(self) -> None:
-        """Stop the server, by force if necessary, and remove its files and its folder."""
+        """Stop the server, by force if necessary, remove its files, and leave its folder to other processes."""
         if self._process is not None:
             # Also kills the stubs, which may otherwise wait forever for a killed server.
             end_group(self._process, _STOP_SECONDS)
@@ -201,8 +210,8 @@ class EmbeddedTriton:
         return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
 
     def _sweep(self) -> None:
-        """Remove the shared memory of this process or a previous one."""
-        for leftover in self._files():
+        """Remove the shared memory of this process or a previous one, and the control keys that earlier versions needed."""
+        for leftover in (*self._files(), *self.log.parent.glob("control-*[0-9].key")):
             with suppress(OSError):  # Triton has just removed it
                 leftover.unlink()
 

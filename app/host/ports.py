@@ -1,4 +1,4 @@
-"""TCP ports of this machine."""
+"""TCP ports and unix sockets of this machine, and who uses them."""
 
 import errno
 import re
@@ -63,12 +63,17 @@ def resolve(host: str) -> str:
 
 
 def holder(port: int) -> tuple[int, str] | None:
-    """Find the process that listens on a port: its id and command line; None if this user may not see it.
+    """Find the process that listens on a port: its id and command line; None if this user may not see it."""
+    return first_with(_listeners(port))
+
+
+def first_with(files: set[str]) -> tuple[int, str] | None:
+    """Find a process that has one of these files or sockets open, as in /proc/PID/fd: its id and command line.
 
     For Nereid, it is the first process, which starts the others.
     """
-    sockets = _listeners(port)
-    found = next((process for process in sorted(Path("/proc").glob("[0-9]*")) if _has_any(process, sockets)), None)
+    processes = sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name))
+    found = next((process for process in processes if _has_any(process, files)), None)
     while found and NEREID.search(_command(parent := _parent(found))):
         found = parent
     return (int(found.name), _command(found)) if found else None
@@ -85,13 +90,13 @@ def _listeners(port: int) -> set[str]:
     return sockets
 
 
-def _has_any(process: Path, sockets: set[str]) -> bool:
+def _has_any(process: Path, names: set[str]) -> bool:
     files = []
     with suppress(OSError):  # the process has ended, or belongs to another user
         files = list((process / "fd").iterdir())
     for file in files:
         with suppress(OSError):
-            if str(file.readlink()) in sockets:
+            if str(file.readlink()) in names:
                 return True
     return False
 

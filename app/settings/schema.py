@@ -274,13 +274,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def triton_folder(self) -> Path:
-        """The folder of the embedded Triton's socket: each user has one for each `triton_home`.
+        """The folder of the embedded Triton's socket: each `triton_home` has one, whoever looks for it.
 
-        It is in /dev/shm, because that is the same for all programs of the user, unlike the temporary folder and `XDG_RUNTIME_DIR`,
-        and because the path of a socket has at most 107 bytes.
+        It is in /dev/shm, because that is the same for all programs, unlike the temporary folder and `XDG_RUNTIME_DIR`, and because
+        the path of a socket has at most 107 bytes.
         """
-        owner = os.fsencode(f"{os.geteuid()}:{Path(self.triton_home).resolve()}")
-        return Path("/dev/shm", f"nereid-triton-{sha256(owner).hexdigest()[:12]}")  # noqa: S108 - `EmbeddedTriton` checks its owner
+        home = os.fsencode(Path(self.triton_home).resolve())
+        return Path("/dev/shm", f"nereid-triton-{sha256(home).hexdigest()[:12]}")  # noqa: S108 - its users check its owner
 
     @property
     def triton_addresses(self) -> tuple[str, ...]:

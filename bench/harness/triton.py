@@ -1,7 +1,7 @@
 """A separate embedded Triton for a measurement, with its own socket, log and models."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -80,6 +80,8 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
             yield Triton(settings, psutil.Process(server.pid), server)
         finally:
             server.stop()
+            with suppress(OSError):
+                settings.triton_folder.rmdir()  # nobody will look for this home's Triton again
 
 
 @contextmanager

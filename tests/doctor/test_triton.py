@@ -1,6 +1,7 @@
 """What is said of a Triton: the real one as far as it shows it, else one that answers as it is told."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,18 @@ def test_a_triton_that_does_not_answer(  # noqa: PLR0913, PLR0917 - a table
     examined = examine(settings, capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=[settings.triton_address, reason], fix=fix)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to examine another user's Triton")
+def test_a_triton_of_another_user(without_triton: Settings, capsys: Capture, tmp_path: Path) -> None:
+    """It is not asked, and doctor says as whom it must be run."""
+    settings = msgspec.structs.replace(without_triton, triton_endpoints="", triton_home=str(tmp_path))
+    settings.triton_folder.mkdir(mode=0o700)
+    os.chown(settings.triton_folder, 12345, 12345)
+    examined = examine(settings, capsys)
+    settings.triton_folder.rmdir()
+
+    assert_useful(examined["triton"], Severity.FAILURE, says=["belongs to user 12345, and this is user 0"], fix="sudo -u '#12345'")
 
 
 def test_a_host_that_is_not_known(without_triton: Settings, capsys: Capture) -> None:

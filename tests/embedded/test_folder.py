@@ -1,10 +1,11 @@
-"""The private folder of an embedded Triton: found by its home, used by one process of one user, and gone when Triton has ended."""
+"""The private folder of an embedded Triton: found by its home, used by one process of one user, and never given to another user."""
 
 import os
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from app.embedded.service import StartError
 from app.settings.schema import Settings
 from tests.support import ROOT
 
+# As `serve`: with a child that inherits the lock, and outlives it for a moment.
 CLAIM = """
-import sys
+import subprocess, sys
 from app.embedded.folder import TritonFolder
 from app.settings.schema import Settings
 folder = TritonFolder(Settings(triton_home=sys.argv[1]))
 folder.claim()
 folder.fill()
+subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[folder.descriptor], stdout=subprocess.DEVNULL)
 print("claimed", flush=True)
 sys.stdin.read()
 """
@@ -47,7 +50,7 @@ def folder(settings: Settings) -> Iterator[TritonFolder]:
     folder = TritonFolder(settings)
     yield folder
     folder.give_up()
-    assert not folder.path.exists()
+    assert list(folder.path.iterdir()) == []
 
 
 def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonFolder) -> None:
@@ -71,37 +74,37 @@ def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonF
 
 
 @one_home
-def test_each_home_and_user_has_a_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
     """However the path is written."""
     (tmp_path / "link").symlink_to(tmp_path / "home" / "home")
     same = [str(tmp_path / "link"), f"{settings.triton_home}/../home"]
     assert {msgspec.structs.replace(settings, triton_home=home).triton_folder for home in same} == {settings.triton_folder}
     assert msgspec.structs.replace(settings, triton_home=str(tmp_path)).triton_folder != settings.triton_folder
-    mine = settings.triton_folder
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert settings.triton_folder != mine
 
 
 @one_home
-def test_only_one_process_uses_it(settings: Settings, folder: TritonFolder) -> None:
-    """Until that ends, however that may happen; what it leaves behind is no obstacle."""
-    command = [sys.executable, "-c", CLAIM, settings.triton_home]
+def test_only_one_process_uses_it(settings: Settings, folder: TritonFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Until it and the Triton that it has started have ended, however that may happen; what they leave behind is no obstacle."""
+    command = [sys.executable, "-c", CLAIM, settings.triton_home, "1"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"claimed\n"
-        with pytest.raises(StartError, match=f"another process runs the Triton in {settings.triton_home}; .*NEREID_TRITON_HOME"):
+        begun = time.monotonic()
+        text = f"process {other.pid} runs the Triton in {settings.triton_home}"
+        with pytest.raises(StartError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
             folder.claim()
         folder.give_up()
-        assert folder.path.exists()
+        assert (folder.path / "models").exists()
         other.kill()
-    (folder.path / "models" / "stale").symlink_to("nowhere")
     folder.socket.touch()
-    folder.claim()
+    folder.claim(60)
     folder.claim()
     folder.fill()
 
+    assert time.monotonic() - begun > 0.5
     assert [path.name for path in (folder.path / "models").iterdir()] == ["pulled"]
     assert not folder.socket.exists()
+    assert capsys.readouterr().err.endswith(f" runs the Triton in {settings.triton_home}; waiting for its end\n")
 
 
 @one_home
@@ -114,6 +117,16 @@ def test_a_folder_that_was_removed_is_made_again(folder: TritonFolder) -> None:
     folder.fill()
 
     assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+@one_home
+def test_an_api_makes_the_folder_where_its_triton_will_listen(settings: Settings, folder: TritonFolder) -> None:
+    """From then on no other user can listen there, whether Triton runs or not."""
+    preflight.require_usable(settings)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.claim()
+    folder.give_up()
+    assert folder.path.exists()
 
 
 def make_open(path: Path) -> None:
@@ -134,14 +147,14 @@ def make_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_open, "is not a private folder of this user"),
+        (make_open, "is not a folder of mode 700; remove it"),
         pytest.param(
             make_foreign,
-            "is not a private folder of this user",
+            "belongs to user 12345, and this is user 0; run this as that user",
             marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user"),
         ),
-        (make_link, "is not a private folder of this user"),
-        (Path.touch, "cannot be used: "),
+        (make_link, "is not a folder of mode 700; remove it"),
+        (Path.touch, "is not a folder of mode 700; remove it"),
     ],
 )
 def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
@@ -150,7 +163,7 @@ def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: C
     try:
         with pytest.raises(StartError, match=f"{path}, for Triton's socket, {reason}"):
             TritonFolder(settings).claim()
-        with pytest.raises(StartError, match="is not a private folder of this user"):
+        with pytest.raises(StartError, match=reason):
             preflight.require_usable(settings)  # before an API alone, which would send its images there
         assert path.exists()
     finally:

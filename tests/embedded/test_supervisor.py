@@ -687,7 +687,7 @@ def test_triton_that_cannot_be_restarted_ends_everything(
     settings.triton_folder.unlink()
 
     assert api.notes() == [STARTED, ASKED, TOLD]
-    reason = f"could not be started ({settings.triton_folder}, for Triton's socket, cannot be used: "
+    reason = f"could not be started ({settings.triton_folder}, for Triton's socket, is not a folder of mode 700; "
     assert [line.startswith(f"Triton {reason}") for line in terminal.lines[2:]] == [True] * 5
     assert terminal.lines[1] == "Triton exited with code -9; restarting it"
     assert [line.rpartition(")")[2] for line in terminal.lines[2:]] == [
