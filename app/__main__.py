@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from app.embedded.server import EmbeddedTriton
 
 _POLL_SECONDS = 0.2
-# For the end of a Triton whose `serve` was killed.
-_CLAIM_SECONDS = 15.0
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a one-line message for the user.
@@ -202,7 +200,7 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
 
     triton = EmbeddedTriton(settings)
     try:
-        triton.claim(_CLAIM_SECONDS)  # before the installation, which takes minutes
+        triton.claim()  # before the installation, which takes minutes
         _prepare(settings)
         triton.start()
         yield triton

@@ -528,7 +528,7 @@ class Triton:
     def __init__(self, done: list[str], failure: BaseException | None = None) -> None:
         self.done, self.failure = done, failure
 
-    def claim(self, _: float) -> None:
+    def claim(self) -> None:
         self.done.append("claim")
 
     def start(self) -> None:

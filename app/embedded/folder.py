@@ -18,6 +18,8 @@ from app.host import ports
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
 
+# Triton ends within five seconds, and then its models.
+_CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
 
 
@@ -63,11 +65,10 @@ class TritonFolder:
         self.descriptor: int | None = None
         """Locks the folder, also for a Triton that inherits it; None while the folder does not belong to this process."""
 
-    def claim(self, seconds: float = 0) -> None:
+    def claim(self) -> None:
         """Make the folder, or take over that of an ended process, unless it belongs to this one.
 
-        Args:
-            seconds: How long to wait for a Triton whose starter was killed: it ends, too, but needs a moment for that.
+        A Triton whose starter was killed ends, too, but needs a moment for that; it is waited for.
 
         Raises:
             StartError: It belongs to another process or to another user, or cannot be made.
@@ -76,17 +77,13 @@ class TritonFolder:
             return
         self._close()
         make_private(self.path)
-        until = time.monotonic() + seconds
-        is_told = False
-        while not self._lock():
-            found = ports.first_with({str(self.path)})
-            text = f"{f'process {found[0]}' if found else 'a process of another container'} runs the Triton in {self._home}"
-            if time.monotonic() >= until:
-                raise StartError(f"{text}; end it, or choose another folder with {PREFIX}TRITON_HOME")
-            if not is_told:
-                say(f"{text}; waiting for its end")
-            is_told = True
+        for attempt in range(_CLAIM_ATTEMPTS):
+            if self._lock():
+                return
+            if attempt == 1:
+                say(f"{self._describe_holder()}; waiting for its end")
             time.sleep(_POLL_SECONDS)
+        raise StartError(f"{self._describe_holder()}; end it, or choose another folder with {PREFIX}TRITON_HOME")
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
@@ -123,6 +120,11 @@ class TritonFolder:
         except OSError:  # another process has locked it, or systemd has just removed it
             self._close()
         return self._is_held()
+
+    def _describe_holder(self) -> str:
+        found = ports.first_with({str(self.path)})
+        holder = f"process {found[0]}" if found else "another process, perhaps of another container with this /dev/shm,"
+        return f"{holder} runs the Triton in {self._home}"
 
     def _is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""

@@ -49,16 +49,13 @@ class EmbeddedTriton:
         self._is_private = False
         """Whether its files in shared memory have been made private."""
 
-    def claim(self, seconds: float = 0) -> None:
+    def claim(self) -> None:
         """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
-
-        Args:
-            seconds: How long to wait for another process that has reserved it.
 
         Raises:
             StartError: It, or a TCP port in the settings, is used by another program; the message names the setting.
         """
-        self._folder.claim(seconds)
+        self._folder.claim()
         first = self._settings.triton_ports
         for port in (first, first + 1) if first else ():
             try:

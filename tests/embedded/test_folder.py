@@ -83,21 +83,25 @@ def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
 
 
 @one_home
-def test_only_one_process_uses_it(settings: Settings, folder: TritonFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_one_process_uses_it(
+    settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Until it and the Triton that it has started have ended, however that may happen; what they leave behind is no obstacle."""
     command = [sys.executable, "-c", CLAIM, settings.triton_home, "1"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"claimed\n"
         begun = time.monotonic()
+        monkeypatch.setattr("app.embedded.folder._CLAIM_ATTEMPTS", 2)
         text = f"process {other.pid} runs the Triton in {settings.triton_home}"
         with pytest.raises(StartError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
             folder.claim()
         folder.give_up()
         assert (folder.path / "models").exists()
+        monkeypatch.undo()
         other.kill()
     folder.socket.touch()
-    folder.claim(60)
+    folder.claim()
     folder.claim()
     folder.fill()
 
