@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,8 +77,14 @@ def warn_of_unreachable_triton(settings: Settings) -> None:
     """Print a warning for each address where no Triton listens; it may start later."""
     consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
     for address in settings.triton_addresses:
+        host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
-            ports.connect(address, _CONNECT_SECONDS).close()
+            if address.startswith("unix:"):
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(_CONNECT_SECONDS)
+                    connection.connect(address.removeprefix("unix:"))
+            else:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
             reason = getattr(error, "strerror", None) or error
             say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")

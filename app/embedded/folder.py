@@ -62,8 +62,8 @@ class TritonFolder:
         self.socket = self.path / TRITON_SOCKET
         self._home = Path(settings.triton_home).resolve()
         self._repository = Path(settings.model_repository).resolve()
-        self.descriptor: int | None = None
-        """Locks the folder, also for a Triton that inherits it; None while the folder does not belong to this process."""
+        self.descriptor = -1
+        """Locks the folder, also for a Triton that inherits it; -1 while the folder does not belong to this process."""
 
     def claim(self) -> None:
         """Make the folder, or take over that of an ended process, unless it belongs to this one.
@@ -122,18 +122,18 @@ class TritonFolder:
         return self._is_held()
 
     def _describe_holder(self) -> str:
-        found = ports.first_with({str(self.path)})
+        found = ports.holder(self.path)
         holder = f"process {found[0]}" if found else "another process, perhaps of another container with this /dev/shm,"
         return f"{holder} runs the Triton in {self._home}"
 
     def _is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""
         with suppress(OSError):
-            return self.descriptor is not None and os.path.samestat(os.fstat(self.descriptor), self.path.lstat())
+            return os.path.samestat(os.fstat(self.descriptor), self.path.lstat())
         return False
 
     def _close(self) -> None:
         """Unlock the folder, unless a Triton that has inherited the descriptor still runs."""
-        if self.descriptor is not None:
+        with suppress(OSError):
             os.close(self.descriptor)
-            self.descriptor = None
+        self.descriptor = -1

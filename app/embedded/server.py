@@ -44,10 +44,7 @@ class EmbeddedTriton:
         self._folder = TritonFolder(settings)
         self.log = Path(settings.triton_home).resolve() / "triton.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._client: BlockingClient | None = None
-        """Of the current process."""
-        self._is_private = False
-        """Whether its files in shared memory have been made private."""
+        self._client = BlockingClient(f"unix:{self._folder.socket}")
 
     def claim(self) -> None:
         """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
@@ -59,11 +56,12 @@ class EmbeddedTriton:
         first = self._settings.triton_ports
         for port in (first, first + 1) if first else ():
             try:
-                reason = "" if is_free("127.0.0.1", port) else "it is in use"
+                if is_free("127.0.0.1", port):
+                    continue
+                reason = "it is in use"
             except OSError as error:  # only root may use the lowest ones
                 reason = str(error.strerror)
-            if reason:
-                raise StartError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
+            raise StartError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
@@ -71,9 +69,8 @@ class EmbeddedTriton:
         Raises:
             StartError: As for `spawn`; or it did not become ready, with its log in the message.
         """
-        process = self.spawn()
         try:
-            self._wait(process)
+            self._wait(self.spawn())
             self._check(_READY_SECONDS)
             self._warn_of_failed_models()
         except CheckError as error:
@@ -90,7 +87,6 @@ class EmbeddedTriton:
             StartError: As for `claim`; or the server cannot run on this machine.
         """
         self.claim()
-        assert self._folder.descriptor is not None  # noqa: S101 - it was claimed
         try:
             self._sweep()
             self._folder.fill()
@@ -106,10 +102,7 @@ class EmbeddedTriton:
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            self._folder.give_up()
             raise StartError(f"Triton cannot be run here: {error}") from error
-        self._client = BlockingClient(f"unix:{self._folder.socket}")
-        self._is_private = False
         return self._process
 
     def check(self) -> None:
@@ -148,8 +141,6 @@ class EmbeddedTriton:
     def _forget(self) -> None:
         """Remove the files of the ended process."""
         self._process = None
-        if self._client is not None:
-            self._client.close()
         self._sweep()
         self._folder.clear()
 
@@ -166,33 +157,26 @@ class EmbeddedTriton:
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         model = self._settings.model
         until = time.monotonic() + _READY_SECONDS
-        while time.monotonic() < until and process.poll() is None:
+        while True:
             # Triton loads its models before it listens, so its first response is final.
             with suppress(TritonUnavailable):
-                if self._connected.is_ready(model):
+                if self._client.is_ready(model):
                     return
                 break
-            time.sleep(_POLL_SECONDS)
-        else:
             if process.poll() is not None:
                 raise StartError(f"Triton exited with code {process.poll()} while it started; its log is {self.log}")
-            raise StartError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
+            if time.monotonic() > until:
+                raise StartError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
+            time.sleep(_POLL_SECONDS)
         is_there = model in loadable_models(self._repository)
         unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
         raise StartError(f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
-    @property
-    def _connected(self) -> BlockingClient:
-        assert self._client is not None, "the server has not been started"  # noqa: S101
-        return self._client
-
     def _check(self, seconds: float) -> None:
-        check_inference(self._connected, self._settings.model, seconds)
-        if not self._is_private:
-            for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
-                with suppress(FileNotFoundError):  # Triton has just removed it
-                    file.chmod(0o600)
-            self._is_private = True
+        check_inference(self._client, self._settings.model, seconds)
+        for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
+            with suppress(FileNotFoundError):  # Triton has just removed it
+                file.chmod(0o600)
 
     def _warn_of_failed_models(self) -> None:
         for model, reason in self._load_failures().items():

@@ -1,4 +1,4 @@
-"""TCP ports and unix sockets of this machine, and who uses them."""
+"""TCP ports of this machine, and who uses them."""
 
 import errno
 import re
@@ -33,25 +33,6 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def connect(address: str, seconds: float) -> socket.socket:
-    """Connect to a gRPC endpoint: `host:port`, `dns:///name:port` or `unix:/path`.
-
-    Raises:
-        OSError, UnicodeError: It cannot be reached.
-    """
-    if address.startswith("unix:"):
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(seconds)
-            connection.connect(address.removeprefix("unix:"))
-        except OSError:
-            connection.close()
-            raise
-        return connection
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), seconds)
-
-
 def resolve(host: str) -> str:
     """Return the IP address of a host, preferably IPv4.
 
@@ -62,16 +43,12 @@ def resolve(host: str) -> str:
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
-def holder(port: int) -> tuple[int, str] | None:
-    """Find the process that listens on a port: its id and command line; None if this user may not see it."""
-    return first_with(_listeners(port))
-
-
-def first_with(files: set[str]) -> tuple[int, str] | None:
-    """Find a process that has one of these files or sockets open, as in /proc/PID/fd: its id and command line.
+def holder(held: int | Path) -> tuple[int, str] | None:
+    """Find the process that listens on a port, or has a file open: its id and command line; None if this user may not see it.
 
     For Nereid, it is the first process, which starts the others.
     """
+    files = _listeners(held) if isinstance(held, int) else {str(held)}
     processes = sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name))
     found = next((process for process in processes if _has_any(process, files)), None)
     while found and NEREID.search(_command(parent := _parent(found))):

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.errors import TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.triton.client import MODEL_INFER, OPTIONS
 from app.triton.messages import infer_request
@@ -20,30 +19,23 @@ _QUERY_SECONDS = 5.0
 
 
 class BlockingClient:
-    """Calls one Triton. It may be used in any thread."""
+    """Calls one Triton, whose process may be replaced by another one meanwhile. It may be used in any thread."""
 
     def __init__(self, address: str) -> None:
         """Prepare a connection to an address in gRPC's form, such as `unix:/path`; it is made by the first call."""
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
-        self._model_infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         self._left: list[grpc.Future] = []
         """Inferences that were not answered in time. Without a reference, gRPC would cancel them, which may crash Triton."""
-
-    def close(self) -> None:
-        """Close the connection, after the end of its Triton; calls in progress fail."""
-        self._channel.close()
 
     def is_ready(self, model: str) -> bool:
         """Return whether a model is ready.
 
         Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejects the request.
+            GatewayError: Triton does not answer, or rejects the request.
         """
         with _translated_errors():
-            request = service_pb2.ModelReadyRequest(name=model)
-            return bool(self._stub.ModelReady(request, timeout=_QUERY_SECONDS).ready)
+            return bool(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS).ready)
 
     def read_spec(self, model: str) -> ModelSpec:
         """Return the spec of a model, without a version.
@@ -57,22 +49,15 @@ class BlockingClient:
         return from_triton_config(MessageToDict(answer.config, preserving_proto_field_name=True), "")
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
-        """Run one inference.
-
-        Args:
-            spec: Spec of the model.
-            tensor: Its input for one image, contiguous.
-            seconds: Time limit; the inference goes on after it.
-
-        Returns:
-            The content of the outputs, by name.
+        """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.
 
         Raises:
-            GatewayError: Triton did not answer in time, or rejected the request; see `status`.
+            GatewayError: Triton did not answer within these seconds, after which the inference goes on, or rejected the request.
         """
         request = infer_request(spec, [tensor], timeout_seconds=seconds, request_id="", slot=None)
+        infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         with _translated_errors():
-            call = self._model_infer.future(request)
+            call = infer.future(request)
             self._left = [left for left in self._left if not left.done()] + [call]
             answer = call.result(seconds)
         return {output.name: content for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False)}
@@ -86,5 +71,3 @@ def _translated_errors() -> Iterator[None]:
         raise NoReply("Triton did not answer in time") from error
     except grpc.RpcError as error:
         raise from_query_error(error) from error
-    except (grpc.FutureCancelledError, ValueError) as error:  # another thread has closed the channel
-        raise TritonUnavailable("the connection was closed") from error

@@ -175,7 +175,9 @@ def test_port_in_use_is_an_error(own: Settings, place: int) -> None:
     with socket.create_server(("127.0.0.1", first + place)), pytest.raises(StartError) as caught:
         server.start()
 
-    assert str(caught.value) == f"Triton cannot listen on port {first + place}: it is in use; choose others with NEREID_TRITON_PORTS"
+    assert (
+        str(caught.value) == f"Triton cannot listen on port {first + place}: it is in use; choose others with NEREID_TRITON_PORTS"
+    )
     assert not server.log.exists()
 
 

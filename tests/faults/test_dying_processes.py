@@ -156,7 +156,6 @@ async def recovery(fleet: Fleet, url: str) -> tuple[float, float]:
         return False
 
     await until(is_ready)
-    client.close()
     ready_at = monotonic()
     while (await detect(url)).status != 200:
         assert monotonic() < ready_at + _PATIENCE_SECONDS
