@@ -131,6 +131,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
         shared_memory.sweep()  # killed processes could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
+        shutil.rmtree(settings.triton_folder)
 
 
 @pytest.fixture(scope="module")
