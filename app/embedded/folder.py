@@ -34,7 +34,7 @@ def check_private(path: Path) -> None:
         if found.st_uid != user:
             raise StartError(
                 f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
-                f"run this as that user (sudo -u '#{found.st_uid}'), or remove the folder if it is not from a Triton of yours"
+                f"run this as that user (sudo -u '#{found.st_uid}') or, if no Triton of that user is meant, remove the folder"
             )
         if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             raise StartError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")

@@ -70,9 +70,11 @@ class EmbeddedTriton:
             StartError: As for `spawn`; or it did not become ready, with its log in the message.
         """
         try:
-            self._wait(self.spawn())
+            self.spawn()
+            self._wait()
             self._check(_READY_SECONDS)
-            self._warn_of_failed_models()
+            for model, reason in self._load_failures().items():
+                say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
             self.stop()
             raise StartError(str(error)) from error
@@ -80,7 +82,7 @@ class EmbeddedTriton:
             self.stop()
             raise
 
-    def spawn(self) -> "subprocess.Popen[bytes]":
+    def spawn(self) -> None:
         """Start the server without waiting for it.
 
         Raises:
@@ -103,7 +105,6 @@ class EmbeddedTriton:
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise StartError(f"Triton cannot be run here: {error}") from error
-        return self._process
 
     def check(self) -> None:
         """Check that the default model works.
@@ -154,7 +155,7 @@ class EmbeddedTriton:
             say(f"warning: {self.log} cannot be written: {error.strerror}")
             return Path(os.devnull).open("wb")
 
-    def _wait(self, process: "subprocess.Popen[bytes]") -> None:
+    def _wait(self) -> None:
         model = self._settings.model
         until = time.monotonic() + _READY_SECONDS
         while True:
@@ -163,8 +164,8 @@ class EmbeddedTriton:
                 if self._client.is_ready(model):
                     return
                 break
-            if process.poll() is not None:
-                raise StartError(f"Triton exited with code {process.poll()} while it started; its log is {self.log}")
+            if (code := self.poll()) is not None:
+                raise StartError(f"Triton exited with code {code} while it started; its log is {self.log}")
             if time.monotonic() > until:
                 raise StartError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
             time.sleep(_POLL_SECONDS)
@@ -175,12 +176,10 @@ class EmbeddedTriton:
     def _check(self, seconds: float) -> None:
         check_inference(self._client, self._settings.model, seconds)
         for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
-            with suppress(FileNotFoundError):  # Triton has just removed it
-                file.chmod(0o600)
-
-    def _warn_of_failed_models(self) -> None:
-        for model, reason in self._load_failures().items():
-            say(f"warning: {model} could not be loaded: {reason}")
+            with suppress(OSError):  # Triton has just removed it, and another user may have put a link there
+                descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                os.fchmod(descriptor, 0o600)
+                os.close(descriptor)
 
     def _load_failures(self) -> dict[str, str]:
         """Return the reasons of failed model loads, with the user's paths instead of links."""

@@ -3,10 +3,9 @@
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
 
 from app.embedded.api_process import ApiProcess
-from app.embedded.service import Service, ServiceError
+from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
 from app.host.signals import StopSignals
 from app.resilience import worker_table
@@ -17,15 +16,12 @@ from app.telemetry.logging import say
 from app.telemetry.metrics import MODEL_DEATHS
 from app.triton import shared_memory
 
-if TYPE_CHECKING:
-    from app.embedded.server import EmbeddedTriton
-
 _POLL_SECONDS = 0.1
 # Time for an instance to exit after its workers have been drained or killed.
 _MARGIN_SECONDS = 5.0
 
 
-def supervise(settings: Settings, triton: "EmbeddedTriton | None") -> int:
+def supervise(settings: Settings, triton: Program | None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
     Args:
