@@ -22,54 +22,57 @@ class BodyLimits(NamedTuple):
 class RequestContext:
     """Request id, trace, timing and log fields of one request, and the state of its response."""
 
+    accept = b""
+    """The `Accept` header, with repeated headers joined; empty if absent."""
+    trace: TraceContext | None = None
+    """The request's own span, or the caller's if tracing is off here; None if the request belongs to no trace."""
+    status = 0
+    """Status of the response; 0 until it is sent."""
+    request_bytes = 0
+    """Bytes of the body received so far."""
+    response_bytes = 0
+    """Bytes of the response body sent so far."""
+    has_model_route = False
+    """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
+    is_circuit_open = False
+    """Whether no Triton can run the model that the path, headers or query name, or the default model."""
+    max_body_bytes = 0
+    """Maximum size of the body, in bytes."""
+    body_limits: BodyLimits
+    """Limits of the body; set by the guards of model routes."""
+    slow_request_ms = 0.0
+    """Requests that take longer are logged as warnings; 0 disables this."""
+    scopes: frozenset[str] | None = None
+    """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
+    is_anonymous = False
+    """Whether the headers have no API key, but the body may contain one."""
+    client_address = ""
+    """The client's address; empty on a unix socket if no proxy sends it."""
+    model = ""
+    """Reference of the model that the path, headers or query name, or of the default model; empty if the body may name the
+    model, and on other routes."""
+    share = WHOLE
+    """The share of a model's limit that the request may use."""
+    is_body_received = False
+    """Whether the body has been received completely."""
+    is_client_gone = False
+    """Whether the client disconnected before the request or the response was complete."""
+    is_detail_logged = True
+    """Whether the log line includes the `detail` of an error."""
+    error = ""
+    """The code of the error in the response; empty without an error."""
+    failed_stage = ""
+    """The stage in which the detection failed."""
+    rejection_reason = ""
+    """The exhausted resource, if the request is rejected because the gateway is full."""
+
     def __init__(self, request_id: str, content_type: str, content_encoding: str = "") -> None:
         self.request_id = request_id
         self.content_type = content_type
         """The `Content-Type` header; empty if absent."""
-        self.accept = b""
-        """The `Accept` header, with repeated headers joined; empty if absent."""
         self.content_encoding = content_encoding
         """The `Content-Encoding` header; empty if absent."""
         self.timing = Timing()
-        self.trace: TraceContext | None = None
-        """The request's own span, or the caller's if tracing is off here; None if the request belongs to no trace."""
-        self.status = 0
-        """Status of the response; 0 until it is sent."""
-        self.request_bytes = 0
-        """Bytes of the body received so far."""
-        self.response_bytes = 0
-        """Bytes of the response body sent so far."""
-        self.has_model_route = False
-        """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
-        self.max_body_bytes = 0
-        """Maximum size of the body, in bytes."""
-        self.body_limits: BodyLimits
-        """Limits of the body; set by the guards of model routes."""
-        self.slow_request_ms = 0.0
-        """Requests that take longer are logged as warnings; 0 disables this."""
-        self.scopes: frozenset[str] | None = None
-        """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
-        self.is_anonymous = False
-        """Whether the headers have no API key, but the body may contain one."""
-        self.client_address = ""
-        """The client's address; empty on a unix socket if no proxy sends it."""
-        self.model = ""
-        """Reference of the model that the path, headers or query name, or of the default model; empty if the body may name the
-        model, and on other routes."""
-        self.share = WHOLE
-        """The share of a model's limit that the request may use."""
-        self.is_body_received = False
-        """Whether the body has been received completely."""
-        self.is_client_gone = False
-        """Whether the client disconnected before the request or the response was complete."""
-        self.is_detail_logged = True
-        """Whether the log line includes the `detail` of an error."""
-        self.error = ""
-        """The code of the error in the response; empty without an error."""
-        self.failed_stage = ""
-        """The stage in which the detection failed."""
-        self.rejection_reason = ""
-        """The exhausted resource, if the request is rejected because the gateway is full."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 

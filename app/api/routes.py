@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 from litestar.connection import ASGIConnection
 from litestar.enums import HttpMethod
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import HTTPScope, Scope
+from litestar.types import ExceptionHandlersMap, HTTPScope, Scope
 from litestar.utils import normalize_path
 
 from app.model.heads import DetectionHead, Task
@@ -56,6 +56,13 @@ class ModelRoute(HTTPRouteHandler):
         self.media_types = media_types
         self.key_in = key_in
         self.model_header = model_header
+        self._exception_handlers: ExceptionHandlersMap | None = None
+
+    def resolve_exception_handlers(self) -> ExceptionHandlersMap:
+        """Return the exception handlers. Litestar's implementation would collect them from all layers for each request."""
+        if self._exception_handlers is None:
+            self._exception_handlers = super().resolve_exception_handlers()
+        return self._exception_handlers
 
     async def authorize_connection(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
         """Run the guards. Litestar's implementation would copy the route for each guard."""

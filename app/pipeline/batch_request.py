@@ -141,7 +141,8 @@ class BatchRequest:
                 tensor = self._pipeline.admission.memory.reserve()
                 tensor.add(self._spec.image_bytes)
                 permit.on_release(tensor.release)
-            return await self._pipeline.process(image, self._spec, self._options, call, permit)
+            reader = self._options.reader(self._spec)
+            return await self._pipeline.process(image, self._spec, self._options, reader, call, permit)
 
 
 class Download:

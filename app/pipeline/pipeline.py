@@ -214,7 +214,7 @@ class Pipeline:
         try:
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
-            question.reader(spec)  # rejects invalid parameters before admission
+            reader = question.reader(spec)  # rejects invalid parameters before admission
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(
@@ -224,15 +224,18 @@ class Pipeline:
             memory.release()
             raise
         with permit:
-            return await self.process(data, spec, question, call, permit)
+            return await self.process(data, spec, question, reader, call, permit)
 
-    async def process(self, data: bytes, spec: ModelSpec, question: Question[Result], call: CallContext, permit: Permit) -> Result:
+    async def process(  # noqa: PLR0913, PLR0917 - the parts of a request
+        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+    ) -> Result:
         """Answer a question about an image that has been admitted; start over if the model is replaced meanwhile.
 
         Args:
             data: The encoded image.
             spec: Spec of the model.
             question: The question.
+            reader: Its reader for this spec.
             call: Context of the request.
             permit: Admission to the model.
 
@@ -241,10 +244,11 @@ class Pipeline:
         """
         for _ in range(_MAX_REPLACEMENTS):
             with suppress(ModelReplaced):
-                return await self._attempt(data, spec, question.reader(spec), call, permit)
+                return await self._attempt(data, spec, reader, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
             spec = await self.prepare(reference, call.deadline)
-        return await self._attempt(data, spec, question.reader(spec), call, permit)
+            reader = question.reader(spec)
+        return await self._attempt(data, spec, reader, call, permit)
 
     async def _attempt(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         timing, deadline = call.timing, call.deadline

@@ -60,7 +60,7 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         GatewayError: The image is rejected; see `read_header` and `decode`.
     """
     timing.lap("queue")
-    start = thread_time()
+    start = thread_time() if pixels else 0.0
     transport = workspace.transport
     with workspace.memory.reserve() as memory:
         header = read_header(data, workspace.limits, memory.add)

@@ -70,8 +70,10 @@ class CircuitBreaker:
     @property
     def is_closed(self) -> bool:
         """Whether calls may be made. Opens the circuit if another worker has opened it since a call succeeded here."""
-        if self.state == "closed" and (opened := max(self._table.values(self._opened))) > self._succeeded_at:
-            self.open(opened)
+        if self.state == "closed" and self._table.total(self._opened):  # rarely
+            opened = max(self._table.values(self._opened))
+            if opened > self._succeeded_at:
+                self.open(opened)
         return self.state == "closed"
 
     def open(self, opened_at: int | None = None) -> None:

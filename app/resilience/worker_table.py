@@ -188,6 +188,8 @@ class WorkerTable(TableView):
         if self._row < 0:
             raise OSError("there are more workers than rows in their table")
         self._own = self._row * _COLUMNS
+        self.cells = self._cells[self._own : self._own + _COLUMNS]
+        """This worker's cells, by column."""
         self._aliases: dict[str, int] = {}
         """Number of the alias of each name that this worker uses."""
         with self._locked():
@@ -207,15 +209,15 @@ class WorkerTable(TableView):
 
     def add(self, column: int, value: int) -> None:
         """Add to this worker's cell. Not thread-safe."""
-        self._cells[self._own + column] += value
+        self.cells[column] += value
 
     def set(self, column: int, value: int) -> None:
         """Set this worker's cell."""
-        self._cells[self._own + column] = value
+        self.cells[column] = value
 
     def own(self, column: int) -> int:
         """Return this worker's cell."""
-        return self._cells[self._own + column]
+        return self.cells[column]
 
     def alias(self, name: str) -> str:
         """Return what stands for a name in keys, the same in all workers; it is the name's at least until `keep_aliases`.
@@ -281,9 +283,10 @@ class WorkerTable(TableView):
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
+        self.cells.release()
         super().close()
-        self._own = 0
-        self._living = [0]
+        self._own, self._living = 0, [0]
+        self.cells = self._cells
 
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.

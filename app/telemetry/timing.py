@@ -65,4 +65,4 @@ class Timing:
         """Render the value of a Server-Timing header."""
         entries = {**self.stages, "total": self.total}
         described = {name: f'{name};desc="{text}"' for name, text in self._descriptions.items()}
-        return ", ".join(f"{described.get(name, name)};dur={value:.2f}" for name, value in entries.items())
+        return ", ".join([f"{described.get(name, name)};dur={value:.2f}" for name, value in entries.items()])

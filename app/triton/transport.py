@@ -190,7 +190,10 @@ class Transport:
 
     def _is_mapped(self, arena: Arena) -> bool:
         """Return whether any Triton has mapped this arena."""
-        return any(arena in regions for regions in self.regions)
+        for regions in self.regions:  # noqa: SIM110 - `any` takes three times as long, and each request asks twice
+            if arena in regions:
+                return True
+        return False
 
     def _may_map(self, regions: Regions) -> bool:
         """Return whether to ask a Triton to map an arena. A single Triton that did not answer is asked again without a delay."""

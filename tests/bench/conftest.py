@@ -10,6 +10,7 @@ import pytest
 from app.embedded.launch import command
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
+from bench.harness import burst
 from bench.harness.triton import Triton, embedded_triton, fixture_triton
 from bench.models.repository import write_fixture
 
@@ -20,6 +21,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"fixtures", "reloadable"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.system)
+
+
+@pytest.fixture
+def short_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the waits around a burst, and the search for the peak before it."""
+    monkeypatch.setattr(burst, "PEAK_CLIENTS", (1, 4))
+    for name in ("RECOVERY_SECONDS", "WATCH_SECONDS", "PROBE_SECONDS"):
+        monkeypatch.setattr(burst, name, 0.3)
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,10 @@ DASHBOARD = ROOT / "deploy" / "grafana" / "nereid.json"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-class Target(msgspec.Struct, rename="camel"):
+class Target(msgspec.Struct):
     """One query of a panel."""
 
-    ref_id: str
     expr: str
-    legend_format: str
 
     def expression(self, window: str) -> str:
         """Return the query for all hosts and models; the window of its rates must be four scrapes or more."""
@@ -24,22 +22,11 @@ class Target(msgspec.Struct, rename="camel"):
         return _VARIABLE.sub(lambda found: values[found[1] or found[2]], self.expr)
 
 
-class Place(msgspec.Struct):
-    """Position of a panel in the dashboard's grid of 24 columns."""
-
-    x: int
-    y: int
-    w: int
-    h: int
-
-
-class Panel(msgspec.Struct, rename="camel"):
+class Panel(msgspec.Struct):
     """One panel; a panel of the type `row` is a heading."""
 
-    id: int
     type: str
     title: str
-    grid_pos: Place
     targets: list[Target] = msgspec.field(default_factory=list)
 
 

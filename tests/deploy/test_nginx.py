@@ -6,8 +6,6 @@ import re
 import shlex
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler
@@ -22,42 +20,36 @@ import pytest
 
 from app.api.answering.schema import Problem
 from app.embedded.server import EmbeddedTriton
-from app.host.processes import end_group
 from app.settings.schema import Settings
-from bench.harness.processes import environment_of
 from tests.deploy.test_systemd import NEREID
 from tests.fakes.http import serving
+from tests.faults.fleet import Fleet, running_fleet
 from tests.nginx import Proxy, proxying
-from tests.processes import has_ended, no_process_left, wait_for
-from tests.support import ROOT, SCENE, finds
+from tests.processes import no_process_left, wait_for
+from tests.support import SCENE, finds
 from tests.support import json as json_of
 
 pytestmark = pytest.mark.system
 
 MEDIA_TYPE = "application/problem+json"
 INSTANCES = 3
-STOP_SECONDS = 60
 DETECT = b"POST /detect HTTP/1.1\r\nHost: nereid\r\n"
 
 
 class Service(NamedTuple):
     proxy: Proxy
-    process: psutil.Process
-    folder: Path
+    fleet: Fleet
 
     @property
     def sockets(self) -> list[str]:
-        return [f"unix:{self.folder}/run/nereid-{number + 1}.sock" for number in range(INSTANCES)]
-
-    def instances(self) -> list[psutil.Process]:
-        return [child for child in self.process.children() if not has_ended(child)]
+        return [f"unix:{socket}" for socket in self.fleet.sockets]
 
     def log_of(self, request_id: str) -> dict[str, Any]:
         """Wait for the line of a request in the log of the instances, and return it."""
         found: list[dict[str, Any]] = []
 
         def is_there() -> bool:
-            lines = (self.folder / "serve.log").read_text(encoding="utf-8").splitlines()
+            lines = self.fleet.log.read_text(encoding="utf-8").splitlines()
             found.extend(json.loads(line) for line in lines if line.startswith("{") and request_id in line)
             return bool(found)
 
@@ -71,29 +63,16 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("nginx")
     (folder / "proxy").mkdir()
     given = {
-        "instances": INSTANCES,
-        "workers": 1,
-        "socket": folder / "run",
         "triton_endpoints": settings.triton_address,
         "model": "six_columns",
-        "model_repository": settings.model_repository,
+        "log_level": "info",
     }
-    with no_process_left(), (folder / "serve.log").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve"],
-            cwd=ROOT,
-            env=environment_of(ROOT) | {f"NEREID_{name.upper()}": str(value) for name, value in given.items()},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            wait_for(lambda: "ready: 3 instances" in (folder / "serve.log").read_text() or process.poll() is not None)
-            sockets = [f"unix:{folder}/run/nereid-{number + 1}.sock" for number in range(INSTANCES)]
-            with proxying(sockets, folder / "proxy") as proxy:
-                yield Service(proxy, psutil.Process(process.pid), folder)
-        finally:
-            end_group(process, STOP_SECONDS)
+    with (
+        no_process_left(),
+        running_fleet(Path(settings.model_repository), folder, instances=INSTANCES, settings=given) as fleet,
+        proxying([f"unix:{socket}" for socket in fleet.sockets], folder / "proxy") as proxy,
+    ):
+        yield Service(proxy, fleet)
 
 
 def clients(proxy: Proxy, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:  # noqa: ANN401
@@ -465,7 +444,7 @@ async def slow_uploads(proxy: Proxy, address: str, count: int) -> AsyncIterator[
 
 async def test_slow_clients_do_not_reach_the_gateway(service: Service) -> None:
     """Nor may one address have more than 100 of them; others are served meanwhile."""
-    workers = [worker for instance in service.instances() for worker in instance.children()]
+    workers = [worker for instance in service.fleet.instances() for worker in instance.children()]
 
     def connections() -> int:
         return sum(len(worker.net_connections("unix")) for worker in workers)
@@ -490,8 +469,8 @@ def test_the_units_reload_reaches_the_instances_and_nothing_else(service: Servic
     pattern = shlex.split(NEREID["ExecReload"][0])[-1]
 
     def reached() -> list[psutil.Process]:
-        family = [service.process, *service.process.children(recursive=True)]
+        family = [service.fleet.process, *service.fleet.process.children(recursive=True)]
         return [one for one in family if re.fullmatch(pattern, one.name())]
 
     wait_for(lambda: len(reached()) == INSTANCES)
-    assert reached() == service.instances()
+    assert reached() == service.fleet.instances()

@@ -1,4 +1,4 @@
-"""Prometheus's configuration and its rules, as promtool sees them."""
+"""Prometheus's configuration and its rules, as promtool sees them, and the variables of the Grafana dashboard."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from app.api.application import table_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
 from app.settings.schema import DIALECTS
-from tests.deploy.dashboard import DASHBOARD
+from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES
 from tests.programs import require_program
 from tests.prometheus import CONFIG
 from tests.support import ROOT
@@ -73,3 +73,15 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
         assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
         others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/label-studio/webhook")
         assert not any(re.fullmatch(pattern, route) for route in others)
+
+
+def test_variables_of_the_dashboard_are_used_and_defined() -> None:
+    """Every panel asks the data source that the user chose, and expressions use no variable that there is not."""
+    charts = [panel for panel in PANELS if panel.type != "row"]
+    text = DASHBOARD.read_text(encoding="utf-8")
+    sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', text)
+    used = {name for panel in charts for target in panel.targets for name in re.findall(r"\$(\w+)", target.expr)}
+
+    assert set(sources) == {"${datasource}"}
+    assert len(sources) == len(charts) + len(VARIABLES) - 1
+    assert {"datasource", *used} - {"__rate_interval"} == VARIABLES

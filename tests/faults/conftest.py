@@ -15,7 +15,7 @@ from tests.faults.serving import Gateway, serving
 
 
 class RecordFigure(Protocol):
-    """Records a figure: what it is, its value, and the limit that it must not exceed, if there is one."""
+    """Records a figure: what it is, its value, and the limit, if there is one; a value above it fails the test."""
 
     def __call__(self, name: str, value: float, limit: float | None = None, /) -> None: ...
 
@@ -47,10 +47,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def record_figure(pytestconfig: pytest.Config) -> RecordFigure:
-    """Records a figure for the table at the end of the run."""
+    """Records a figure for the table at the end of the run, and checks its limit."""
 
     def record(name: str, value: float, limit: float | None = None, /) -> None:
         pytestconfig.stash[_FIGURES].append((name, value, limit))
+        assert limit is None or value <= limit, f"{name}: {value:,.6g}"
 
     return record
 

@@ -4,21 +4,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from functools import cache
-from io import BytesIO
 from random import Random
 
-import numpy as np
 from PIL import Image
 
-from tests.fakes.models import scene
-from tests.imaging.samples import FORMATS, GREY, NOISE, RGB, RGBA, encode, exif_of, png, png_chunk, store
+from tests.imaging.samples import FORMATS, GREY, NOISE, RGB, RGBA, encode, exif_of, png, png_chunk
 
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "F", "I;16", "I;16B")
-_COLOURED = [
-    *((image_format, mode) for image_format in ("PNG", "WEBP") for mode in ("RGB", "RGBA", "P")),
-    *(("JPEG", mode) for mode in ("RGB", "CMYK", "YCbCr")),
-    *((image_format, mode) for image_format in ("BMP", "GIF") for mode in ("RGB", "P")),
-]
 _SIGNATURES = (b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBPVP8 ", b"GIF89a", b"BM", b"")
 
 
@@ -105,17 +97,6 @@ def bombs() -> dict[str, bytes]:
         "GIF": b"GIF89a" + struct.pack("<HH3x", *size) + b"," + struct.pack("<HHHHB", 0, 0, *size, 0) + b"\x08\x01\0\0;",
         "BMP": b"BM" + struct.pack("<IIIIiiHHIIiiII", 54, 0, 54, 40, *size, 1, 24, 0, 0, 0, 0, 0, 0),
     }
-
-
-def coloured_scenes() -> dict[str, bytes]:
-    """Encode the scene of the small models in the modes that keep its colours, and in all orientations."""
-    upright = Image.open(BytesIO(scene("BMP")))
-    found = {f"{image_format} {mode}": encode(upright.convert(mode), image_format) for image_format, mode in _COLOURED}
-    for image_format in ("JPEG", "PNG", "WEBP"):
-        for orientation in range(1, 9):
-            stored = Image.fromarray(store(np.asarray(upright), orientation))
-            found[f"{image_format} {orientation}"] = encode(stored, image_format, exif=exif_of(orientation))
-    return found
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:

@@ -18,7 +18,7 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
 
-_STOP_SECONDS = 60.0
+_START_SECONDS = _STOP_SECONDS = 60.0
 
 
 class Fleet(NamedTuple):
@@ -115,7 +115,7 @@ def running_fleet(
         )
     fleet = Fleet(psutil.Process(process.pid), folder, log, Settings(triton_home=str(home)).triton_address, instances)
     try:
-        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None)
+        wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, _START_SECONDS)
         assert process.poll() is None, log.read_text()
         yield fleet
     finally:

@@ -70,7 +70,6 @@ async def test_memory_is_returned_after_large_batches(null_triton: Triton, tmp_p
     record_figure("large batches: memory in the end, MiB", peak / 2**20)
     record_figure("large batches: memory is at 1.5 times that of before, after, s", seconds, 15)
     assert {answer.status for _, answer in answers} == {200}
-    assert seconds <= 15
 
 
 async def test_streams_that_are_abandoned(null_triton: Triton, gateway: Gateway) -> None:
@@ -137,9 +136,6 @@ async def test_many_clients_with_batches_leave_room_for_single_requests(
         await _require_free(gateway)
 
     record_figure("64 clients with batches: share of the single requests that were answered", singles[200] / singles.total())
-    record_figure("64 clients with batches: batches answered", batches[200])
-    record_figure("64 clients with batches: batches rejected", batches[429])
-    record_figure("64 clients with batches: images that failed in their place", problems.total())
     assert set(batches) <= {200, 429}
     assert batches[200]
     assert set(problems) <= {"gateway_full", "deadline_passed"}

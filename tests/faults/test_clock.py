@@ -81,9 +81,7 @@ async def test_a_clock_that_jumps(triton: Triton, tmp_path: Path, record_figure:
                     jumps += 1
                     await asyncio.sleep(0.5)
         logged = [datetime.fromisoformat(line["timestamp"]).timestamp() for line in gateway.log_lines()]
-    record_figure("clock: jumps", jumps)
     counted.record(record_figure, "clock", slowest=2)
 
     assert set(counted.statuses) == {200}
-    assert counted.slowest < 2
     assert max(logged) - min(logged) > 1.9 * _HOUR, "the clock has not jumped"

@@ -52,10 +52,6 @@ async def until_ready(url: str) -> float:
     return monotonic()
 
 
-def count_opened(gateway: Gateway, model: str) -> int:
-    return sum(line["event"] == "circuit opened" and line["model"] == model for line in gateway.log_lines())
-
-
 def code_of(answer: Answer) -> str:
     """Return the code of a problem; empty for an answer that is none."""
     is_problem = answer.headers.get("content-type") == "application/problem+json"
@@ -72,7 +68,7 @@ async def stopped(process: psutil.Process) -> AsyncIterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-async def test_a_full_queue_never_opens_the_circuit(gateway: Gateway, record_figure: RecordFigure) -> None:
+async def test_a_full_queue_never_opens_the_circuit(gateway: Gateway) -> None:
     """Row 6: what does not fit into the model's queue is rejected at once, a thousand times."""
     asked = encode(models.solid(1, 1, 1), "/predict/queue_of_4", Content_Type="image/png")
     counts: Counter[int] = Counter()
@@ -85,11 +81,9 @@ async def test_a_full_queue_never_opens_the_circuit(gateway: Gateway, record_fig
         full += sum(answer.status == 503 for answer in answers)
         assert {code_of(answer) for answer in answers if answer.status == 503} <= {"triton_unavailable"}
         assert all("retry-after" in answer.headers for answer in answers if answer.status == 503)
-    record_figure("full queue: answers 503", counts[503])
-    record_figure("full queue: answers 200", counts[200])
 
     assert set(counts) <= {200, 429, 503}
-    assert count_opened(gateway, "queue_of_4") == 0
+    assert [line for line in gateway.log_lines() if (line["event"], line.get("model")) == ("circuit opened", "queue_of_4")] == []
     assert (await ask(gateway.url, asked)).status == 200
 
 
@@ -121,11 +115,10 @@ async def test_connections_that_break(triton: Triton, tmp_path: Path, record_fig
             line.cut()
     calls = await inferences(triton) - before
     counted.record(record_figure, "broken connections", slowest=_SECONDS + 0.25)
-    record_figure("broken connections: inferences per request", calls / counted.requests, 1.1)
+    beside = 20  # probes, and the floor of each worker's budget
+    record_figure("broken connections: inferences per request", (calls - beside) / counted.requests, 1.1)
 
     assert set(counted.statuses) <= {200, 503}
-    assert counted.slowest <= _SECONDS + 0.25
-    assert calls <= 1.1 * counted.requests + 20  # probes, and the floor of each worker's budget
 
 
 async def inferences(triton: Triton) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from urllib.parse import quote_from_bytes
 
 import pytest
@@ -24,7 +23,6 @@ from schemathesis.specs.openapi.checks import (
 from app.api.parameters.parse import names
 from app.api.parameters.tasks import DetectParameters
 from tests.fakes.models import scene
-from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import NO_ANSWER, Answer, Case, ask, ask_all, encode
 from tests.faults.serving import Gateway, unharmed
 
@@ -108,14 +106,6 @@ def _check(answer: Answer) -> None:
         assert problem["status"] == answer.status
         assert problem["request_id"] == answer.headers["x-request-id"]
     assert "x-canary" not in answer.headers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _counted(gateway: Gateway, record_figure: RecordFigure) -> Iterator[None]:
-    """Records the number of requests that the tests of this module have sent."""
-    lines = len(gateway.log_lines())
-    yield
-    record_figure("fuzzed requests", len(gateway.log_lines()) - lines)
 
 
 @_fuzz

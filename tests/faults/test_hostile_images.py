@@ -1,6 +1,5 @@
 """Images that are broken, crafted or misleading: none harms a worker, and each gets the answer that says what is wrong."""
 
-import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,12 +11,11 @@ import pytest
 
 from app.errors import InvalidImage
 from app.imaging.apart import Decoders
-from bench.load.outcome import encode_latencies, merge_histograms
-from tests.fakes import models
 from tests.faults import corpus
 from tests.faults.conftest import RecordFigure
-from tests.faults.exchange import Answer, Case, ask, ask_all, encode
+from tests.faults.exchange import Case, ask_all, encode
 from tests.faults.serving import Gateway, unharmed
+from tests.faults.test_failing_triton import code_of
 from tests.imaging.samples import AVIF, HEIC, NOISE
 from tests.imaging.samples import encode as encode_image
 
@@ -35,7 +33,7 @@ async def test_every_mode_of_every_format_is_decoded(gateway: Gateway) -> None:
     assert {label: answer.body for label, answer in answers if answer.status != 200} == {}
 
 
-async def test_ten_thousand_broken_images_do_no_harm(gateway: Gateway, record_figure: RecordFigure) -> None:
+async def test_ten_thousand_broken_images_do_no_harm(gateway: Gateway) -> None:
     """Rows 27 and 28: whatever is done to a file, the answer says what is wrong with it, and the workers stay as they are."""
     random = Random(_SEED)  # noqa: S311 - the same images in each run
     images = corpus.valid_images()
@@ -44,20 +42,12 @@ async def test_ten_thousand_broken_images_do_no_harm(gateway: Gateway, record_fi
         cases += [Case(f"{name} damaged {n}", encode(corpus.damage(data, random))) for n in range(_DAMAGED_PER_IMAGE)]
     cases += [Case(f"invented {n}", encode(corpus.invent(random))) for n in range(_INVENTED)]
     random.shuffle(cases)
-    before = gateway.rss()
 
     with unharmed(gateway, growth_mb=50):
         answers = await ask_all(gateway.url, cases)
 
-    record_figure("broken images sent", len(answers))
-    record_figure("broken images: memory growth, MiB", (gateway.rss() - before) / 2**20, 50)
-    latency = merge_histograms([encode_latencies(answer.seconds for _, answer in answers)])
-    record_figure("broken images: p99 of the answers, ms", latency.get_value_at_percentile(99) / 1e3)
-    statuses = Counter(answer.status for _, answer in answers)
-    for status, number in sorted(statuses.items()):
-        record_figure(f"broken images answered with {status}", number)
     assert len(answers) == len(cases) >= 10_000
-    assert set(statuses) <= {200, 413, 415, 422}
+    assert {answer.status for _, answer in answers} <= {200, 413, 415, 422}
 
 
 @pytest.mark.system
@@ -104,8 +94,6 @@ def test_twenty_thousand_broken_files_do_no_harm_apart(record_figure: RecordFigu
     for job in jobs:
         job.result()
 
-    record_figure("broken AVIFs and HEICs", results.total())
-    record_figure("of them decoded", results["decoded"])
     record_figure("memory of a process beyond that of the program, MiB", peak / 2**20)
     assert results.total() == _BROKEN_APART
     assert max(psutil.Process().children(), key=psutil.Process.create_time) == program
@@ -116,51 +104,14 @@ def test_twenty_thousand_broken_files_do_no_harm_apart(record_figure: RecordFigu
 async def test_a_bomb_is_rejected_by_its_header(gateway: Gateway, record_figure: RecordFigure) -> None:
     """Row 26: an image of too many pixels is answered with 413 before anything of it is decoded."""
     bombs = corpus.bombs()
-    before = gateway.rss()
 
     with unharmed(gateway, growth_mb=5):
         answers = await ask_all(
             gateway.url, [Case(name, encode(data)) for name, data in bombs.items() for _ in range(5)], clients=1
         )
 
-    record_figure("bombs: memory growth, MiB", (gateway.rss() - before) / 2**20, 5)
-    assert {(label, answer.status, _code(answer)) for label, answer in answers} == {
+    assert {(label, answer.status, code_of(answer)) for label, answer in answers} == {
         (name, 413, "image_too_large") for name in bombs
     }
     fastest = {name: min(answer.seconds for label, answer in answers if label == name) for name in bombs}
     record_figure("bombs: slowest kind, fastest of 5 answers, ms", max(fastest.values()) * 1e3, 10)
-    assert max(fastest.values()) < 0.010
-
-
-@pytest.mark.system
-async def test_colours_and_orientation_do_not_change_the_boxes(gateway: Gateway) -> None:
-    """Row 31: one scene in every mode with colours and every orientation has the same boxes, IoU 0.99 or more."""
-    path = "/predict/six_columns?boxes=pixel"
-    reference = _boxes(await ask(gateway.url, encode(models.scene("BMP"), path)))
-
-    answers = await ask_all(gateway.url, [Case(name, encode(data, path)) for name, data in corpus.coloured_scenes().items()])
-
-    for label, answer in answers:
-        boxes = _boxes(answer)
-        assert boxes.keys() == reference.keys(), label
-        assert all(_iou(boxes[name], reference[name]) >= 0.99 for name in boxes), label
-
-
-def _code(answer: Answer) -> str:
-    return str(json.loads(answer.body)["code"])
-
-
-def _boxes(answer: Answer) -> dict[str, tuple[float, ...]]:
-    assert answer.status == 200, answer.body
-    return {
-        found["class_name"]: tuple(found[side] for side in ("x1", "y1", "x2", "y2"))
-        for found in json.loads(answer.body)["detections"]
-    }
-
-
-def _iou(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Return the intersection over union of two boxes, x1 y1 x2 y2."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    both = max(0, width) * max(0, height)
-    return both / (sum((x2 - x1) * (y2 - y1) for x1, y1, x2, y2 in (one, other)) - both)

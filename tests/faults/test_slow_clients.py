@@ -107,8 +107,7 @@ async def test_a_slow_client_is_cut_off(gateway: Gateway, record_figure: RecordF
     seconds = await asyncio.gather(*(hold(gateway.url, client) for client, _ in KINDS.values()))
 
     for (name, (_, limit)), held in zip(KINDS.items(), seconds, strict=True):
-        record_figure(f"slow client, {name}: closed after, s", held, limit)
-    assert {name for (name, (_, limit)), held in zip(KINDS.items(), seconds, strict=True) if held > limit + _TOLERANCE} == set()
+        record_figure(f"slow client, {name}: closed after, s", held, limit + _TOLERANCE)
     assert [line["status"] for line in gateway.wait_for_log(lines + 3)[lines:]] == [408] * 3
 
 
@@ -126,7 +125,6 @@ async def test_nginx_cuts_off_a_slow_client(gateway: Gateway, tmp_path: Path, re
 
     for name, held in (*zip(clients, seconds, strict=True), ("unread response", unread)):
         record_figure(f"slow client through nginx, {name}: closed after, s", held, 12)
-    assert max(*seconds, unread) < 12
 
 
 async def test_unread_responses_cost_little_memory(gateway: Gateway, record_figure: RecordFigure) -> None:
@@ -137,7 +135,6 @@ async def test_unread_responses_cost_little_memory(gateway: Gateway, record_figu
         growth = (gateway.rss() - before) / 2**20
 
     record_figure(f"{clients} clients with unread responses: memory growth, MiB", growth, clients)
-    assert growth < clients
 
 
 @pytest.mark.parametrize("way", ["directly", "through nginx"])
@@ -162,5 +159,3 @@ async def test_a_thousand_slow_clients_do_not_slow_down_others(
     record_figure(f"1,000 slow clients {way}: connections at the gateway", peak - fds, connections)
     record_figure(f"1,000 slow clients {way}: p99 of others, ms", during.percentile(99), 2 * quiet)
     record_figure(f"1,000 slow clients {way}: requests/s of others, before {before.rate:.0f}", during.rate)
-    assert peak - fds <= connections
-    assert during.percentile(99) <= 2 * quiet

@@ -10,17 +10,12 @@ from PIL import Image
 
 from app.imaging import jpeg
 from tests.reference_detector import QUERY, MatchCounts, ReferenceDetector, boxes
-from tests.support import IMAGES, SHARED, json
-
-BOTH = pytest.mark.parametrize(
-    "images",
-    [sorted(IMAGES.glob("*.jpg")), sorted((SHARED / "images").glob("*.jpg"))],
-    ids=["sample", "coco"],
-)
+from tests.support import json
+from tests.system.files import IMAGE_SETS
 
 
 @pytest.mark.parametrize(("model", "least"), [("yolo11n", 0.98), ("yolox_nano", 0.97)])
-@BOTH
+@IMAGE_SETS
 async def test_served_boxes_are_those_of_the_reference(
     client: httpx.AsyncClient, networks: dict[str, Path], model: str, least: float, images: list[Path]
 ) -> None:
@@ -41,7 +36,7 @@ async def test_served_boxes_are_those_of_the_reference(
     assert tally.f1 >= least
 
 
-@BOTH
+@IMAGE_SETS
 async def test_large_photos_keep_their_boxes(
     client: httpx.AsyncClient, networks: dict[str, Path], images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,10 @@ from app.settings.schema import Settings
 from tests.fakes import models
 from tests.support import NEEDS_BYTES, SCENE, json, started
 
-MODELS = ["six_columns", "half_four_tensors", "yolo_head", "unbatched", pytest.param("file_in", marks=NEEDS_BYTES)]
+MODELS = [
+    *("six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head", "unbatched"),
+    pytest.param("file_in", marks=NEEDS_BYTES),
+]
 BLACK, GREEN = models.scene("BMP", "black"), models.scene("BMP", "lime")
 REQUESTS = 24
 

@@ -1,6 +1,5 @@
 """Classifiers of the layouts and types that users bring, each a real one in Triton; their answers are computed by hand."""
 
-import asyncio
 import math
 from io import BytesIO
 from typing import Any
@@ -123,34 +122,11 @@ async def test_a_model_of_another_task_says_where_it_is_asked(client: httpx.Asyn
     assert (problem["code"], problem["detail"]) == ("wrong_task", detail)
 
 
-async def test_images_of_a_batch_keep_their_own_answers(client: httpx.AsyncClient) -> None:
-    reds = [0, 51, 102, 153, 204, 255] * 3
-    answers = await asyncio.gather(
-        *(client.post("/classify?model=bytes_to_logits", content=striped((red, 51, 102))) for red in reds)
-    )
-
-    for red, answer in zip(reds, answers, strict=True):
-        expected = dict(zip(LABELS, softmax(logits_of((red / 255, 0.2, 0.4))), strict=True))
-        # The pixels at the edge of the middle are averages with those outside.
-        assert by_name(answer) == pytest.approx(expected, abs=0.01)
-
-
 async def test_a_model_without_batches_and_names(client: httpx.AsyncClient) -> None:
     """The batch dimension is written out in its config; classes are named by their ids."""
     found = by_name(await client.post("/predict/single", content=striped()))
 
     assert found == pytest.approx(dict(zip("0123", softmax(logits_of(INNER)), strict=True)), abs=0.01)
-
-
-@pytest.mark.parametrize(("model", "says"), [("lying", "outside 0 to 1"), ("infinite", "not finite")])
-async def test_scores_that_are_none_are_a_bad_gateway(client: httpx.AsyncClient, model: str, says: str) -> None:
-    """Invalid scores are the model's fault and must not be returned."""
-    black = BytesIO()
-    Image.new("RGB", (64, 64), "black" if model == "infinite" else "white").save(black, "PNG")
-    problem = json(await client.post(f"/classify?model={model}", content=black.getvalue()), 502)
-
-    assert problem["code"] == "invalid_model_output"
-    assert says in problem["detail"]
 
 
 async def test_the_list_of_models_tells_the_task(client: httpx.AsyncClient) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.faults.exchange import Connection, encode
 from tests.scrape import scrape
 from tests.support import free_port
 from tests.system.gateway import RunningGateway, running_gateway
@@ -28,38 +29,10 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         yield running
 
 
-class Connection:
-    """An HTTP/1.1 connection whose pace the test decides."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def send(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def receive_head(self) -> tuple[int, dict[str, str]]:
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
-        return int(lines[0].split()[1]), headers
-
-    async def receive_rest(self, headers: dict[str, str]) -> bytes:
-        return await self.reader.readexactly(int(headers["content-length"]))
-
-
 @pytest.fixture
 async def connection(gateway: RunningGateway) -> AsyncIterator[Connection]:
-    made = Connection(*await asyncio.open_connection("127.0.0.1", gateway.port))
-    yield made
-    made.writer.close()
-
-
-@pytest.fixture
-async def another(gateway: RunningGateway) -> AsyncIterator[Connection]:
-    made = Connection(*await asyncio.open_connection("127.0.0.1", gateway.port))
-    yield made
-    made.writer.close()
+    async with await Connection.open(gateway.url) as connection:
+        yield connection
 
 
 def head(*lines: str, length: int = len(BODY)) -> bytes:
@@ -67,18 +40,17 @@ def head(*lines: str, length: int = len(BODY)) -> bytes:
 
 
 async def exchange(connection: Connection, request: bytes) -> tuple[int, str]:
-    """Send a head, wait until the answer is there, send the whole body, and only then receive the rest of the answer."""
+    """Send a head, receive the answer, and only then send the whole body."""
     await connection.send(request)
-    status, headers = await connection.receive_head()
+    answer = await connection.receive()
     await connection.send(BODY)
-    return status, json.loads(await connection.receive_rest(headers))["code"]
+    return answer.status, json.loads(answer.body)["code"]
 
 
 async def is_alive(connection: Connection) -> bool:
     """Return whether the connection serves a further request."""
-    await connection.send(b"GET /livez HTTP/1.1\r\nHost: nereid\r\n\r\n")
-    status, headers = await connection.receive_head()
-    return status == 200 and await connection.receive_rest(headers) == b'{"status":"alive"}'
+    answer = await connection.ask(encode(b"", "/livez", "GET"))
+    return (answer.status, answer.body) == (200, b'{"status":"alive"}')
 
 
 @pytest.mark.parametrize(
@@ -104,11 +76,11 @@ async def test_an_early_answer_reaches_a_client_that_goes_on_sending(
 async def test_a_body_that_is_too_large_is_answered_while_it_is_sent(connection: Connection) -> None:
     """With 413 by its declared length, of which the client then sends as much as it likes."""
     await connection.send(head(KEY, length=7 * 2**20))
-    status, headers = await connection.receive_head()
+    answer = await connection.receive()
     for _ in range(7):
         await connection.send(bytes(2**20))
 
-    assert (status, json.loads(await connection.receive_rest(headers))["code"]) == (413, "body_too_large")
+    assert (answer.status, json.loads(answer.body)["code"]) == (413, "body_too_large")
     assert await is_alive(connection)
 
 
@@ -118,25 +90,23 @@ async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connecti
     await connection.send("\r\n".join(lines).encode())
     for _ in range(8):
         await connection.send(b"100000\r\n" + bytes(2**20) + b"\r\n")
-    status, headers = await connection.receive_head()
-    assert (status, json.loads(await connection.receive_rest(headers))["code"]) == (413, "body_too_large")
+    answer = await connection.receive()
+    assert (answer.status, json.loads(answer.body)["code"]) == (413, "body_too_large")
     await connection.send(b"0\r\n\r\n")
 
     assert await is_alive(connection)
 
 
-async def test_a_full_gateway_answers_a_client_that_goes_on_sending(
-    gateway: RunningGateway, connection: Connection, another: Connection
-) -> None:
-    await another.send(head(KEY, length=8) + b"1234")
-    async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url, headers={"X-API-Key": f"camera.{SECRET}"}) as client:
-        while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question
-            pass
-    assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")
-    assert await is_alive(connection)
-    await another.send(b"5678")
-    status, headers = await another.receive_head()
+async def test_a_full_gateway_answers_a_client_that_goes_on_sending(gateway: RunningGateway, connection: Connection) -> None:
+    async with await Connection.open(gateway.url) as another:
+        await another.send(head(KEY, length=8) + b"1234")
+        key = {"X-API-Key": f"camera.{SECRET}"}
+        async with asyncio.timeout(30), httpx.AsyncClient(base_url=gateway.url, headers=key) as client:
+            while (await scrape(client))["api_active_requests"] != 2:  # that upload and this question
+                pass
+        assert await exchange(connection, head(KEY, "Content-Type: image/jpeg")) == (429, "gateway_full")
+        assert await is_alive(connection)
+        answer = await another.ask(b"5678")
 
-    assert status in {415, 503}
-    assert await another.receive_rest(headers)
-    assert await is_alive(another)
+        assert answer.status in {415, 503}
+        assert await is_alive(another)

@@ -7,23 +7,18 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import numpy as np
 import psutil
 import pytest
 
-from app.detection.outputs import decode_outputs
 from app.embedded.inference_check import check_inference
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError
-from app.errors import InvalidImage
 from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient
-from app.triton.client import TritonClient
-from app.triton.specs import SpecCache
 from app.zoo import registry
 from app.zoo.pull import pull
 from tests.support import REPOSITORY, json, sample_image, triton_home
-from tests.system.files import IMAGE_SETS, check_boxes, infer_files
+from tests.system.files import IMAGE_SETS, check_boxes
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
 CUT_SHORT = sample_image("coffee.jpg")[:5000]
@@ -47,14 +42,6 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
     """The result does not depend on where the file is decoded."""
     await check_boxes(gateway, PIXEL_MODEL, FILE_MODEL, images)
-
-
-async def test_answer_names_the_model_and_the_image(gateway: httpx.AsyncClient) -> None:
-    answer = json(await gateway.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")))
-
-    assert answer["model"] == {"name": FILE_MODEL, "version": "1", "backend": "triton", "device": "cpu"}
-    assert answer["image"] == {"width": 451, "height": 300}
-    assert [found["class_name"] for found in answer["detections"]] == ["cat"]
 
 
 async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:
@@ -81,31 +68,6 @@ async def test_requests_that_triton_batches_keep_their_own_answers(gateway: http
         assert answer.status_code == expected.status_code
         if answer.status_code == 200:
             assert json(answer)["detections"] == json(expected)["detections"]
-
-
-async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -> None:
-    """Every file of a request has its own answer, and its own error."""
-    files = [sample_image("chelsea.jpg"), CUT_SHORT, sample_image("astronaut.jpg"), b"text"]
-    spec = await SpecCache(own_client).get(FILE_MODEL)
-    together = await infer_files(own_client, spec, files)
-
-    assert [result.outputs["decoded"].tolist() for result in together] == [[[1]], [[0]], [[1]], [[0]]]
-    for file, result in zip(files, together, strict=True):
-        if not result.outputs["decoded"].all():
-            with pytest.raises(InvalidImage):
-                decode_outputs(spec, result.outputs)
-            continue
-        (alone,) = await infer_files(own_client, spec, [file])
-        found, expected = decode_outputs(spec, result.outputs), decode_outputs(spec, alone.outputs)
-        np.testing.assert_allclose(found.boxes, expected.boxes, atol=0.01)
-        np.testing.assert_array_equal(found.class_ids, expected.class_ids)
-
-
-async def test_model_that_was_not_pulled_is_not_found(client: httpx.AsyncClient) -> None:
-    """Triton has started without it, and the answer says how to get it."""
-    problem = json(await client.post(f"/predict/{FILE_MODEL}", content=sample_image("chelsea.jpg")), 404)
-
-    assert f"./just pull {FILE_MODEL}" in problem["detail"]
 
 
 def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings, tmp_path: Path) -> None:

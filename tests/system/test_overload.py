@@ -25,10 +25,6 @@ async def calling(gateway: RunningGateway) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def ask(client: httpx.AsyncClient) -> httpx.Response:
-    return await client.post("/detect", content=SCENE)
-
-
 def connections(worker: psutil.Process, port: int) -> int:
     """Count the connections of clients that a worker handles."""
     return sum(used.laddr.port == port and used.status == psutil.CONN_ESTABLISHED for used in worker.net_connections("tcp"))
@@ -46,58 +42,24 @@ async def until_each_worker_knows_the_other(gateway: RunningGateway) -> None:
                     asked |= {worker.pid for worker in gateway.workers() if connections(worker, gateway.port)}
 
 
-@asynccontextmanager
-async def stalled(folder: Path) -> AsyncIterator[tuple[FakeTriton, RunningGateway, httpx.AsyncClient]]:
-    """Run a gateway of two workers on a Triton that does not answer until it may."""
+async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
+    """However 40 requests at once are distributed, four of them reach Triton, and four more once those have been answered."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with (
         serving(fake),
-        running_gateway(fake.url, folder, workers=2, max_requests=LIMIT, timeout_seconds=60) as gateway,
+        running_gateway(fake.url, tmp_path, workers=2, max_requests=LIMIT, timeout_seconds=60) as gateway,
         calling(gateway) as client,
     ):
         await until_each_worker_knows_the_other(gateway)
-        fake.may_answer.clear()
         fake.most_running = 0
-        try:
-            yield fake, gateway, client
-        finally:
-            fake.may_answer.set()
-
-
-async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
-    """However 40 requests at once are distributed, four of them reach Triton, and four more once those have been answered."""
-    async with stalled(tmp_path) as (fake, _, client):
         for _ in range(2):
-            asking = [asyncio.create_task(ask(client)) for _ in range(40)]
+            fake.may_answer.clear()
+            asking = [asyncio.create_task(client.post("/detect", content=SCENE)) for _ in range(40)]
             assert await eventually(lambda: sum(task.done() for task in asking) == 40 - LIMIT)  # noqa: B023 - at once
             assert await eventually(lambda: fake.running == LIMIT)
             fake.may_answer.set()
             statuses = Counter(response.status_code for response in await asyncio.gather(*asking))
-            fake.may_answer.clear()
 
             assert statuses == {200: LIMIT, 429: 40 - LIMIT}
         assert fake.most_running == LIMIT
-
-
-async def test_a_killed_worker_leaves_its_places_to_the_other(tmp_path: Path) -> None:
-    """The requests that it was working for do not count any more, and the host has its whole capacity again."""
-    async with stalled(tmp_path) as (fake, gateway, client):
-        asking = [asyncio.create_task(ask(client)) for _ in range(LIMIT)]
-        assert await eventually(lambda: fake.running == LIMIT)
-        fake.requests.clear()
-        max(gateway.workers(), key=lambda worker: connections(worker, gateway.port)).kill()
-        assert await eventually(lambda: fake.running < LIMIT)
-        async with asyncio.timeout(60):
-            while (before := fake.running) < LIMIT:
-                asking.append(asyncio.create_task(ask(client)))
-                await eventually(lambda: asking[-1].done() or fake.running > before)
-        # The worker that takes the place of the killed one warms up, which counts as a request, too.
-        warming_up = sum(request.id == "warm-up" for request in fake.requests)
-        fake.may_answer.set()
-        outcomes = await asyncio.gather(*asking, return_exceptions=True)
-
-        statuses = Counter(outcome.status_code for outcome in outcomes if isinstance(outcome, httpx.Response))
-        assert statuses[200] == LIMIT - warming_up
-        assert set(statuses) <= {200, 429}
-        assert all(isinstance(outcome, httpx.Response | httpx.TransportError) for outcome in outcomes)

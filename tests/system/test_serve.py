@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
 import msgspec
@@ -20,14 +19,15 @@ import psutil
 import pytest
 
 from app.embedded.launch import shm_prefix
-from app.host.http import get_status
 from app.host.ports import find_free
-from app.host.processes import end_group
 from app.settings.schema import Settings
 from app.triton import shared_memory
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake
+from tests.faults.exchange import ask, encode
+from tests.faults.fleet import Fleet, running_fleet
 from tests.processes import has_ended, wait_for
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 
 TRITON_WAS_KILLED = "nereid: Triton exited with code -9; restarting it"
@@ -239,90 +239,56 @@ def test_other_commands_find_triton_by_its_home(settings: Settings, running: Run
     assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
 
 
-class Instances:
-    """A `serve` process that runs two instances on a Triton of the test's own."""
-
-    def __init__(self, fake: FakeTriton, folder: Path) -> None:
-        self.sockets = [folder / "run" / f"nereid-{number}.sock" for number in (1, 2)]
-        self.log = folder / "serve.log"
-        environ = {
-            **os.environ,
-            "NEREID_SOCKET": str(folder / "run"),
-            "NEREID_MODEL": "tiny",
-            "NEREID_MODEL_REPOSITORY": str(REPOSITORY),
-            "NEREID_MAX_REQUESTS": "1",
-            "NEREID_TIMEOUT_SECONDS": "60",
-        }
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve", "--instances", "2", "--workers", "1", "--triton", fake.url],
-                cwd=ROOT,
-                env=environ,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def client(self, number: int) -> httpx.AsyncClient:
-        transport = httpx.AsyncHTTPTransport(uds=str(self.sockets[number - 1]))
-        return httpx.AsyncClient(transport=transport, base_url="http://nereid", timeout=5)
-
-    def instances(self) -> list[psutil.Process]:
-        return list(psutil.Process(self.process.pid).children())
-
-    def shows(self, text: str) -> bool:
-        assert self.process.poll() is None
-        return any(line.startswith(f"nereid: {text}") for line in self.log.read_text().splitlines())
-
-
 @asynccontextmanager
-async def two_instances() -> AsyncIterator[tuple[FakeTriton, Instances]]:
+async def two_instances(folder: Path) -> AsyncIterator[tuple[FakeTriton, Fleet]]:
+    """Run two instances that may have one request at a time, on a Triton of the test's own."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
-    with TemporaryDirectory() as folder:  # the path of a socket may not be long
-        async with serving_fake(fake):
-            running = Instances(fake, Path(folder))
-            try:
-                await asyncio.to_thread(eventually, lambda: running.shows("ready: 2 instances at "))
-                yield fake, running
-            finally:
-                print(running.log.read_text())  # noqa: T201 - shown where the test fails
-                fake.may_answer.set()
-                await asyncio.to_thread(end_group, running.process, PATIENCE_SECONDS)
+    async with serving_fake(fake):
+        settings = {"triton_endpoints": fake.url, "model": "tiny", "max_requests": 1, "timeout_seconds": 60}
+        running = running_fleet(REPOSITORY, folder, settings=settings)
+        fleet = await asyncio.to_thread(running.__enter__)  # the instances ask that Triton, which runs in this event loop
+        try:
+            yield fake, fleet
+        finally:
+            fake.may_answer.set()
+            await asyncio.to_thread(running.__exit__, None, None, None)
 
 
-async def is_full(client: httpx.AsyncClient) -> bool:
+async def is_full(url: str) -> bool:
     """Return whether an instance rejects a request because of others; instances learn of each other within a second."""
     for _ in range(20):
-        with suppress(httpx.ReadTimeout):
-            answer = await client.post("/detect", content=SCENE, timeout=1)
-            return (answer.status_code, answer.json()["code"]) == (429, "gateway_full")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                answer = await ask(url, encode(SCENE))
+            return (answer.status, json.loads(answer.body)["code"]) == (429, "gateway_full")
     return False
 
 
-async def test_instances_are_one_service() -> None:
+async def test_instances_are_one_service(tmp_path: Path) -> None:
     """They share one limit, each is restarted without the other, and all of them stop together."""
-    async with two_instances() as (fake, running), running.client(1) as first, running.client(2) as second:
+    async with two_instances(tmp_path) as (fake, fleet):
+        first, second = (f"unix:{socket}" for socket in fleet.sockets)
         fake.may_answer.clear()
-        request = asyncio.create_task(first.post("/detect", content=SCENE, timeout=PATIENCE_SECONDS))
+        request = asyncio.create_task(ask(first, encode(SCENE)))
         await asyncio.to_thread(eventually, lambda: fake.running == 1)
         assert await is_full(second)
         fake.may_answer.set()
-        assert (await request).status_code == 200
+        assert (await request).status == 200
 
-        family = psutil.Process(running.process.pid).children(recursive=True)
-        killed, other = sorted(running.instances(), key=lambda process: float(process.create_time()))
+        family = fleet.process.children(recursive=True)
+        killed, other = sorted(fleet.instances(), key=lambda process: float(process.create_time()))
         killed.kill()
-        assert (await second.get("/livez")).status_code == 200
-        await asyncio.to_thread(eventually, lambda: running.shows("instance nereid-1.sock exited with code -9; restart"))
-        await asyncio.to_thread(eventually, lambda: get_status("http://nereid/livez", 5, running.sockets[0]) == 200)
-        assert other in running.instances()
+        assert (await ask(second, encode(b"", "/livez", "GET"))).status == 200
+        await asyncio.to_thread(eventually, lambda: fleet.says("instance nereid-1.sock exited with code -9; restart") > 0)
+        await asyncio.to_thread(eventually, fleet.is_ready)
+        assert other in fleet.instances()
 
-        family += psutil.Process(running.process.pid).children(recursive=True)
-        running.process.terminate()
-        assert await asyncio.to_thread(running.process.wait, PATIENCE_SECONDS) == 0
+        family += fleet.process.children(recursive=True)
+        fleet.process.terminate()
+        assert await asyncio.to_thread(fleet.process.wait, PATIENCE_SECONDS) == 0
         assert have_ended(family)
-        assert not any(path.exists() for path in running.sockets)
+        assert fleet.sockets == []
 
 
 def test_a_killed_api_is_started_again(running: Running) -> None:

@@ -72,7 +72,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     """
     query = scope["query_string"]
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
-    named = path_values.get("model") or header_of(scope, route.model_header)
+    named = path_values.get("model") or (header_of(scope, route.model_header) if route.model_header else "")
     named = named or next((values[name][0] for name in MODEL_NAMES if name in values), "")
     pipeline, context = worker.pipeline, context_of(scope)
     name = named or (pipeline.default_for(route.task) if route.task is not None else "")
@@ -91,10 +91,11 @@ async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker
         GatewayFull: The request cannot be admitted now.
     """
     context, pipeline = context_of(scope), worker.pipeline
-    if context.scopes is not None and "detect" not in context.scopes:
+    if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    if route.takes != "text" and (not model or pipeline.is_usable(model)):
+    context.is_circuit_open = bool(model) and not pipeline.is_usable(model)
+    if not context.is_circuit_open:
         await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
 
 
@@ -111,8 +112,7 @@ def guard_model(worker: WorkerResources) -> Guard:
         if not context.is_anonymous:
             require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
-        if route.takes != "text":
-            guard_circuit(context, worker)
+        guard_circuit(context, worker)
         guard_timing(context, worker)
 
     return guard
@@ -151,7 +151,7 @@ def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
     Raises:
         CircuitOpen: The circuit of the model is open.
     """
-    if context.model and not context.is_anonymous:
+    if context.is_circuit_open and context.model and not context.is_anonymous:
         worker.pipeline.check_circuit(context.model)
 
 

@@ -176,7 +176,7 @@ def _printable(path: str) -> str:
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """Return the caller's request id if it is well formed, otherwise a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+    return given if given and _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 
 def _caller(scope: HTTPScope) -> TraceContext | None:

@@ -1,5 +1,7 @@
 """The content types of a detection request."""
 
+from functools import lru_cache
+
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 URLENCODED = "application/x-www-form-urlencoded"
@@ -8,6 +10,7 @@ _START_BYTES = 64
 _RAW = ("", "application/octet-stream")
 
 
+@lru_cache(64)  # asked several times per request
 def media_type(content_type: str) -> str:
     """Return the type in a `Content-Type` header, in lower case and without its parameters."""
     return content_type.partition(";")[0].strip().lower()

@@ -1,42 +1,9 @@
-"""Pre- and post-processing of the servers Nereid is measured against."""
-
-from io import BytesIO
+"""Answers of the servers Nereid is measured against."""
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from bench.contestants.processing import Letterboxed, describe, letterbox, normalize
-
-
-def encode(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
-    file = BytesIO()
-    Image.new("RGB", (width, height), colour).save(file, "PNG")
-    return file.getvalue()
-
-
-def test_an_image_lies_in_the_middle_of_the_canvas() -> None:
-    """It is scaled to the side of the canvas; the rest is grey."""
-    image = letterbox(encode(320, 160, (10, 20, 30)))
-
-    assert image[1:] == (2.0, 0, 160, 320, 160)
-    assert image.canvas.shape == (640, 640, 3)
-    assert (image.canvas[:160] == 114).all()
-    assert (image.canvas[160:480] == (10, 20, 30)).all()
-    assert (image.canvas[480:] == 114).all()
-
-
-def test_normalized_pixels_are_planes_from_0_to_1() -> None:
-    """The result is FP32 with a batch dimension, and contiguous as the client needs it."""
-    canvas = np.zeros((640, 640, 3), np.uint8)
-    canvas[3, 5] = 255, 51, 0
-    planes = normalize(canvas)
-
-    assert planes.shape == (1, 3, 640, 640)
-    assert planes.dtype == np.float32
-    assert planes.flags.c_contiguous
-    assert planes[0, :, 3, 5].tolist() == pytest.approx([1.0, 0.2, 0.0])
-    assert planes.sum() == pytest.approx(1.2)
+from bench.contestants.processing import Letterboxed, describe
 
 
 def test_an_answer_has_corners_as_fractions_of_the_image() -> None:

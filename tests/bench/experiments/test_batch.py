@@ -4,22 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.api.batch.body import parse_batch
 from bench.__main__ import main
-from bench.experiments.batch import Round, encode_form
-from bench.load.connection import encode_request
+from bench.experiments.batch import Round
 from bench.load.images import SAMPLE_FOLDER
-from bench.load.target import parse_target
-
-
-def test_a_batch_is_a_form_that_the_gateway_reads() -> None:
-    images = [b"\xff\xd8one", b"two\r\n--", b"three"]
-    head, _, body = encode_request(parse_target("http://127.0.0.1/detect/batch"), encode_form(images)).partition(b"\r\n\r\n")
-    (kind,) = [line.partition(b": ")[2].decode() for line in head.split(b"\r\n") if line.startswith(b"Content-Type")]
-    parsed = parse_batch(body, kind)
-
-    assert parsed.images == images
-    assert parsed.names == ["0.jpg", "1.jpg", "2.jpg"]
 
 
 def test_a_batch_is_compared_with_the_longer_of_decoding_and_model() -> None:

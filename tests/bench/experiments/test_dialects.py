@@ -1,18 +1,13 @@
 """What dialects cost, and answers in time for Frigate."""
 
-from io import BytesIO
-
 import pytest
-from PIL import Image
 
-from app.api.receiving.body import parse_multipart
 from app.settings.schema import DIALECTS
 from bench.__main__ import main
 from bench.experiments import dialects
-from bench.experiments.dialects import Round, Spent, describe, frigate_request
+from bench.experiments.dialects import Round, Spent, describe
 from bench.load.dialects import PAIRS
 from bench.load.images import SAMPLE_FOLDER
-from tests.support import sample_image
 
 
 def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
@@ -22,14 +17,6 @@ def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
 
     assert several.split() == ["several", "110", "150", "40", "(20..80)", "-10", "(-10..-10)"]
     assert one.split() == ["one", "100", "120", "20", "(20..20)", "-10", "(-10..-10)"]
-
-
-def test_frigate_sends_a_small_square() -> None:
-    request = frigate_request(sample_image("chelsea.jpg"))
-    with Image.open(BytesIO(parse_multipart(request.body, request.headers["content-type"]).image)) as image:
-        assert (image.format, image.size) == ("JPEG", (320, 320))
-
-    assert request.path == "/v1/vision/detection"
 
 
 @pytest.mark.system

@@ -5,14 +5,7 @@ import re
 import pytest
 
 from bench.__main__ import main
-from bench.experiments import limit
 from bench.load.images import SAMPLE_FOLDER
-
-
-def test_without_a_name_the_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit, "run", lambda options: int(options.only == ["nereid_shm", "nereid_file"]))
-
-    assert main([]) == 1
 
 
 @pytest.mark.system

@@ -19,22 +19,6 @@ ENTRIES = [
 ]
 
 
-def options(*given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    locust.add_to(parser.add_subparsers())
-    return parser.parse_args(["locust", *given])
-
-
-def test_options_become_those_of_locust() -> None:
-    """Both tasks by default; the images are those of the folder that the experiment has made."""
-    asked = arguments(options("--url", "http://here:1", "--clients", "3", "--seconds", "0.2"), Path("/images"))
-    pairs = dict(zip(asked[6::2], asked[7::2], strict=False))
-
-    assert asked[-3:] == ["--tags", "detect", "classify"]
-    assert (pairs["--host"], pairs["--users"], pairs["--run-time"], pairs["--images"]) == ("http://here:1", "3", "1s", "/images")
-    assert arguments(options("--tasks", "classify"), Path("/images"))[-2:] == ["--tags", "classify"]
-
-
 def test_tasks_are_put_side_by_side() -> None:
     _, _, detect, classify = summary(ENTRIES).splitlines()
 
@@ -58,22 +42,14 @@ def test_failed_requests_make_the_command_fail(
     assert f"{failures} of 2" in capsys.readouterr().out
 
 
-def test_without_its_environment_the_command_says_how_to_make_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Locust is not among the packages of the project."""
-    monkeypatch.setattr(LOCUST, "folder", tmp_path)
-
-    assert main(["locust"]) == 1
-    assert "./just bench locust --install" in capsys.readouterr().err
-
-
 @pytest.mark.system
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
     """Whether or not a server runs: each request fails, and is counted and named."""
-    command = [str(LOCUST.python()), *arguments(options("--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"), IMAGES)]
-    done = subprocess.run(command, capture_output=True, check=True)
+    parser = argparse.ArgumentParser()
+    locust.add_to(parser.add_subparsers())
+    options = parser.parse_args(["locust", "--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"])
+    done = subprocess.run([str(LOCUST.python()), *arguments(options, IMAGES)], capture_output=True, check=True)
     names = {entry["name"] for entry in json.loads(done.stdout)}
 
     assert names == {"/detect", "/classify"}

@@ -5,19 +5,12 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main
-from bench.harness import burst
 from bench.harness.processes import ROOT
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.overload_text import overload_text
 from bench.report.records import load_record
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search with one number of clients, and wait for a moment instead of seconds."""
-    monkeypatch.setattr(burst, "PEAK_CLIENTS", (4,))
-    for name in ("RECOVERY_SECONDS", "WATCH_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(burst, name, 0.3)
+pytestmark = pytest.mark.usefixtures("short_bursts")
 
 
 @pytest.mark.faults
@@ -57,8 +50,3 @@ def test_a_server_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest
     (run,) = load_record(file).runs
     assert (run.contestant, run.rate) == ("nereid", 30)
     assert "open_3: nereid@before is left out: exited with code 1: broken" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_not_a_checkout_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["overload", "--before", str(tmp_path)]) == 1
-    assert "is not a checkout" in capsys.readouterr().err

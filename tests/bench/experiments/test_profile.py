@@ -60,13 +60,3 @@ def test_a_worker_of_the_server_is_recorded(folder: Path, capsys: pytest.Capture
     assert printed.startswith(f"{out}: one of 2 workers of nereid_inline, ")
     assert int(printed.split()[-5]) > 0
     assert set(psutil.Process().children(recursive=True)) <= before
-
-
-def test_without_py_spy_nothing_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(profile, "fixture_triton", None)
-
-    assert main(["profile"]) == 1
-    assert capsys.readouterr().err == "py-spy is not installed; run: ./just\n"

@@ -23,12 +23,12 @@ from bench.report.measurements import Measurement
 from tests.bench.support import make_measurement
 
 OPTIONS = ["--rounds", "2", "--seconds", "0.5", "--clients", "3", "--images", str(SAMPLE_FOLDER)]
-Case = tuple[str, str | None, int, bool, bool]
+Case = tuple[str, int, bool, bool]
 
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """Workers, threads, clients, kept connections and renewal of each case on a machine of two cores; the first is the fastest."""
+    """Workers, clients, kept connections and renewal of each case on a machine of two cores; the first is the fastest."""
     cases: list[Case] = []
     signalled: list[tuple[int, int]] = []
     server = Running("http://127.0.0.1:1", psutil.Process())
@@ -44,7 +44,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         given = lineup.contestant(name, model).environment
         is_renewed = signalled == [(os.getpid(), signal.SIGHUP)]
         signalled.clear()
-        cases.append((given["NEREID_WORKERS"], given.get("NEREID_DECODE_THREADS"), load.clients, load.keep_alive, is_renewed))
+        cases.append((given["NEREID_WORKERS"], load.clients, load.keep_alive, is_renewed))
         return make_measurement(100.0 if cases[-1] == cases[0] else 50.0)
 
     monkeypatch.setattr(server_options, "fixture_triton", no_triton)
@@ -59,19 +59,8 @@ def test_cases_differ_from_the_default_in_one_thing_each(measured: list[Case], c
     assert main(["options", *OPTIONS]) == 0
     _, _, first, *others, _ = capsys.readouterr().out.splitlines()
 
-    usual = ("2", None, 3, True, False)
-    assert measured == [usual, ("5", *usual[1:]), ("2", None, 512, True, False), (*usual[:3], False, False), (*usual[:4], True)] * 2
+    usual = ("2", 3, True, False)
+    assert measured == [usual, ("5", 3, True, False), ("2", 512, True, False), ("2", 3, False, False), ("2", 3, True, True)] * 2
     assert first.endswith("1.00 x (1.00..1.00)")
     assert len(others) == 4
     assert all(line.endswith("0.50 x (0.50..0.50)") for line in others)
-
-
-def test_each_combination_of_workers_and_threads_is_measured(measured: list[Case], capsys: pytest.CaptureFixture[str]) -> None:
-    """One process, one per core, one more, and twice as many plus one, with one, two and four threads; the default is the first."""
-    assert main(["workers", *OPTIONS]) == 0
-    lines = capsys.readouterr().out.splitlines()[2:-1]
-
-    others = [(workers, threads) for workers in "1235" for threads in "124" if (workers, threads) != ("2", "2")]
-    assert measured == [(*case, 3, True, False) for case in [("2", "2"), *others]] * 2
-    assert [line.split()[0] for line in lines] == [workers for workers, _ in [("2", "2"), *others]]
-    assert lines[0].startswith("2 workers, 2 threads each ")

@@ -36,7 +36,7 @@ def test_with_another_checkout_every_contestant_of_nereid_has_a_counterpart() ->
     ]
 
 
-@pytest.mark.parametrize("command", ["versus", "stages"])
+@pytest.mark.parametrize("command", ["versus", "stages", "overload"])
 def test_a_folder_that_is_not_a_checkout_is_rejected(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without this project is rejected with one line before anything is started."""
     assert main([command, "--before", str(tmp_path)]) == 1

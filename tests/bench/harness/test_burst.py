@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.harness import burst
 from bench.harness.burst import Burst, measure_burst, measure_peak
 from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.triton import Triton
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
+
+pytestmark = pytest.mark.usefixtures("short_bursts")
 
 FRAGILE = """
 import os, sys, threading
@@ -39,15 +40,7 @@ Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """A server that ends when it has many clients."""
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits of the measurement."""
-    for name in ("RECOVERY_SECONDS", "WATCH_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(burst, name, 0.3)
-
-
-def test_the_peak_is_that_of_the_best_number_of_clients(fixtures: Triton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burst, "PEAK_CLIENTS", (1, 4))
+def test_the_peak_is_that_of_the_best_number_of_clients(fixtures: Triton, tmp_path: Path) -> None:
     lineup = Lineup(fixtures, 1, tmp_path)
     run = measure_peak(lineup, lineup.contestant(DEFAULT, "null"), unlabelled_samples(SAMPLE_FOLDER), 0.5)
 

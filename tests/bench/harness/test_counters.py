@@ -26,13 +26,6 @@ def test_only_what_happened_in_the_meantime_counts() -> None:
     assert after.since(before).mean_batch == 4
 
 
-def test_counters_of_several_tritons_are_added_up() -> None:
-    one = ZERO._replace(inferences=3, executions=2, batches={"1": 1, "2": 1})
-    other = ZERO._replace(inferences=5, executions=1, queue_ns=7, batches={"5": 1})
-
-    assert Counters.total([one, other]) == ZERO._replace(inferences=8, executions=3, queue_ns=7, batches={"1": 1, "2": 1, "5": 1})
-
-
 def test_a_model_that_did_nothing_divides_nothing_by_zero() -> None:
     assert ZERO.since(ZERO) == TritonUse(inferences=0, executions=0, queue_ms=0.0, compute_ms=0.0, batches={})
 

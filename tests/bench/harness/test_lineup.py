@@ -10,7 +10,7 @@ import pytest
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
-from bench.harness.lineup import DEFAULT, Lineup, add_counterparts, comparisons
+from bench.harness.lineup import Lineup, comparisons
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from bench.models.repository import write_models
@@ -61,21 +61,6 @@ def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton
         lineup.contestant("nereid_file", "yolo11n")
     with pytest.raises(ContestantError, match="no other checkout"):
         lineup.contestant("nereid_file@before", "null")
-
-
-def test_nereid_can_run_as_it_is_without_settings(triton: Triton, tmp_path: Path) -> None:
-    assert "NEREID_TRANSPORT" not in Lineup(triton, 1, tmp_path).contestant(DEFAULT, "null").environment
-
-
-def test_only_contestants_of_nereid_have_counterparts() -> None:
-    """A counterpart is listed after the contestant that it is compared with."""
-    assert add_counterparts(["reference", "nereid_inline", "nereid_file"]) == [
-        "reference",
-        "nereid_inline",
-        "nereid_inline@before",
-        "nereid_file",
-        "nereid_file@before",
-    ]
 
 
 def test_contestants_are_compared_with_the_bases_before_them_and_with_their_counterparts() -> None:

@@ -67,16 +67,11 @@ def test_the_settings_of_this_process_are_not_inherited(monkeypatch: pytest.Monk
     assert environment["PATH"] == os.environ["PATH"]
 
 
-def test_a_checkout_is_recognised(tmp_path: Path) -> None:
-    assert require_checkout(ROOT) == ROOT
-    with pytest.raises(ContestantError, match="is not a checkout of this project"):
-        require_checkout(tmp_path)
-
-
-def test_the_one_file_is_recognised_where_it_will_do(tmp_path: Path) -> None:
+def test_a_checkout_is_recognised_and_the_one_file_where_it_will_do(tmp_path: Path) -> None:
     (file := tmp_path / "nereid").touch(0o755)
     (tmp_path / "text").touch(0o644)
 
+    assert require_checkout(ROOT) == ROOT
     assert require_checkout(file, or_file=True) == file
     for other, or_file in ((file, False), (tmp_path / "text", True)):
         with pytest.raises(ContestantError, match="is not a checkout of this project"):

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import psutil
 import pytest
 
-from app.embedded.server import EmbeddedTriton
 from app.settings import environment
-from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
-from bench.harness.triton import Triton, fixture_triton, settings_for
+from bench.harness.triton import Triton, fixture_triton
 
 
 def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
@@ -22,13 +19,6 @@ def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
     assert (home / "python").resolve() == installed / "python"
     assert fixtures.settings.triton_folder != base.triton_folder
     assert fixtures.process.is_running()
-
-
-def test_a_gateway_is_told_of_several() -> None:
-    each = [Settings(triton_endpoints=endpoint) for endpoint in ("unix:/one", "unix:/other")]
-    tritons = [Triton(settings, psutil.Process(), EmbeddedTriton(settings)) for settings in each]
-
-    assert settings_for(tritons) == {"triton_endpoints": "unix:/one,unix:/other"}
 
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,6 @@ from bench.load.target import parse_target
 from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
 
-def test_a_request_names_host_type_and_length() -> None:
-    request = encode_request(parse_target("http://localhost:81/detect?x=1"), b"\xff\xd8..")
-
-    assert request == (
-        b"POST /detect?x=1 HTTP/1.1\r\nHost: localhost:81\r\nContent-Type: image/jpeg\r\nContent-Length: 4\r\n\r\n\xff\xd8.."
-    )
-
-
 async def test_a_client_may_open_a_connection_for_each_request() -> None:
     """It asks the server to close, and the next request finds another connection."""
     async with serving(always(answer(CAT, "200 OK", "Connection: close"))) as server:

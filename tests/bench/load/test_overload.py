@@ -55,7 +55,7 @@ async def test_requests_without_a_connection_are_dropped() -> None:
     """Those that are due while all connections are in use are not sent, and are counted."""
     never = asyncio.Event()
     async with serving(silent(never)) as server:
-        outcome = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=0.3)
+        outcome = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=2)
         never.set()
 
     assert outcome.statuses == {"dropped": 37, "error": 3}
@@ -102,8 +102,8 @@ async def test_an_answer_may_arrive_before_the_request_was_sent(header: str, *, 
 async def test_a_polite_client_waits_as_long_as_it_was_told(more: list[str]) -> None:
     """It comes back after Retry-After even if the server closed the connection; another one comes back at once."""
     async with serving(always(answer(b"{}", FULL, "Retry-After: 60", *more))) as server:
-        polite = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.2, is_polite=True)
-        others = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.2)
+        polite = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=1, is_polite=True)
+        others = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5)
 
     assert polite.statuses == {"429": 5}
     assert others.requests > 5
@@ -117,7 +117,7 @@ async def test_a_polite_client_that_was_answered_does_not_wait() -> None:
         return responses[min(number, 2)]
 
     async with serving(reply) as server:
-        outcome = await drive_crowd(server.url, [SAMPLE], clients=1, seconds=0.2, is_polite=True)
+        outcome = await drive_crowd(server.url, [SAMPLE], clients=1, seconds=0.5, is_polite=True)
 
     assert outcome.statuses["429"] == 1
     assert outcome.correct > 2

@@ -3,12 +3,10 @@
 import asyncio
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.main import create_app
 from app.model.spec import InputFormat, ModelSpec, from_triton_config
 from app.triton.client import TritonClient
 from app.triton.messages import bytes_element_size, write_bytes_element
@@ -16,7 +14,7 @@ from bench.harness.counters import Counters, read_counters
 from bench.harness.processes import ROOT
 from bench.harness.triton import Triton
 from bench.report.measurements import TritonUse
-from tests.support import eventually, json, sample_image, started
+from tests.support import eventually
 
 FIXTURES = sorted(path.parent.name for path in (ROOT / "bench" / "models").glob("*/config.pbtxt"))
 
@@ -66,14 +64,6 @@ async def test_the_simulated_gpu_answers_many_requests_in_one_batch(fixtures: Tr
 
     assert used["sim_gpu_batch1_file"].batches == {"1": 64}
     assert used["sim_gpu_file"].executions <= 32
-
-
-async def test_nereid_serves_a_fixture(fixtures: Triton) -> None:
-    """An image through the whole of Nereid and the null model gives an empty answer."""
-    async with started(create_app(msgspec.structs.replace(fixtures.settings, log_level="error"))) as client:
-        response = await client.post("/detect", content=sample_image("coffee.jpg"), headers={"Content-Type": "image/jpeg"})
-
-    assert json(response)["num_detections"] == 0
 
 
 async def test_a_fixture_writes_nothing_into_the_log_of_triton(fixtures: Triton, fixture_client: TritonClient) -> None:

@@ -1,6 +1,6 @@
 """Contests as text."""
 
-from bench.report.contest_text import contest_text, spread
+from bench.report.contest_text import contest_text
 from bench.report.contests import Comparison, ContestantResult
 from tests.bench.support import make_contest, make_measurement
 
@@ -29,8 +29,3 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
     assert "answers were wrong or missing: nereid" in text
     assert "the client used more than 80% of a core with nereid" in text
     assert "neither decoding nor Triton" in text
-
-
-def test_a_spread_is_a_median_with_its_range() -> None:
-    assert spread([1.0, 2.0, 4.0]) == "2.00 x (1.00..4.00)"
-    assert spread([]) == "-"

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from bench.report.contests import Comparison
+from bench.report.measurements import Overload, WorkerMemory
 from bench.report.records import load_record, make_record, save_record
-from tests.bench.support import make_contest, make_overload_runs
+from tests.bench.support import make_contest, make_overload_runs, make_scaling
 
 
 def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
@@ -26,27 +27,29 @@ def test_a_record_survives_its_file(saved: tuple[Path, Path]) -> None:
     assert figures["mean batch"] == 2.5
 
 
-def test_a_contest_survives_its_file(tmp_path: Path) -> None:
-    """Its rounds, comparisons and those left out are read as they were written."""
+def test_all_kinds_of_measurements_survive_their_file(tmp_path: Path) -> None:
     contest = make_contest(left_out={"broken": "why"}, comparisons=[Comparison("reference", [("nereid", "reference")])])
-    save_record(tmp_path / "versus.json", make_record({"model": "null"}, contests=[contest]))
-    read = load_record(tmp_path / "versus.json")
+    record = make_record({"model": "null"}, make_overload_runs("nereid"), [contest], [make_scaling()])
+    save_record(tmp_path / "all.json", record)
 
-    assert read.contests == [contest]
-    assert read.runs == []
-    assert read.settings == {"model": "null"}
+    assert load_record(tmp_path / "all.json") == record
 
 
-def test_a_run_under_overload_survives_its_file(tmp_path: Path) -> None:
-    """Its figures include goodput, rejections, recovery and the memory of the largest worker."""
-    runs = make_overload_runs("nereid")
-    save_record(tmp_path / "overload.json", make_record({}, runs))
-    read = load_record(tmp_path / "overload.json")
+def test_figures_of_a_run_under_overload() -> None:
+    """They include goodput, rejections, recovery and the memory of the largest worker."""
+    _, run = make_overload_runs("nereid")
+    figures = run.figures
 
-    assert read.runs == runs
-    figures = read.runs[1].figures
     assert figures["goodput"] == 19
     assert figures["rejected p50"] == pytest.approx(2, rel=0.01)
     assert figures["recovery"] == 1.2
     assert (figures["resident MiB before"], figures["resident MiB peak"], figures["resident MiB after"]) == (100, 120, 120)
     assert figures["proportional MiB after"] == 80
+
+
+def test_what_was_not_measured_under_overload_has_no_figure() -> None:
+    """A server that does not answer afterwards has not recovered; a worker may have ended before its memory was read."""
+    gone = WorkerMemory(seconds=[], resident_mib=[], proportional_mib=[])
+    figures = Overload(phase="at_once", offered=10, peak=10, before_ms=5.0, memory=[gone]).figures()
+
+    assert figures == {"offered/s": 10, "peak/s": 10}

@@ -1,27 +1,22 @@
 """Throughput over Tritons, workers and clients."""
 
-from pathlib import Path
-
 import pytest
 
-from bench.report.records import load_record, make_record, save_record
+from bench.report.records import make_record
 from bench.report.scaling import ScalePoint, scaling_text
 from tests.bench.support import make_scaling
 
 
-def test_a_scaling_survives_its_file(tmp_path: Path) -> None:
-    """Each point is represented by one of its rounds, so that two files can be compared."""
-    scaling = make_scaling()
-    save_record(tmp_path / "scale.json", make_record({}, scalings=[scaling]))
-    read = load_record(tmp_path / "scale.json")
+def test_each_point_is_represented_by_one_of_its_rounds() -> None:
+    """So that two files can be compared."""
+    runs = make_record({}, scalings=[make_scaling()]).all_runs
 
-    assert read.scalings == [scaling]
-    assert [run.key for run in read.all_runs] == [
+    assert [run.key for run in runs] == [
         (size, "scale: Tritons: wait_80_file, 1 worker", "wait_80_file", load)
         for load in ("1 client", "8 clients")
         for size in ("1 Triton", "2 Tritons")
     ]
-    assert [run.outcome.rate for run in read.all_runs] == [60, 60, 60, 120]
+    assert [run.outcome.rate for run in runs] == [60, 60, 60, 120]
 
 
 def test_points_are_compared_with_the_smallest_gateway_under_the_same_load() -> None:
@@ -71,13 +66,3 @@ def test_every_point_has_a_row() -> None:
     ]
     assert "2.00 x (2.00..2.00)" in rows[3]
     assert rows[3].split()[-4:] == ["50%", "50%", "50%", "50%"]
-
-
-def test_what_limits_the_figures_is_said() -> None:
-    scaling = make_scaling()
-    (first, *_) = scaling.points[0].rounds
-    first.outcome.driver_cpu, first.triton_note = 0.9, "Triton is gone"
-    text = scaling_text(scaling)
-
-    assert "the client used more than 80% of a core" in text
-    assert text.endswith("Triton is gone")

@@ -30,16 +30,11 @@ print("done")
 """
 
 
-def run(started: str, status: int) -> "subprocess.CompletedProcess[str]":
-    """Run an application whose lifespan and requests end in these ways, and send it two requests."""
-    command = [sys.executable, "-c", PROGRAM, started, str(status)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-
-
 @pytest.mark.parametrize(("started", "status", "message"), [("failed", 200, "lifespan.startup.failed"), ("complete", 503, "503")])
 def test_a_failure_of_the_application_is_an_error(started: str, status: int, message: str) -> None:
     """A start that fails, and a status other than 200, would otherwise be measured as if it were a detection."""
-    ended = run(started, status)
+    command = [sys.executable, "-c", PROGRAM, started, str(status)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
     assert ended.returncode == 1
     assert "RuntimeError" in ended.stderr

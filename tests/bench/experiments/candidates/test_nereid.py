@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -41,17 +40,3 @@ def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> N
     samples.draw(sample_image(name), letterbox, expected)
 
     np.testing.assert_array_equal(draw(prepare(), sample_image(name)), expected)
-
-
-@BOTH
-def test_without_a_triton_its_steps_are_left_out(prepare: Prepare) -> None:
-    assert list(prepare()) == [*IMAGE_STEPS, "encode"]
-
-
-@BOTH
-def test_an_answer_with_five_detections_is_encoded(prepare: Prepare) -> None:
-    answer = msgspec.json.decode(prepare()["encode"](None))
-
-    assert answer["num_detections"] == len(answer["detections"]) == 5
-    assert answer["detections"][0]["class_name"] == "0"
-    assert answer["model"]["name"] == "null"

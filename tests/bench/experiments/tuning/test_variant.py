@@ -78,8 +78,3 @@ def test_steps_end_at_the_cores_and_come_back_to_the_default() -> None:
     assert neighbour(two_threads, "threads", UP, cores=2, devices=1) is None
     assert neighbour(two_threads, "calls", DOWN, cores=2, devices=1) == Variant(instances=1, threads=2, calls=0)
     assert neighbour(Variant(calls=0), "calls", UP, cores=2, devices=1) is None
-
-
-def test_a_variant_describes_itself() -> None:
-    assert str(PRESENT) == "instances 2, threads 1, batch 16, delay 0.5 ms, K default"
-    assert str(Variant(calls=3)) == "K 3"
