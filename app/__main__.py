@@ -33,7 +33,6 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.credentials import CredentialsError
 from app.zoo import registry
-from app.zoo.download import DownloadError
 from app.zoo.pull import PullError, pull
 from app.zoo.registry import RegistryError
 
@@ -53,7 +52,6 @@ _FAILURES = (
     PackageError,
     InstallError,
     StartError,
-    DownloadError,
     PullError,
 )
 

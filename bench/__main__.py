@@ -8,7 +8,6 @@ from app.embedded.install import InstallError
 from app.embedded.service import StartError
 from app.host.packages import PackageError
 from app.settings.schema import SettingsError
-from app.zoo.download import DownloadError
 from app.zoo.registry import RegistryError
 from bench.experiments import (
     batch,
@@ -33,7 +32,7 @@ from bench.report.records import load_record
 
 _INTERRUPTED = 130
 # Each has a one-line message for the user.
-_FAILURES = (ContestantError, SettingsError, RegistryError, DownloadError, PackageError, InstallError, StartError)
+_FAILURES = (ContestantError, SettingsError, RegistryError, PackageError, InstallError, StartError)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -25,7 +25,6 @@ from app.host.processes import SUPERVISED
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.zoo.download import DownloadError
 from app.zoo.registry import PublishedModel
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
@@ -598,7 +597,7 @@ def test_signal_leaves_no_traceback(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("failure", [SettingsError, InterpreterError, PackageError, InstallError, DownloadError])
+@pytest.mark.parametrize("failure", [SettingsError, InterpreterError, PackageError, InstallError])
 def test_every_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[Exception]
 ) -> None:

@@ -16,11 +16,7 @@ _MAX_PROBABILITY = 1.001
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode the output for one image.
-
-    Args:
-        spec: Spec of the model.
-        outputs: Tensors by name; a batch dimension must be 1.
+    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
 
     Returns:
         FP32 (classes,), 0 to 1. The softmax of logits, which sums to 1, or the model's own probabilities.

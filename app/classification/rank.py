@@ -16,13 +16,7 @@ class Ranking(NamedTuple):
 
 
 def rank(probabilities: NDArray[np.float32], *, top_k: int, confidence: float) -> Ranking:
-    """Choose the best classes; the lower id wins among equal probabilities.
-
-    Args:
-        probabilities: Shape (classes,), 0 to 1, by class id.
-        top_k: Maximum number of classes, at least 1.
-        confidence: Minimum probability.
-    """
+    """Choose at most `top_k` classes by their probabilities (classes,); the lower id wins among equal ones."""
     least = confidence
     if top_k < len(probabilities):  # sort only the best, even if there are many classes
         least = max(least, np.partition(probabilities, -top_k)[-top_k])

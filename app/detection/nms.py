@@ -4,6 +4,8 @@ The rules are those of the graphs that `pull` composes: an anchor counts only fo
 suppress each other by default, and the number of candidates is limited before the quadratic step.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,17 +16,24 @@ MAX_DETECTIONS = 300
 # Low, because each request applies its own threshold afterwards.
 MIN_SCORE = 0.05
 
-Boxes = NDArray[np.float32]
-Scores = NDArray[np.float32]
-Classes = NDArray[np.int32]
+
+class Candidates(NamedTuple):
+    """The unordered candidates of one image; those of a raw head include duplicates."""
+
+    boxes: NDArray[np.float32]
+    """Shape (n, 4) x1 y1 x2 y2, in pixels of the model's input or of the image."""
+    scores: NDArray[np.float32]
+    """Shape (n,), 0 to 1."""
+    class_ids: NDArray[np.int32]
+    """Shape (n,)."""
 
 
-def from_yolo(head: NDArray[np.float32]) -> tuple[Boxes, Scores, Classes]:
+def from_yolo(head: NDArray[np.float32]) -> Candidates:
     """Decode a head (4 + classes, anchors): centre and size of the box in pixels of the input, then final scores."""
     return _candidates(head[:4].T, head[4:].T)
 
 
-def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> tuple[Boxes, Scores, Classes]:
+def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> Candidates:
     """Decode a head (anchors, 5 + classes): offset and log size in cells, objectness, then class scores."""
     corners, strides = anchor_grid(input_size)
     centres = (head[:, :2] + corners) * strides
@@ -32,31 +41,24 @@ def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> tuple[
     return _candidates(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:])
 
 
-def _candidates(boxes: Boxes, scores: Scores) -> tuple[Boxes, Scores, Classes]:
-    """Keep the best `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height, by scores (anchors, classes).
-
-    Returns:
-        Boxes (n, 4) x1 y1 x2 y2, scores (n,) descending, class ids (n,).
-    """
+def _candidates(boxes: NDArray[np.float32], scores: NDArray[np.float32]) -> Candidates:
+    """Keep the best `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height by scores (anchors, classes), descending."""
     winners = scores.argmax(axis=1)
     best = scores[np.arange(len(scores)), winners]
     order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
     order = order[best[order] > MIN_SCORE]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
-    return corners, best[order], winners[order].astype(np.int32)
+    return Candidates(corners, best[order], winners[order].astype(np.int32))
 
 
-def suppress(boxes: Boxes, classes: Classes | None, iou: float) -> NDArray[np.intp]:
-    """Choose the boxes that no better box suppresses, at most `MAX_DETECTIONS`.
+def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
+    """Choose the boxes that no better box suppresses, at most `MAX_DETECTIONS`, and return their indices, ascending.
 
     Args:
         boxes: (n, 4) x1 y1 x2 y2, by descending score.
         classes: (n,); None if boxes of different classes also suppress each other.
         iou: Intersection over union above which the better of two boxes suppresses the other.
-
-    Returns:
-        The indices of the chosen boxes, ascending.
     """
     x1, y1, x2, y2 = boxes.T
     area = (x2 - x1) * (y2 - y1)

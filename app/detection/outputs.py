@@ -1,12 +1,13 @@
 """Decode a detector's output tensors in any supported format, and reject invalid outputs."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
+from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
 from app.model.heads import DetectionHead, OutputFormat
@@ -18,23 +19,8 @@ _MAX_SCORE = 1.001
 _MAX_CLASSES = 2**31
 
 
-class Candidates(NamedTuple):
-    """The unordered candidates of one image; those of a raw head include duplicates."""
-
-    boxes: NDArray[np.float32]
-    """Shape (n, 4) x1 y1 x2 y2, in pixels of the model's input or of the image."""
-    scores: NDArray[np.float32]
-    """Shape (n,), 0 to 1."""
-    class_ids: NDArray[np.int32]
-    """Shape (n,)."""
-
-
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
-    """Decode the outputs for one image.
-
-    Args:
-        spec: Spec of the model.
-        outputs: Tensors by name; a batch dimension must be 1.
+    """Decode the output tensors for one image, given by name; a batch dimension must be 1.
 
     Raises:
         WrongTask: The model is not a detector.
@@ -60,7 +46,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     count, boxes, scores, classes = tensors
     expect_shape(spec, count, (1,))
-    expect_shape(spec, boxes, (None, 4))
+    expect_shape(spec, boxes, (*boxes.shape[:1], 4))
     for tensor in (scores, classes):
         expect_shape(spec, tensor, (len(boxes),))
     n = int(count[0])
@@ -81,14 +67,14 @@ def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidate
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
     _expect_classes(spec, tensor, len(tensor) - 4)
-    return Candidates(*nms.from_yolo(tensor.astype(np.float32)))
+    return nms.from_yolo(tensor.astype(np.float32))
 
 
 def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (count_anchors(spec.input_size), None))
     _expect_classes(spec, tensor, tensor.shape[1] - 5)
-    return Candidates(*nms.from_yolox(tensor.astype(np.float32), spec.input_size))
+    return nms.from_yolox(tensor.astype(np.float32), spec.input_size)
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:

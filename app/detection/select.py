@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.detection.nms import suppress
-from app.detection.outputs import Candidates
+from app.detection.nms import Candidates, suppress
 from app.errors import InvalidParameter
 from app.model.heads import RAW_HEADS, DetectionHead
 
@@ -25,11 +24,7 @@ class Suppression(NamedTuple):
 
 
 def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozenset[int] | None:
-    """Look up classes given by name or id; None means all classes.
-
-    Args:
-        classes: Names or ids.
-        labels: The model's class names by id; without them, any id is accepted.
+    """Look up classes given by name or id; None means all classes. For a model without labels, any id is accepted.
 
     Raises:
         InvalidParameter: A class is neither a name nor an id of this model.
@@ -53,13 +48,8 @@ def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool)
     With suppression in both places, a few boxes may differ from a single NMS at the lower threshold: the model may have dropped
     a box because of one that is itself suppressed here.
 
-    Args:
-        iou: The requested threshold; None for the one in the model's config.
-        head: The model's head.
-        is_agnostic: Whether boxes of different classes can count as one object.
-
     Raises:
-        InvalidParameter: `iou` is above the threshold of the model's own suppression.
+        InvalidParameter: `iou`, if it was requested, is above the threshold of the model's own suppression.
     """
     if iou is not None and iou > head.max_iou:
         raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
@@ -71,16 +61,10 @@ def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool)
 def select(
     found: Candidates, *, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression | None = None
 ) -> Candidates:
-    """Return the requested candidates, by descending score.
+    """Return the requested candidates, by descending score; None means all classes, and all duplicate boxes.
 
-    Candidates that are filtered out do not suppress others. Otherwise, with `is_agnostic`, the result would depend on classes that
-    were not requested.
-
-    Args:
-        found: The candidates of one image, not clipped to it, because clipping changes overlaps.
-        confidence: Minimum score.
-        class_ids: The classes to keep; None for all.
-        suppression: Rule for duplicate boxes; None to keep all.
+    The boxes must not be clipped to the image, because clipping changes overlaps. Candidates that are filtered out do not suppress
+    others. Otherwise, with `is_agnostic`, the result would depend on classes that were not requested.
     """
     if not len(found.scores):
         return found
@@ -96,12 +80,7 @@ def select(
 
 
 def keep_best(found: Candidates, max_detections: int) -> Candidates:
-    """Keep the first candidates that have an area.
-
-    Args:
-        found: The candidates by descending score, clipped to the image. Boxes in the padding have no area after clipping.
-        max_detections: Maximum number to keep.
-    """
+    """Keep the first candidates that have an area, of those clipped to the image: boxes in the padding have none."""
     x1, y1, x2, y2 = found.boxes.T
     return _take(found, np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections])
 

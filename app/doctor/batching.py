@@ -68,12 +68,7 @@ def read(config: dict[str, Any]) -> Scheduling:
 
 
 def check(model: Scheduling, file: str) -> Iterator[Finding]:
-    """Check batching and queue of a model.
-
-    Args:
-        model: The model's config.
-        file: Path of its config, for the fix.
-    """
+    """Check batching and queue of a model; the fixes name the file of its config."""
     if model.ensemble_scheduling is not None or model.sequence_batching is not None:
         return  # an ensemble has no queue of its own; sequences do not apply to single images
     batching, largest = model.dynamic_batching, max(1, model.max_batch_size)
@@ -97,7 +92,6 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
 
 
 def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
-    """Check the queue policy."""
     if model.dynamic_batching is None or not model.max_queue_size:
         text = f"{model.name} has no max_queue_size: an overloaded Triton queues without end, for callers that have long given up"
         lines = f"dynamic_batching in {file}:\n{_POLICY}" if model.dynamic_batching else f"{file}:\n{_BATCHING}"
@@ -116,13 +110,7 @@ def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
 
 
 def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Finding:
-    """Check how long a single request waits to be batched with others.
-
-    Args:
-        model: The model's config.
-        file: Path of its config, for the fix.
-        inference_ms: Duration of an inference in milliseconds; None if unknown.
-    """
+    """Check how long a single request waits to be batched with others; the duration of an inference is None if it is unknown."""
     text = f"a single request of {model.name} waits {model.delay_ms:g} ms for others to join it"
     if model.delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
         return ok("queue_delay", text)
@@ -133,14 +121,7 @@ def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Fin
 
 
 def check_instances(model: Scheduling, file: str, cores: float, *, is_embedded: bool) -> Iterator[Finding]:
-    """Check the threads of a model that runs on the CPUs of this machine.
-
-    Args:
-        model: The model's config.
-        file: Path of its config, for the fix.
-        cores: Number of available cores.
-        is_embedded: Whether the embedded Triton runs it, whose instances have one thread each by default.
-    """
+    """Check the threads of a model on the CPUs of this machine. The embedded Triton's instances have one each by default."""
     groups = [group for group in model.instance_group if group.kind == "KIND_CPU"]
     if model.backend != "onnxruntime" or not groups:
         return

@@ -46,19 +46,8 @@ class Run(NamedTuple):
 async def measure(  # noqa: PLR0913 - what is known of the model
     client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, timeout_seconds: float, *, with_burst: bool
 ) -> AsyncIterator[Finding]:
-    """Run inferences and check the measurements.
-
-    Args:
-        client: Client of a Triton with the model.
-        spec: Spec of the model.
-        model: The model's config.
-        file: Path of its config, for the fix.
-        timeout_seconds: Deadline of requests.
-        with_burst: Whether to also run many inferences at once.
-    """
-    first = await _run(client, spec, 1)  # warm-up
-    problem = _find_problem(spec, first)
-    if problem is not None:
+    """Run inferences one by one, and many at once if `with_burst`, and check the measurements. The fixes name the config file."""
+    if problem := _find_problem(spec, await _run(client, spec, 1)):  # it also warms up the model
         yield problem
         return
     runs = [await _run(client, spec, 1) for _ in range(_ALONE)]
@@ -91,8 +80,8 @@ def _find_problem(spec: ModelSpec, run: Run) -> Finding | None:
             check_result(spec, run.answers[0])
         except InvalidModelOutput as invalid:
             error = invalid
-        else:
-            return None
+    if error is None:
+        return None
     if spec.dtype is None and isinstance(error, InferenceFailed):
         return ok("inference", f"{spec.name} takes encoded files, but not a blank PNG: nothing was measured")
     return failed_inference(spec.name, error)

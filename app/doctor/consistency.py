@@ -27,12 +27,7 @@ _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 
 
 def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
-    """Check the settings.
-
-    Args:
-        settings: The settings, individually valid.
-        is_triton_here: Whether Triton runs on this machine.
-    """
+    """Check the settings, which are individually valid."""
     yield from _check_listener(settings)
     yield from _check_files(settings)
     yield from _check_timeouts(settings)
@@ -68,7 +63,6 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_files(settings: Settings) -> Iterator[Finding]:
-    """Check the files for the connection to Triton."""
     try:
         credentials.load(settings.triton_tls_folder)
     except CredentialsError as error:
@@ -90,7 +84,6 @@ def _check_timeouts(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_renewal(settings: Settings) -> Iterator[Finding]:
-    """Check that workers are not replaced too often."""
     if 0 < settings.worker_max_memory_mb < _MIN_WORKER_MIB:
         text = f"workers are replaced at {settings.worker_max_memory_mb} MiB, but need {WORKER_MIB} MiB and their images"
         yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_MEMORY_MB={4 * WORKER_MIB}, or 0 for no limit")

@@ -8,41 +8,37 @@ from app.host.http import get_status
 from app.settings.schema import Settings
 
 _SECONDS = 2.0
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - requested on loopback
+_OK = 200
 
 
 def check(settings: Settings) -> Finding:
     """Check the sockets or the port in the settings."""
     paths = [path for path in settings.sockets if path is not None]
-    return _check_sockets(paths) if paths else _check_port(settings.host, settings.port)
+    return _check_sockets(paths) if paths else _check_port(settings.host, settings.port, settings.local_url)
 
 
 def _check_sockets(paths: list[Path]) -> Finding:
-    answering = [str(path) for path in paths if get_status("http://localhost/livez", _SECONDS, path) == 200]  # noqa: PLR2004
+    answering = [str(path) for path in paths if get_status("http://localhost/livez", _SECONDS, path) == _OK]
     if answering:
         return ok("gateway", f"{len(answering)} of {len(paths)} gateways answer: {', '.join(answering)}")
     return ok("gateway", f"no gateway answers at {', '.join(map(str, paths))}")
 
 
-def _check_port(host: str, port: int) -> Finding:
+def _check_port(host: str, port: int, url: str) -> Finding:
     try:
         is_free = ports.is_free(host, port)
-        address = ports.resolve(host)
     except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
         reason = getattr(error, "strerror", None) or error
         return failure("gateway", f"the API cannot listen on {host}:{port}: {reason}", "NEREID_HOST=127.0.0.1, or 0.0.0.0")
-    address = _WILDCARDS.get(address, address)
-    url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
     if is_free:
         return ok("gateway", f"nothing listens at {url} yet")
-    if get_status(f"{url}/livez", _SECONDS) != 200:  # noqa: PLR2004
+    if get_status(f"{url}/livez", _SECONDS) != _OK:
         pid, command = ports.holder(port) or (0, "")
         if ports.NEREID.search(command):
-            return failure(
-                "gateway", f"a Nereid, process {pid} ({command}), listens at {url}, but does not answer", f"kill -9 {pid}"
-            )
+            text = f"a Nereid, process {pid} ({command}), listens at {url}, but does not answer"
+            return failure("gateway", text, f"kill -9 {pid}")
         by = f", process {pid} ({command})," if pid else ""
         text = f"something else{by} listens at {url}: the API cannot"
         return warning("gateway", text, "end it, or choose another port: --port 4613")
-    is_ready = get_status(f"{url}/readyz", _SECONDS) == 200  # noqa: PLR2004
+    is_ready = get_status(f"{url}/readyz", _SECONDS) == _OK
     return ok("gateway", f"a gateway runs at {url}, and is {'ready' if is_ready else 'not ready'}")

@@ -21,13 +21,7 @@ _SPARE = 1.25
 
 
 def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> Iterator[Finding]:
-    """Check cores, open files and memory.
-
-    Args:
-        settings: The settings.
-        slot_bytes: Size of the default model's input for one image; None if the model is unknown.
-        maps_memory: Whether tensors may use this machine's shared memory.
-    """
+    """Check cores, open files and memory; the size of the default model's input for one image is None if the model is unknown."""
     arena = shared_memory.arena_bytes(slot_bytes or _USUAL_SLOT_BYTES)
     has_arenas = maps_memory and settings.transport != "inline"
     yield from _check_cores(settings, cores.available())
@@ -80,7 +74,6 @@ def _check_open_files(soft: int, hard: int) -> Finding:
 
 
 def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Finding:
-    """Check that the arenas of all workers fit into /dev/shm."""
     workers = _workers(settings)
     need = workers * arena
     size = f"{math.ceil(need / _MIB * _SPARE)}m"

@@ -3,10 +3,10 @@
 import platform
 import sys
 from collections.abc import Iterator
-from io import BytesIO
+from importlib import import_module
 from pathlib import Path
 
-from PIL import Image, features
+from PIL import features
 
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.launch import loadable_models
@@ -17,8 +17,11 @@ from app.zoo.registry import RegistryError
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}
-_REINSTALL = "rm -r .venv && ./just, or pip install --force-reinstall {}"
-_SAMPLE_SIZE = (32, 32)
+# By the code of the finding: module, package and purpose.
+_LIBRARIES = (
+    ("jpeg_decoder", "simplejpeg", "simplejpeg", "decodes JPEGs with libjpeg-turbo"),
+    ("opencv", "cv2", "opencv-python-headless", "resizes images"),
+)
 
 
 def check(settings: Settings) -> Iterator[Finding]:
@@ -26,8 +29,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield _check_python()
     yield _check_pillow()
     yield from _check_formats()
-    yield _check_jpeg_decoder()
-    yield _check_opencv()
+    yield from _check_libraries()
     yield _check_repository(settings)
 
 
@@ -51,7 +53,6 @@ def _check_pillow() -> Finding:
 
 
 def _check_formats() -> Iterator[Finding]:
-    """Check the libraries that Pillow was compiled with."""
     fix = "apt-get install libjpeg-dev zlib1g-dev libwebp-dev && rm -r .venv && ./just"
     missing = [library for name, library in _FORMATS.items() if not features.check(name)]
     if missing:
@@ -62,30 +63,15 @@ def _check_formats() -> Iterator[Finding]:
         yield warning("pillow_jpeg", "Pillow decodes CMYK and unusual JPEGs without libjpeg-turbo, several times slower", fix)
 
 
-def _check_jpeg_decoder() -> Finding:
-    """Check which library decodes an ordinary JPEG."""
-    file = BytesIO()
-    fix = _REINSTALL.format("simplejpeg")
-    try:
-        Image.new("RGB", _SAMPLE_SIZE).save(file, "JPEG")
-        from app.imaging import jpeg  # noqa: PLC0415 - its dependencies may be missing
-
-        size = jpeg.read_header(file.getvalue()).size
-        pixels = None if size is None else jpeg.decode(file.getvalue(), size, size, None)
-    except (ImportError, OSError) as error:
-        return failure("jpeg_decoder", f"JPEGs cannot be decoded, and the API does not start: {error}", fix)
-    if pixels is None:
-        return warning("jpeg_decoder", "simplejpeg does not decode an ordinary JPEG: Pillow does it, and takes longer", fix)
-    return ok("jpeg_decoder", "simplejpeg decodes JPEGs with libjpeg-turbo")
-
-
-def _check_opencv() -> Finding:
-    try:
-        import cv2  # noqa: PLC0415 - it may be missing
-    except ImportError as error:
-        fix = _REINSTALL.format("opencv-python-headless")
-        return failure("opencv", f"OpenCV, which resizes images, cannot be imported, and the API does not start: {error}", fix)
-    return ok("opencv", f"OpenCV {cv2.__version__} resizes images")
+def _check_libraries() -> Iterator[Finding]:
+    for code, module, package, purpose in _LIBRARIES:
+        try:
+            version = import_module(module).__version__
+        except ImportError as error:
+            text = f"{package}, which {purpose}, cannot be imported, and the API does not start: {error}"
+            yield failure(code, text, f"rm -r .venv && ./just, or pip install --force-reinstall {package}")
+        else:
+            yield ok(code, f"{package} {version} {purpose}")
 
 
 def _check_repository(settings: Settings) -> Finding:

@@ -25,18 +25,7 @@ _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 async def examine(
     client: TritonClient, settings: Settings, state: ModelState | None, *, is_here: bool, with_burst: bool
 ) -> tuple[list[Finding], ModelSpec | None]:
-    """Examine the default model.
-
-    Args:
-        client: Client of a Triton that responds.
-        settings: The settings, which name the model.
-        state: State of the model in Triton's index; None if unknown.
-        is_here: Whether Triton runs on this machine.
-        with_burst: Whether to send a burst of inferences.
-
-    Returns:
-        The findings, and the spec of the model; None if the model cannot be used.
-    """
+    """Examine the default model on a Triton that responds. The spec is None if the model cannot be used."""
     try:
         config, version = await client.read_config(settings.model)
     except GatewayError as error:
@@ -84,7 +73,6 @@ def _config_path(settings: Settings) -> Path:
 
 
 def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:
-    """Return the finding for a model that is missing or not ready."""
     if state is None:
         fix = f"nereid pull {settings.model}, then start Triton again; or NEREID_MODEL=NAME of a model that is ready"
         return failure("model", f"Triton does not have {settings.model}: {own_message(error)}", fix)
@@ -102,7 +90,6 @@ def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 
 def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
-    """Check the size of the input tensor per image."""
     if spec.dtype is None:
         return
     width, height = spec.input_size

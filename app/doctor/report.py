@@ -31,17 +31,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run(settings: Settings, *, as_json: bool, is_strict: bool, with_burst: bool) -> int:
-    """Examine everything and print a report.
-
-    Args:
-        settings: The settings to check.
-        as_json: Whether to print one JSON document instead of text.
-        is_strict: Whether a warning counts as a failure for the exit code.
-        with_burst: Whether to send Triton a burst of inferences.
-
-    Returns:
-        The exit code: 0, or 1 if something does not work.
-    """
+    """Examine everything, print a report, and return the exit code: 0, or 1 if something does not work."""
     report = _examine(settings, with_burst=with_burst)
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if as_json else _to_text(report))
     return 1 if report.failures or (is_strict and report.warnings) else 0

@@ -48,13 +48,7 @@ class Examination(NamedTuple):
 
 
 async def examine(target: Target, settings: Settings, *, with_burst: bool) -> Examination:
-    """Examine a Triton and its default model.
-
-    Args:
-        target: Address of the Triton.
-        settings: The settings.
-        with_burst: Whether to send a burst of inferences.
-    """
+    """Examine a Triton and its default model."""
     is_here = is_on_this_machine(target.address)
     try:
         if not settings.triton_endpoints:
@@ -103,7 +97,6 @@ def _unreachable(address: str, settings: Settings, error: GatewayError) -> Findi
 
 
 def _check_version(server: ServerInfo, settings: Settings) -> Finding:
-    """Check whether this version of Triton supports cancelling inferences safely."""
     if server.survives_cancel:
         return ok("triton_version", f"Triton {server.version} survives cancelled inferences")
     text = f"Triton {server.version} may crash when an inference is cancelled: what callers have given up is computed to its end"
@@ -116,9 +109,8 @@ def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
     missing = [f"{name} ({reason})" for name, reason in _EXTENSIONS.items() if name not in server.extensions]
     if missing:
         text = f"this server does not speak Triton's {' and '.join(missing)}"
-        yield failure(
-            "extensions", text, f"{PREFIX}TRITON_ENDPOINTS must name an NVIDIA Triton, not another server of its protocol"
-        )
+        fix = f"{PREFIX}TRITON_ENDPOINTS must name an NVIDIA Triton, not another server of its protocol"
+        yield failure("extensions", text, fix)
 
 
 async def _check_latency(client: TritonClient, name: str) -> Finding:

@@ -13,12 +13,7 @@ from app.triton.membership import Target, resolve
 
 
 async def examine(settings: Settings, *, with_burst: bool) -> Examination:
-    """Examine each Triton and its default model.
-
-    Args:
-        settings: The settings with their addresses.
-        with_burst: Whether to send each a burst of inferences.
-    """
+    """Examine each Triton and its default model."""
     targets: list[Target] = []
     unresolved: list[Finding] = []
     for address in settings.triton_addresses:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.errors import InvalidImage
-from app.imaging import apart, exif, jpeg, opencv
+from app.imaging import apart, exif, jpeg, tiff
 from app.imaging.header import ImageHeader, PixelLimits
 
 _JPEG = {"JPEG", "MPO"}
@@ -43,7 +43,7 @@ def estimate_decoding(header: ImageHeader, min_decode_size: tuple[int, int]) -> 
     if header.decoded is not None:
         return Decoding(size, 0)
     if header.tiff is not None:
-        return Decoding(size, pixels * opencv.PIXEL_BYTES + opencv.FILE_COPIES * len(header.data))
+        return Decoding(size, pixels * tiff.PIXEL_BYTES + tiff.FILE_COPIES * len(header.data))
     if header.file is not None and header.file.format not in _JPEG:
         return Decoding(size, pixels * (_WEBP_BYTES if header.file.format == "WEBP" else _PILLOW_BYTES))
     pixel_bytes = _ARRAY_BYTES * (1 if header.orientation == 1 else 2)
@@ -60,7 +60,7 @@ def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
     return max(
         limits.jpeg * (_PILLOW_BYTES + _COEFFICIENT_BYTES),
         limits.non_jpeg * _WEBP_BYTES,
-        limits.non_jpeg * opencv.PIXEL_BYTES + opencv.FILE_COPIES * max_file_bytes,
+        limits.non_jpeg * tiff.PIXEL_BYTES + tiff.FILE_COPIES * max_file_bytes,
         *(apart.decode_bytes(name, limits.of(name), max_file_bytes) for name in apart.PIXEL_BYTES),
     )
 
@@ -70,12 +70,11 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
 
     Args:
         header: From `read_header`.
-        min_decode_size: Minimum width and height in pixels, upright. A larger JPEG may be decoded at a reduced size, which is
-            many times faster.
-        out: UINT8 (height, width, 3) to decode into, used for a JPEG that is stored upright and is decoded at exactly this size.
+        min_decode_size: Minimum width and height, upright. A larger JPEG may be decoded at a reduced size, many times faster.
+        out: UINT8 (height, width, 3) to decode into, used and returned for a JPEG that is stored upright and gets this size.
 
     Returns:
-        UINT8 (height, width, 3) RGB, upright, of the true size or smaller; `out` itself if it was used.
+        UINT8 (height, width, 3) RGB, upright, of the true size or smaller.
 
     Raises:
         InvalidImage: The data is truncated or corrupt.
@@ -83,11 +82,11 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     if header.decoded is not None:
         return header.decoded.pixels
     size = header.width, header.height
-    if exif.is_sideways(header.orientation):
+    if header.orientation in exif.SIDEWAYS:
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
     if header.tiff is not None:
-        pixels = opencv.decode(header.data, header.tiff)
+        pixels = tiff.decode(header.data, header.tiff)
     elif header.file is None:
         pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
     if pixels is None:

@@ -1,7 +1,7 @@
 """Draw boxes with names and scores on an image."""
 
 from collections.abc import Sequence
-from math import ceil, floor, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -44,39 +44,28 @@ class Marks(NamedTuple):
     """(n,)."""
 
 
-class _Rectangle(NamedTuple):
-    """In pixels; `right` and `bottom` are exclusive."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-
-
 def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
-    """Draw frames inside the boxes, then labels; where they overlap, the detection with the higher score is on top.
+    """Draw on UINT8 pixels (height, width, 3) RGB, in place: frames inside the boxes, then labels.
 
-    Args:
-        pixels: UINT8 (height, width, 3) RGB, modified in place.
-        marks: The detections.
+    Where they overlap, the detection with the higher score is on top.
     """
     height, width = pixels.shape[:2]
     scale = sqrt(height * width)
     line_width = max(_MIN_LINE_WIDTH, round(scale * _LINE_WIDTH))
     text_size = max(_MIN_TEXT_SIZE, round(scale * _TEXT_SIZE))
     max_width = min(width, max(width // 2, _MIN_LABEL_WIDTH * text_size))
-    boxes = [_to_rectangle(box, width, height) for box in marks.boxes.tolist()]
+    boxes = _to_pixels(marks.boxes, width, height)
     colours = [colour_of(class_id) for class_id in marks.class_ids.tolist()]
-    for box, colour in reversed(list(zip(boxes, colours, strict=True))):
-        _draw_frame(pixels, box, line_width, colour)
+    for (left, top, right, bottom), colour in reversed(list(zip(boxes.tolist(), colours, strict=True))):
+        _draw_frame(pixels[top:bottom, left:right], line_width, colour)
     labels = [
         fit(readable_name(name, class_id), f"{score:.2f}", text_size, max_width, height // 2)
         for name, class_id, score in zip(marks.names, marks.class_ids.tolist(), marks.scores.tolist(), strict=True)
     ]
     places = _place(labels, boxes, width, height)
-    for label, place, colour in reversed(list(zip(labels, places, colours, strict=True))):
+    for label, (left, top, right, bottom), colour in reversed(list(zip(labels, places.tolist(), colours, strict=True))):
         if label is not None:
-            pixels[place.top : place.bottom, place.left : place.right] = render(label, colour)
+            pixels[top:bottom, left:right] = render(label, colour)
 
 
 def colour_of(class_id: int) -> Colour:
@@ -84,50 +73,44 @@ def colour_of(class_id: int) -> Colour:
     return _PALETTE[class_id % len(_PALETTE)]
 
 
-def _to_rectangle(box: Sequence[float], width: int, height: int) -> _Rectangle:
-    """Return the pixels of the image that a box touches; at least one."""
-    left, top = min(max(0, floor(box[0])), width - 1), min(max(0, floor(box[1])), height - 1)
-    return _Rectangle(left, top, max(min(ceil(box[2]), width), left + 1), max(min(ceil(box[3]), height), top + 1))
+def _to_pixels(boxes: NDArray[np.float32], width: int, height: int) -> NDArray[np.int64]:
+    """Return the pixels of the image that boxes (n, 4) x1 y1 x2 y2 touch, at least one each; the ends are exclusive."""
+    size = np.array((width, height))
+    starts = np.minimum(np.maximum(np.floor(boxes[:, :2]), 0), size - 1)
+    ends = np.maximum(np.minimum(np.ceil(boxes[:, 2:]), size), starts + 1)
+    return np.hstack((starts, ends)).astype(np.int64)
 
 
-def _draw_frame(pixels: NDArray[np.uint8], box: _Rectangle, line_width: int, colour: Colour) -> None:
-    """Draw a frame along the inside of a box, and a thin dark one inside the first, for contrast with bright pixels."""
-    side = min(box.right - box.left, box.bottom - box.top)
-    line = max(1, min(line_width, side // _MIN_BOX_WIDTHS))
-    if line > 1:
-        edge = line + max(1, line // 3)
-        _draw_lines(pixels, box, edge, _EDGE)
-    _draw_lines(pixels, box, line, colour)
+def _draw_frame(area: NDArray[np.uint8], line_width: int, colour: Colour) -> None:
+    """Draw a frame along the inside of a box's area, and a thin dark one inside it, for contrast with bright pixels."""
+    line = max(1, min(line_width, min(area.shape[:2]) // _MIN_BOX_WIDTHS))
+    lines = [(line + max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
+    for width, line_colour in lines:
+        area[:width] = area[-width:] = area[:, :width] = area[:, -width:] = line_colour
 
 
-def _draw_lines(pixels: NDArray[np.uint8], box: _Rectangle, width: int, colour: Colour) -> None:
-    left, top, right, bottom = box
-    pixels[top : top + width, left:right] = colour
-    pixels[bottom - width : bottom, left:right] = colour
-    pixels[top:bottom, left : left + width] = colour
-    pixels[top:bottom, right - width : right] = colour
+def _place(labels: Sequence[Label | None], boxes: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
+    """Place each label at its box, inside the image, where it hides the least of labels with higher scores and of small boxes.
 
-
-def _place(labels: Sequence[Label | None], boxes: Sequence[_Rectangle], width: int, height: int) -> list[_Rectangle]:
-    """Place each label at its box, inside the image, where it hides the least of labels with higher scores and of small boxes."""
-    corners = np.array(boxes, np.int64).reshape(-1, 4)
-    areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1)
+    Boxes, and places of labels, are (n, 4) in pixels, with exclusive ends.
+    """
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     places = np.zeros((len(labels), 4), np.int64)
     for index, (label, box) in enumerate(zip(labels, boxes, strict=True)):
         if label is not None:
-            small = corners[areas < _SMALL_BOX_LABELS * label.width * label.height]
+            small = boxes[areas < _SMALL_BOX_LABELS * label.width * label.height]
             candidates = _candidates(label, box, width, height)
             hidden = _LABEL_WEIGHT * _overlaps(candidates, places[:index]) + _overlaps(candidates, small)
             places[index] = candidates[np.argmin(hidden)]
-    return [_Rectangle(*place) for place in places.tolist()]
+    return places
 
 
-def _candidates(label: Label, box: _Rectangle, width: int, height: int) -> NDArray[np.int64]:
+def _candidates(label: Label, box: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
     """Return the possible rectangles (8, 4) of a label at its box, best first, moved into the image if necessary."""
     size = np.array((label.width, label.height))
-    lefts = box.left, box.right - label.width
-    tops = box.top - label.height, box.top, box.bottom, box.bottom - label.height
-    corners = np.array([(left, top) for left in lefts for top in tops])
+    left, top, right, bottom = box.tolist()
+    lefts, tops = (left, right - label.width), (top - label.height, top, bottom, bottom - label.height)
+    corners = np.array([(x, y) for x in lefts for y in tops])
     corners = np.maximum(0, np.minimum(corners, (width, height) - size))
     return np.hstack((corners, corners + size))
 

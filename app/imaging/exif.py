@@ -17,7 +17,8 @@ _TURNS: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     7: lambda pixels: pixels[::-1, ::-1].transpose(1, 0, 2),
     8: np.rot90,
 }
-_FIRST_SIDEWAYS = 5
+SIDEWAYS = range(5, 9)
+"""Orientations with width and height swapped in the upright image."""
 # Types of numbers that fit into an entry, by code: SHORT, and those that some programs write and Pillow reads.
 _NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 13: "L"}
 
@@ -43,11 +44,6 @@ def read_orientation(exif: bytes) -> int:
     except struct.error:  # a broken block does not make the image invalid; viewers show it as stored
         pass
     return 1
-
-
-def is_sideways(orientation: int) -> bool:
-    """Return whether width and height are swapped in the upright image."""
-    return orientation >= _FIRST_SIDEWAYS
 
 
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

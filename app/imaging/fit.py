@@ -26,13 +26,6 @@ _REACHES: dict[Interpolation, int] = {"bilinear": 1, "bicubic": 2}
 _PILLOW_BYTES = 4
 
 
-class Span(NamedTuple):
-    """A part of an axis, in fractional pixels."""
-
-    start: float
-    end: float
-
-
 class Letterbox(NamedTuple):
     """Keeps the aspect ratio of an image, with padding around it."""
 
@@ -54,26 +47,21 @@ class Letterbox(NamedTuple):
         Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         """
         is_centred = self.placement == "center"
-        scale = min(self.canvas_size[0] / width, self.canvas_size[1] / height)
+        canvas_width, canvas_height = self.canvas_size
+        scale = min(canvas_width / width, canvas_height / height)
         if not self.enlarge:
             scale = min(scale, 1.0)
         to_pixels = round if is_centred else int
-        inner_width, inner_height = (
-            max(1, min(to_pixels(side * scale), limit)) for side, limit in zip((width, height), self.canvas_size, strict=True)
-        )
-        left, top = (
-            round((outer - inner) / 2 - 0.1) if is_centred else 0
-            for outer, inner in zip(self.canvas_size, (inner_width, inner_height), strict=True)
-        )
+        inner_width = max(1, min(to_pixels(width * scale), canvas_width))
+        inner_height = max(1, min(to_pixels(height * scale), canvas_height))
+        left = round((canvas_width - inner_width) / 2 - 0.1) if is_centred else 0
+        top = round((canvas_height - inner_height) / 2 - 0.1) if is_centred else 0
         return ImageTransform(left, top, inner_width, inner_height, width, height)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize an image into its area of the canvas, and write the padding around it.
 
-        Args:
-            pixels: UINT8 (height, width, 3) RGB, upright; may be a view of that area.
-            transform: From `fit`.
-            canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
+        Both are UINT8 (height, width, 3) RGB. The pixels are upright, and may be a view of that area.
         """
         left, top, width, height = transform[:4]
         rows = canvas[top : top + height]
@@ -107,36 +95,33 @@ class CenterCrop(NamedTuple):
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize the centre of an image to the canvas, as if the whole image were resized first.
 
-        Args:
-            pixels: UINT8 (height, width, 3) RGB, upright, contiguous: the whole image, possibly decoded at a reduced size.
-            transform: From `fit`.
-            canvas: UINT8 (height, width, 3) RGB; every byte of it is written.
+        Both are UINT8 (height, width, 3) RGB. The pixels are upright and contiguous, possibly decoded at a reduced size.
         """
-        (columns, left, right), (rows, top, bottom) = self._middle(pixels.shape[1::-1], transform)
+        (start_x, end_x, left, right), (start_y, end_y, top, bottom) = self._middle(pixels.shape[1::-1], transform)
         # Pillow makes one copy. Without the stride, the part would have to be copied before.
         data = pixels[top:bottom].reshape(-1)[3 * left :]
         part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", pixels.strides[0], 1)
-        box = columns.start - left, rows.start - top, columns.end - left, rows.end - top
+        box = start_x - left, start_y - top, end_x - left, end_y - top
         canvas[:] = np.asarray(part.resize(self.canvas_size, _FILTERS[self.interpolation], box))
 
     def draw_bytes(self, decoded_size: tuple[int, int], transform: ImageTransform) -> int:
         """Return the memory of a decoded image of this width and height and of `draw`, in bytes."""
-        (_, left, right), (_, top, bottom) = self._middle(decoded_size, transform)
+        (_, _, left, right), (_, _, top, bottom) = self._middle(decoded_size, transform)
         # Pillow resizes the rows first, into an intermediate image as wide as the canvas.
         copied = (bottom - top) * (right - left + self.canvas_size[0]) * _PILLOW_BYTES
         return decoded_size[0] * decoded_size[1] * _RGB_BYTES + copied
 
-    def _middle(self, decoded_size: tuple[int, ...], transform: ImageTransform) -> list[tuple[Span, int, int]]:
-        """Return, for columns and rows of the decoded image, what becomes the canvas, and the ends of what the filter reads."""
+    def _middle(self, decoded_size: tuple[int, ...], transform: ImageTransform) -> list[tuple[float, float, int, int]]:
+        """Return, for columns and rows of the decoded image, the ends of what becomes the canvas and of what the filter reads."""
         size = transform.image_width, transform.image_height
         scale = max(map(truediv, self.canvas_size, size)) / self.fraction
         found = []
         for decoded, true_size, target in zip(decoded_size, size, self.canvas_size, strict=True):
             resized = max(target, int(true_size * scale + _TOLERANCE))
             left = round((resized - target) / 2)
-            span = Span(left * decoded / resized, (left + target) * decoded / resized)
-            reach = _REACHES[self.interpolation] * max(1.0, (span.end - span.start) / target) + 1
-            found.append((span, max(0, math.floor(span.start - reach)), min(decoded, math.ceil(span.end + reach))))
+            start, end = left * decoded / resized, (left + target) * decoded / resized
+            reach = _REACHES[self.interpolation] * max(1.0, (end - start) / target) + 1
+            found.append((start, end, max(0, math.floor(start - reach)), min(decoded, math.ceil(end + reach))))
         return found
 
 
@@ -171,12 +156,8 @@ def fit_for(spec: ModelSpec) -> Fit:
 def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolation: Interpolation) -> None:
     """Resize an image into an area of a canvas without antialiasing, as in the training of most detectors.
 
-    Antialiasing, as for classifiers, would change scores and boxes.
-
-    Args:
-        pixels: UINT8 (height, width, 3) RGB; may be a view of that area.
-        area: UINT8 (height, width, 3) RGB; every byte of it is written.
-        interpolation: Interpolation between the nearest 4 or 16 pixels.
+    Antialiasing, as for classifiers, would change scores and boxes. Both are UINT8 (height, width, 3) RGB; the pixels may be a view
+    of the area.
     """
     if np.may_share_memory(pixels, area):
         return

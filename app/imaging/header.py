@@ -95,8 +95,7 @@ class ImageHeader(NamedTuple):
 def count_pixels(data: bytes, limits: PixelLimits) -> int:
     """Return width x height according to the header, within microseconds and without other checks.
 
-    Returns:
-        The number of pixels; 0 for a small JPEG, and if the image is not supported or exceeds its limit.
+    It is 0 for a small JPEG, and if the image is not supported or exceeds its limit.
     """
     found = _MAGIC.match(data)
     name = found and found.lastgroup
@@ -113,10 +112,7 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
 def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None] = lambda _: None) -> ImageHeader:
     """Read format, size and orientation; decode an AVIF or HEIC.
 
-    Args:
-        data: The encoded image.
-        limits: Maximum sizes.
-        reserve: Called before an image is decoded with the bytes that it takes.
+    Before it decodes an image, it calls `reserve` with the bytes that this takes.
 
     Raises:
         UnsupportedFormat: The bytes are not an image in a supported format, or an unsupported variant.
@@ -150,7 +146,7 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
         raise InvalidImage("the JPEG has too many scans for its size")
     # An EXIF block after the pixels of a PNG is not read: such an image stays as stored.
     orientation = exif.read_orientation(exif_block) if exif_block else orientation
-    if exif.is_sideways(orientation):
+    if orientation in exif.SIDEWAYS:
         width, height = height, width
     return ImageHeader(data, file, width, height, orientation, is_single_scan, tags, decoded)
 
@@ -164,10 +160,10 @@ def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
 
 
 def identify(data: bytes) -> str:
-    """Return the format according to the first bytes: JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC or TIFF.
+    """Return the format, a group of `_MAGIC`, according to the first bytes.
 
     Raises:
-        UnsupportedFormat: The bytes are none of these.
+        UnsupportedFormat: The bytes are of no supported format.
         InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
     """
     found = _MAGIC.match(data)

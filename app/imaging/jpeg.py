@@ -4,6 +4,7 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 """
 
 import re
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ _UNSUPPORTED_FRAMES = {
 _MAX_DEPTH = 16
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _PREFIX, _NO_MARKER = 0xFF, (0x00, 0xFF)
+_SEGMENT = struct.Struct(">BBH")
+"""Prefix, marker and length."""
+_PLAIN = {0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE2, 0xF0)}
+"""Tables, comments and application data other than EXIF: most segments."""
 # The next marker as libjpeg finds it: between segments, and after the pixels of a scan.
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
@@ -83,19 +88,21 @@ def read_header(data: bytes) -> JpegHeader:
 
 def _check_frame(marker: int, depth: int) -> None:
     """Reject valid types of frames that are not supported."""
-    kind = _UNSUPPORTED_FRAMES.get(marker)
-    if kind is None and _DEPTH < depth <= _MAX_DEPTH:
-        kind = f"{depth}-bit"
+    kind = _UNSUPPORTED_FRAMES.get(marker, f"{depth}-bit" if _DEPTH < depth <= _MAX_DEPTH else None)
     if kind is not None:
         raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
 
 
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the marker of each segment and the position after it, if at least eight bytes follow there."""
+    """Yield the marker of each segment that may matter and the position after it, if at least eight bytes follow there."""
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
     for _ in range(_MAX_MARKERS):
-        if not is_after_scan and at + 2 <= last and data[at] == _PREFIX and data[at + 1] not in _NO_MARKER:  # the usual case
+        prefix, marker, length = _SEGMENT.unpack_from(data, at) if not is_after_scan and at + 2 <= last else (0, 0, 0)
+        if prefix == _PREFIX and marker in _PLAIN:
+            at += 2 + max(2, length)
+            continue
+        if prefix == _PREFIX and marker not in _NO_MARKER:
             at += 2
         else:
             pattern, end = (_MARKER_AFTER_SCAN, len(data)) if is_after_scan else (_MARKER, min(len(data), at + _MAX_JUNK_BYTES + 2))
@@ -126,10 +133,10 @@ def read_frame_size(data: bytes) -> tuple[int, int]:
         InvalidImage: The file is crafted to exhaust CPU time.
     """
     for marker, at in _iterate(data):
-        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
-            break
         if marker in _FRAMES:
             return _frame_size(data, at)
+        if marker == _START_OF_SCAN:  # a later frame header does not count, and finding it would take long
+            break
     return 0, 0
 
 
@@ -150,21 +157,14 @@ def decode(
 ) -> NDArray[np.uint8] | None:
     """Decode to RGB, at the size that `reduced_size` returns.
 
-    Args:
-        data: The file.
-        size: Width and height, from `read_header`.
-        min_decode_size: Minimum width and height, as stored.
-        out: UINT8 (height, width, 3) to decode into, used if it is contiguous and of exactly the decoded size.
-
-    Returns:
-        UINT8 (height, width, 3), `out` itself if it was used; None for a file that Pillow should decode.
+    Sizes are width and height, as stored. UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of
+    exactly the decoded size. The result is None for a file that Pillow should decode.
     """
     width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
-    buffer = None if out is None else out.reshape(-1)
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=buffer)
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=out)
     except (ValueError, KeyError):  # KeyError: unknown subsampling
         return None
     return pixels if out is None else out

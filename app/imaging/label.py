@@ -50,17 +50,9 @@ class Label(NamedTuple):
 
 
 def fit(name: str, score: str, text_size: int, max_width: int, max_height: int) -> Label | None:
-    """Make a label of a name and a score, and truncate the name if there is no room for it. All sizes are in pixels.
+    """Make a label of a name from `readable_name` and a score; return None if there is no room for the score.
 
-    Args:
-        name: From `readable_name`.
-        score: Never truncated.
-        text_size: Height of a line of text.
-        max_width: Maximum width of the label.
-        max_height: Maximum height of the label.
-
-    Returns:
-        The label; None if there is no room for the score.
+    The name is truncated if there is no room for it. Sizes are in pixels; `text_size` is the height of a line.
     """
     height, margins = round(text_size * _LINE_HEIGHT), 2 * _margin(text_size)
     if height > max_height:

@@ -21,17 +21,12 @@ _DEFAULT_IOU = 0.7
 
 
 class OutputFormat(Enum):
-    """Format of a detector's outputs: a description, and whether decoding takes milliseconds of numpy."""
+    """Format of a detector's outputs."""
 
-    END_TO_END = "count, boxes, scores and classes in four tensors", False
-    SIX_COLUMNS = "rows of x1 y1 x2 y2 score class", False
-    YOLO_HEAD = "raw head (4 + classes, anchors)", True
-    YOLOX_HEAD = "raw head (anchors, 5 + classes)", True
-
-    def __init__(self, description: str, is_heavy: bool) -> None:  # noqa: FBT001 - second item of a member's value
-        self.description = description
-        self.is_heavy = is_heavy
-        """Whether outputs must be decoded in a thread, not on the event loop."""
+    END_TO_END = "count, boxes, scores and classes in four tensors"
+    SIX_COLUMNS = "rows of x1 y1 x2 y2 score class"
+    YOLO_HEAD = "raw head (4 + classes, anchors)"
+    YOLOX_HEAD = "raw head (anchors, 5 + classes)"
 
 
 RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
@@ -69,12 +64,7 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def description(self) -> str:
         """Description of the output tensors."""
-        return self.output_format.description
-
-    @property
-    def is_heavy(self) -> bool:
-        """Whether the outputs must be decoded in a thread, not on the event loop."""
-        return self.output_format.is_heavy
+        return self.output_format.value
 
     @property
     def input_defaults(self) -> InputDefaults:
@@ -90,7 +80,6 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "classification"
     noun: ClassVar[str] = "classifier"
     route: ClassVar[str] = "/classify"
-    is_heavy: ClassVar[bool] = False
     input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
     classes: int
     """Number of classes; -1 if the config does not specify it."""

@@ -11,11 +11,7 @@ from app.model.spec import DECODED, ModelSpec
 
 
 def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the tensors of a model's head, without the batch dimension.
-
-    Args:
-        spec: Spec of the model.
-        outputs: Tensors by name; a batch dimension must be 1.
+    """Return the tensors of a model's head by name, without the batch dimension, which must be 1.
 
     Raises:
         InvalidImage: The model reports that it could not decode the image.
@@ -28,15 +24,10 @@ def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[N
 
 
 def expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None, ...]) -> None:
-    """Reject a tensor without this shape, in which None stands for any size.
-
-    Raises:
-        InvalidModelOutput: The tensor has another shape.
-    """
-    fits = tensor.shape == shape or (
-        tensor.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, tensor.shape, strict=True))
-    )
-    if not fits:
+    """Raise `InvalidModelOutput` for a tensor without this shape, in which None stands for any size."""
+    if tensor.shape == shape:
+        return
+    if tensor.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape, strict=True)):
         raise InvalidModelOutput(f"{spec.name} returned a tensor of shape {tensor.shape}, expected {shape}")
 
 

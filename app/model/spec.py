@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from app.errors import UnsupportedModel, WrongTask
 from app.model.heads import Head, HeadType, read_head, unsupported
 from app.model.reference import refer_to
-from app.model.triton_config import BYTES, Interpolation, ModelConfig, ModelParameters, Placement, Resize, read_parameters
+from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, PlainParameters, Resize, read_parameters
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
@@ -43,7 +43,7 @@ class InputFormat(Enum):
     FILE = "the encoded file"
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict` for cached properties
+class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict` for cached properties
     """The properties of one model."""
 
     name: str
@@ -73,28 +73,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
     """Whether the model also has the output `DECODED`."""
     resize: Resize
     placement: Placement
-    enlarge: bool
-    pad: int
     crop: float
     """Fraction of the image's shorter side that a centre crop keeps."""
-    interpolation: Interpolation
     channels: Literal["RGB", "BGR"]
     scale: float
     """For a float input: each byte is divided by this."""
-    mean: tuple[float, float, float]
-    """Subtracted from each channel after scaling."""
-    std: tuple[float, float, float]
-    """Divisor of each channel after subtracting the mean."""
     labels: tuple[str, ...]
-    source: str
-    licence: str
 
     def expect_head(self, kind: type[HeadType]) -> HeadType:
-        """Return the head, which must have this type.
-
-        Raises:
-            WrongTask: The head has another type.
-        """
+        """Return the head; raise `WrongTask` if it has another type."""
         if isinstance(self.head, kind):
             return self.head
         own = self.head
@@ -169,12 +156,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # `dict`
 
 
 def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool = False) -> ModelSpec:
-    """Derive the spec of a model.
-
-    Args:
-        config: The model's config as Triton's JSON.
-        version: The version to use.
-        is_pinned: Whether calls to Triton name the version.
+    """Derive the spec of a model's version from its config, as Triton's JSON; `is_pinned` is that of the spec.
 
     Raises:
         UnsupportedModel: No format matches; the message names the tensors.
@@ -213,17 +195,11 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         tells_decoded=tells_decoded,
         resize=hints.resize or defaults.resize,
         placement=hints.placement or defaults.placement,
-        enlarge=hints.enlarge,
-        pad=hints.pad,
         crop=hints.crop or (1.0 if hints.is_ultralytics_classifier else _CROP),
-        interpolation=hints.interpolation,
         channels=hints.channels or defaults.channels,
         scale=hints.scale or defaults.scale,
-        mean=hints.mean,
-        std=hints.std,
         labels=hints.class_names(),
-        source=hints.source,
-        licence=hints.licence,
+        **{name: getattr(hints, name) for name in PlainParameters.__struct_fields__},
     )
 
 
@@ -250,13 +226,5 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
 
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two models have the same inputs and outputs; version, device, speed and origin may differ."""
-    alike = msgspec.structs.replace(
-        other,
-        version=one.version,
-        device=one.device,
-        max_batch=one.max_batch,
-        instances=one.instances,
-        source=one.source,
-        licence=one.licence,
-    )
-    return one == alike
+    may_differ = ("version", "device", "max_batch", "instances", "source", "licence")
+    return one == msgspec.structs.replace(other, **{name: getattr(one, name) for name in may_differ})

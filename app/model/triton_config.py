@@ -88,27 +88,32 @@ class ModelConfig(msgspec.Struct):
     parameters: dict[str, ParameterValue] = {}
 
 
-class ModelParameters(msgspec.Struct):
+class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters that a model's spec takes over as they are."""
+
+    enlarge: bool = True
+    pad: Annotated[int, Meta(ge=0, le=255)] = 114
+    interpolation: Interpolation = "bilinear"
+    mean: tuple[_ChannelValue, _ChannelValue, _ChannelValue] = (0.0, 0.0, 0.0)
+    std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
+    source: str = ""
+    licence: str = ""
+
+
+class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     """The parameters listed above, validated."""
 
     labels: str = ""
     resize: Resize | None = None
     placement: Placement | None = None
-    enlarge: bool = True
-    pad: Annotated[int, Meta(ge=0, le=255)] = 114
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
-    interpolation: Interpolation = "bilinear"
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
-    mean: tuple[_ChannelValue, _ChannelValue, _ChannelValue] = (0.0, 0.0, 0.0)
-    std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
     scores: ScoreKind | None = None
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
-    source: str = ""
-    licence: str = ""
     metadata: str = ""
 
     def __post_init__(self) -> None:
@@ -153,11 +158,7 @@ class ModelParameters(msgspec.Struct):
 
 
 def read_parameters(model: ModelConfig) -> ModelParameters:
-    """Read the parameters of a model.
-
-    Raises:
-        msgspec.ValidationError: A parameter is not valid.
-    """
+    """Read the parameters of a model; raise `msgspec.ValidationError` if one is not valid."""
     texts: dict[str, Any] = {key: value.string_value for key, value in model.parameters.items()}
     for name in texts.keys() & {"mean", "std"}:
         texts[name] = [part.strip() for part in texts[name].split(",")]

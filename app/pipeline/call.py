@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import decode_outputs as decode_scores
 from app.classification.rank import rank
-from app.detection.outputs import Candidates
+from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.imaging.transform import ImageTransform
@@ -101,7 +101,7 @@ class DetectOptions(NamedTuple):
         iou = min(iou, head.max_iou) if self.lowers_iou and iou is not None else iou
         suppression = to_suppression(iou, head, is_agnostic=self.agnostic)
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
-        return Reader(partial(_read_detections, spec, wanted, self.max_detections), head.is_heavy or suppression is not None)
+        return Reader(partial(_read_detections, spec, wanted, self.max_detections), is_heavy=suppression is not None)
 
 
 class ClassifyOptions(NamedTuple):
@@ -127,8 +127,8 @@ class ClassifyOptions(NamedTuple):
         Raises:
             WrongTask: The model is not a classifier.
         """
-        head = spec.expect_head(ClassificationHead)
-        return Reader(partial(_read_classifications, self, spec), head.is_heavy)
+        spec.expect_head(ClassificationHead)
+        return Reader(partial(_read_classifications, self, spec), is_heavy=False)
 
 
 class CallContext(NamedTuple):

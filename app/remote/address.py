@@ -67,13 +67,10 @@ class ImageAddress(NamedTuple):
 
 
 def is_listed(name: str, port: int, patterns: Collection[str]) -> bool:
-    """Return whether a host is allowed.
+    """Return whether a host, whose name is in lower case, is allowed.
 
-    Args:
-        name: Name of the host, in lower case.
-        port: Its port.
-        patterns: Names in lower case, `*.NAME` for all subdomains of a name, or `*` for all names; each with `:port` unless the
-            port is 443.
+    The patterns are names in lower case, `*.NAME` for all subdomains of a name, or `*` for all names; each with `:port` unless the
+    port is 443.
     """
     _, *parents = (name.split(".", depth)[-1] for depth in range(name.count(".") + 1))
     forms = (name, *(f"*.{parent}" for parent in parents), "*")
@@ -89,18 +86,8 @@ def is_address(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-def is_empty(text: str) -> bool:
-    """Return whether a text is empty or white space, the value of an empty form field."""
-    return not text or text.isspace()
-
-
 def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) -> ImageAddress:
-    """Parse the URL of an image.
-
-    Args:
-        url: The URL; that of a redirect may be relative.
-        hosts: Patterns of the allowed hosts, as for `is_listed`.
-        base: The address that redirects to the URL; None if it is not a redirect.
+    """Parse the URL of an image; that of a redirect from `base` may be relative. The hosts are patterns, as for `is_listed`.
 
     Raises:
         UrlNotAllowed: It is not an https URL of an allowed host, and not a redirect within a trusted origin.
@@ -122,9 +109,7 @@ def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) ->
 def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
     """Parse the URL of an origin to trust; its host may be an IP address.
 
-    Args:
-        url: URL of the origin.
-        token_file: File with its access token, sent in the format of Django REST framework; empty for none.
+    The file has its access token, sent in the format of Django REST framework; empty for none.
 
     Raises:
         UrlNotAllowed: It is not an http or https URL, or has a user name or password.
@@ -138,10 +123,11 @@ def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
     is_host = _is_name(image.name) or is_private(image.name) or is_public(image.name)
     if image.url.scheme not in _PORTS or not is_host or not 0 < image.port <= _MAX_PORT:
         raise expected
-    read = partial(_read_token, token_file)
-    token = last_valid.load("label_studio_token", token_file, read, str, ValueError, OSError) if token_file else ""
-    authorization = f"Token {token}" if token else ""
-    return TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port, authorization)
+    origin = TrustedOrigin(str(image.url).rstrip("/"), image.url.scheme, image.name, image.port)
+    if not token_file:
+        return origin
+    token = last_valid.load("label_studio_token", token_file, partial(_read_token, token_file), str, ValueError, OSError)
+    return origin._replace(authorization=f"Token {token}")
 
 
 def _read_token(file: str) -> str:

@@ -48,15 +48,9 @@ class Fetcher:
         trust: ssl.SSLContext | None = None,
         origin: TrustedOrigin | None = None,
     ) -> None:
-        """Prepare to fetch.
+        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`, and from a trusted origin.
 
-        Args:
-            hosts: Patterns, as for `address.is_listed`.
-            max_bytes: Maximum size of an image.
-            resolve: Resolver of host names; None for the system's resolver.
-            is_allowed: Returns whether connections to an IP address are allowed.
-            trust: TLS context that verifies certificates; None for the default certificate authorities.
-            origin: The trusted origin, if any.
+        The default resolver is the system's; certificates are verified with the default authorities.
         """
         self.origin = origin
         """The trusted origin, allowed in addition to the hosts; None if there is none."""
@@ -87,12 +81,9 @@ class Fetcher:
         return address.parse(url, self._hosts)
 
     async def fetch(self, image: ImageAddress, count: Callable[[int], object], deadline: Deadline) -> bytes:
-        """Fetch an image.
+        """Fetch an image, from `parse` of this object or of the trusted origin, within 10 s.
 
-        Args:
-            image: The address, from `parse` of this object or of the trusted origin.
-            count: Called with the size of each received piece; raises an error if there are too many bytes.
-            deadline: Deadline of the request; the time is also limited to 10 s.
+        `count` is called with the size of each received piece, and raises an error if there are too many bytes.
 
         Raises:
             ImageNotFetched: The host, or the target of a redirect, did not deliver the image.
@@ -143,7 +134,6 @@ class Fetcher:
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
 
     def _is_allowed_at_origin(self, found: str) -> bool:
-        """Return whether connections to an IP address of the trusted origin are allowed."""
         return is_private(found) or self._is_allowed(found)
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:

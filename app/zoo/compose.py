@@ -4,9 +4,7 @@ Graphs of standard operators before and after the network convert RGB bytes to i
 task. The batch dimension is dynamic.
 """
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,14 +12,10 @@ from onnx import compose, numpy_helper, version_converter
 
 from app.zoo import efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
-from app.zoo.registry import ClassificationRecipe, DetectionRecipe, Recipe
+from app.zoo.registry import Recipe
 from app.zoo.torch_weights import read_weights
 
 _ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
-_HEAD_READERS: dict[type[Recipe], Callable[[Sequence[int], Any], onnx.ModelProto]] = {
-    DetectionRecipe: heads.read_detector,
-    ClassificationRecipe: heads.read_classifier,
-}
 
 
 def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
@@ -34,19 +28,15 @@ def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
 
 
 def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """Build the model of `recipe` around `network`.
+    """Build the checked model of a recipe around a network.
 
-    Args:
-        network: One FP32 input (1 or batch, 3, square, square), one output in the format of `recipe.head`.
-        recipe: Preprocessing and head of the network.
-
-    Returns:
-        A checked model with the input `image`, UINT8 (batch, square, square, 3), and the outputs of its graph in `heads`.
+    The network has one FP32 input (1 or batch, 3, square, square) and one output in the format of `recipe.head`; the model has the
+    input `image`, UINT8 (batch, square, square, 3), and the outputs of its graph in `heads`.
 
     Raises:
         ValueError: The network's input or output does not match the recipe.
     """
-    after = _HEAD_READERS[type(recipe)](_head_sizes(network, recipe), recipe)
+    after = heads.build(_head_sizes(network, recipe), recipe)
     network = _free_batch(network)
     image, head = network.graph.input[0].name, network.graph.output[0].name
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.

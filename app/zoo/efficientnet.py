@@ -25,11 +25,8 @@ _EPSILON = 1e-3
 def build_lite0(weights: Weights) -> onnx.ModelProto:
     """Build the network, with batch normalization folded into the convolutions.
 
-    Args:
-        weights: Weights, with the names in EfficientNet implementations for PyTorch.
-
-    Returns:
-        A model with the input `images` FP32 (batch, 3, 224, 224) and the output `logits` FP32 (batch, classes).
+    The weights have the names in EfficientNet implementations for PyTorch. The model has the input `images` FP32 (batch, 3, 224,
+    224) and the output `logits` FP32 (batch, classes).
 
     Raises:
         ValueError: A weight is missing.
@@ -50,7 +47,7 @@ def build_lite0(weights: Weights) -> onnx.ModelProto:
 
 
 class _Layers:
-    """Builder of the graph's nodes and tensors, layer by layer."""
+    """Adds layers to a graph; each method returns the name of the output."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -58,7 +55,7 @@ class _Layers:
         self.tensors: list[onnx.TensorProto] = [_tensor("zero", np.float32(0)), _tensor("six", np.float32(6))]
 
     def transform(self, x: str, block: str, *, stride: int) -> str:
-        """Add a block, with a shortcut if input and output have the same shape; return its output."""
+        """Add a block, with a shortcut if input and output have the same shape."""
         expand, project = f"{block}_expand_conv", f"{block}_project_conv"
         has_expansion = f"{expand}.weight" in self._weights
         wide = self.convolve(x, expand, f"{block}_bn0") if has_expansion else x
@@ -69,7 +66,7 @@ class _Layers:
         return self._add("Add", [result, x], f"{block}sum") if is_same_shape else result
 
     def convolve(self, x: str, name: str, norm: str, *, stride: int = 1, is_linear: bool = False) -> str:
-        """Add a convolution, its batch normalization, and ReLU6 unless it is linear; return the output."""
+        """Add a convolution, its batch normalization, and ReLU6 unless it is linear."""
         kernel = self._weights[f"{name}.weight"]
         factor = self._weights[f"{norm}.weight"] / np.sqrt(self._weights[f"{norm}.running_var"] + _EPSILON)
         bias = self._weights[f"{norm}.bias"] - self._weights[f"{norm}.running_mean"] * factor
@@ -85,12 +82,11 @@ class _Layers:
         )
         return name if is_linear else self._add("Clip", [name, "zero", "six"], f"{name}.relu6")
 
-    def classify(self, x: str) -> None:
+    def classify(self, x: str) -> str:
         """Add global average pooling and the linear layer."""
         self.tensors += [_tensor(name, self._weights[name]) for name in ("_fc.weight", "_fc.bias")]
-        pooled = self._add("GlobalAveragePool", [x], "pooled")
-        features = self._add("Flatten", [pooled], "features")
-        self._add("Gemm", [features, "_fc.weight", "_fc.bias"], "logits", transB=1)
+        features = self._add("Flatten", [self._add("GlobalAveragePool", [x], "pooled")], "features")
+        return self._add("Gemm", [features, "_fc.weight", "_fc.bias"], "logits", transB=1)
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:  # noqa: ANN401 - as in onnx
         self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))

@@ -8,24 +8,30 @@ from onnx import compose, numpy_helper
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import parse
-from app.zoo.registry import ClassificationRecipe, DetectionRecipe
+from app.zoo.registry import DetectionRecipe, Recipe
 
 
-def read_detector(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
-    """Build the graph that follows a detector's network.
-
-    Args:
-        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
-        recipe: The recipe with the format of the head.
+def build(sizes: Sequence[int], recipe: Recipe) -> onnx.ModelProto:
+    """Build the graph that follows a network, with its head as the input. The sizes are those of the head; 0 for dynamic ones.
 
     Returns:
-        A graph with the head as its input and the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2
-        in pixels of the square, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets`
-        are zero.
+        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels
+        of the square, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
+        For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
         ValueError: The output is not the recipe's head.
     """
+    if isinstance(recipe, DetectionRecipe):
+        return _select_boxes(sizes, recipe)
+    if len(sizes) != 2 or sizes[1] < 2:  # noqa: PLR2004 - the batch, and at least two classes
+        raise ValueError(f"the output {tuple(sizes)} is not a number for each class")
+    operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
+    graph = _CLASSIFY.format(classes=sizes[1], operator=operator)
+    return compose.add_prefix(parse(graph), "classify/", rename_outputs=False)
+
+
+def _select_boxes(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
     anchors, classes = _head_size(sizes, recipe)
     decode = parse(_DECODE[recipe.head].format(classes=classes))
     if recipe.head == "yolox":
@@ -141,32 +147,7 @@ select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] score
     det_boxes = Mul (ordered_boxes, valid_column)
 }}"""
 
-
-def read_classifier(sizes: Sequence[int], recipe: ClassificationRecipe) -> onnx.ModelProto:
-    """Build the graph that follows a classification network.
-
-    Args:
-        sizes: Dimensions of the network's output, including the batch; 0 for dynamic dimensions.
-        recipe: The recipe with the kind of scores.
-
-    Returns:
-        A graph with the head as its input and `probabilities`, FP32 (batch, classes), as its output; each row sums to 1.
-
-    Raises:
-        ValueError: The output does not have the shape (batch, classes).
-    """
-    if len(sizes) != 2 or sizes[1] < 2:  # noqa: PLR2004 - the batch, and at least two classes
-        raise ValueError(f"the output {tuple(sizes)} is not a number for each class")
-    return compose.add_prefix(parse(_FROM[recipe.head].format(classes=sizes[1])), "classify/", rename_outputs=False)
-
-
-_FROM = {
-    "logits": """
+_CLASSIFY = """
 classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
-    probabilities = Softmax <axis = 1> (head)
-}}""",
-    "probabilities": """
-classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
-    probabilities = Identity (head)
-}}""",
-}
+    probabilities = {operator} (head)
+}}"""

@@ -20,21 +20,11 @@ def model_file(repository: Path, name: str) -> Path:
 
 
 def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
-    """Pull a model.
-
-    Args:
-        name: Name of the model.
-        entry: Its entry in the registry.
-        repository: Triton's model repository.
-        source: As for `download`.
-        sha256: As for `download`.
-
-    Returns:
-        The path of the model's file.
+    """Pull a model into Triton's model repository, and return the path of its file. Source and SHA-256 are as for `download`.
 
     Raises:
         PullError: The network cannot be composed, or the model cannot be written.
-        DownloadError, PackageError: As for `download`.
+        PackageError: As for `download`.
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")

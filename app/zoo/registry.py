@@ -11,7 +11,7 @@ from msgspec import Meta
 from app.host import program
 
 
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
+class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
     """Properties of a network for composing a model; subclasses add those of a task."""
 
     architecture: Literal["efficientnet_lite0"] | None = None
@@ -25,7 +25,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Divisor of each byte after subtracting the mean."""
 
 
-class DetectionRecipe(Recipe, frozen=True, kw_only=True, tag="detection"):
+class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     """Recipe of a detector."""
 
     head: Literal["yolo", "yolox"]
@@ -35,11 +35,14 @@ class DetectionRecipe(Recipe, frozen=True, kw_only=True, tag="detection"):
     """Overlap above which two boxes of a class are one object."""
 
 
-class ClassificationRecipe(Recipe, frozen=True, kw_only=True, tag="classification"):
+class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):
     """Recipe of a classification network."""
 
     head: Literal["logits", "probabilities"]
     """Kind of scores in the output (classes)."""
+
+
+Recipe = DetectionRecipe | ClassificationRecipe
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +59,7 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     member: str | None = None
     """Path of the file in the wheel."""
     url: Annotated[str, Meta(pattern="^https://")] | None = None
-    recipe: DetectionRecipe | ClassificationRecipe
+    recipe: Recipe
 
     @property
     def file_name(self) -> str:
@@ -69,11 +72,7 @@ class RegistryError(Exception):
 
 
 def load(path: Path) -> dict[str, PublishedModel]:
-    """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository.
-
-    Raises:
-        RegistryError: The file is not valid.
-    """
+    """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository."""
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
     except FileNotFoundError:
@@ -90,13 +89,7 @@ def carried() -> dict[str, PublishedModel]:
 def lay_out_configs(name: str, folder: Path, scratch: Path) -> None:
     """Copy the configs of a model that are bundled in the one-file program to the model's folder, unless they exist there.
 
-    Args:
-        name: Name of the model.
-        folder: The model's folder in the model repository.
-        scratch: Folder on the same disk, for atomic writes.
-
-    Raises:
-        OSError: A config cannot be written.
+    For atomic writes, `scratch` is a folder on the same disk.
     """
     carried = program.ROOT / "model_repository" / name
     if not program.IS_ONE_FILE or not carried.is_dir():

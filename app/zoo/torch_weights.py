@@ -42,11 +42,10 @@ _OPCODES = {
     *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
     *(pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET),
 }
-_DTYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
 
 
 class _Tensor(NamedTuple):
-    """Location of a tensor's numbers, with the arguments of `_rebuild_tensor_v2`."""
+    """Location of a tensor's numbers, from the first arguments of `_rebuild_tensor_v2`."""
 
     storage: str
     offset: int
@@ -54,11 +53,17 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def read_weights(path: Path) -> Weights:
-    """Read the tensors of a file.
+# What a file may name; storages are named by their dtypes.
+_NAMES: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _Tensor(*arguments[:4]),
+    ("torch", "FloatStorage"): "<f4",
+    ("torch", "LongStorage"): "<i8",
+}
 
-    Returns:
-        Contiguous FP32 or INT64 tensors.
+
+def read_weights(path: Path) -> Weights:
+    """Read the tensors of a file: contiguous, FP32 or INT64.
 
     Raises:
         ValueError: The file is damaged, in another format, or contains anything but a dictionary of such tensors.
@@ -93,22 +98,14 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001
         """Dtypes of the storages read so far, by key."""
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in the base class
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+        if (module, name) not in _NAMES:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+        return _NAMES[module, name]
 
     def persistent_load(self, pid: Any) -> str:  # noqa: ANN401 - as in the base class
         _, dtype, key, *_ = pid
         self.dtypes[key] = dtype
         return str(key)
-
-
-def _rebuild(storage: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: object) -> _Tensor:
-    return _Tensor(storage, offset, shape, strides)
 
 
 def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:

@@ -56,7 +56,6 @@ def test_best_boxes_are_kept_if_there_are_too_many() -> None:
 
 
 def test_candidates_are_limited_before_suppression() -> None:
-    """A box that ranks behind the last candidate is dropped, although no other box covers it."""
     boxes = [[50, 50, 10, 10]] * MAX_CANDIDATES + [[500, 500, 10, 10]]
     scores = [[0.9]] * MAX_CANDIDATES + [[0.8]]
 
@@ -78,7 +77,6 @@ def test_yolox_head_is_in_cells() -> None:
 
 
 def test_objectness_alone_is_not_a_detection() -> None:
-    """An anchor with high objectness and low class scores stays below the floor."""
     head = np.zeros((count_anchors((32, 32)), 6), np.float32)
     head[:, 4], head[:, 5] = 1, MIN_SCORE / 2
 

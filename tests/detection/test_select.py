@@ -1,12 +1,14 @@
 """Which candidates the caller wants."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from app.detection.outputs import Candidates
+from app.detection.nms import Candidates
 from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
@@ -28,18 +30,10 @@ def chosen(
 
 @pytest.mark.parametrize("confidence", [0.0, 0.25, 0.3, 1.0])
 def test_confidence_is_the_least_score(confidence: float) -> None:
-    """A score equal to the threshold is kept, the next smaller float is not."""
     at = np.float32(confidence)
     below = np.nextafter(at, np.float32(-1))
 
     assert chosen(candidates(float(at), float(below)), confidence=confidence) == [0]
-
-
-def test_the_best_come_first() -> None:
-    found = select(candidates(0.5, 0.9, 0.6, 0.7), confidence=0.1, class_ids=None)
-
-    assert found.boxes[:, 0].tolist() == [1, 3, 2, 0]
-    np.testing.assert_array_equal(found.scores, np.array([0.9, 0.7, 0.6, 0.5], np.float32))
 
 
 def test_equal_scores_keep_their_order() -> None:
@@ -76,50 +70,37 @@ def test_nothing_is_kept_of_nothing() -> None:
         assert found.scores.shape == found.class_ids.shape == (0,)
 
 
-def test_without_restriction_all_classes_are_kept() -> None:
-    assert to_class_ids(None, LABELS) is None
-    assert chosen(candidates(0.9, 0.8, class_ids=[0, 7])) == [0, 1]
+@pytest.mark.parametrize(
+    ("names", "labels", "ids"),
+    [
+        (None, LABELS, None),
+        (["person"], LABELS, {0}),
+        (["traffic light", "car"], LABELS, {1, 2}),
+        (["2"], LABELS, {2}),
+        (["0", "person"], LABELS, {0}),
+        (["02"], LABELS, {2}),
+        ([], LABELS, set()),
+        (["5"], ("7", "5"), {1}),
+        (["0", "79", "100000"], (), {0, 79, 100000}),
+    ],
+)
+def test_classes_are_names_or_ids(names: list[str] | None, labels: tuple[str, ...], ids: set[int] | None) -> None:
+    """None means all. A name takes precedence over an id; without labels, ids are not checked."""
+    assert to_class_ids(names, labels) == ids
 
 
 @pytest.mark.parametrize(
-    ("names", "ids"),
+    ("name", "labels"),
     [
-        (["person"], frozenset({0})),
-        (["traffic light", "car"], frozenset({1, 2})),
-        (["2"], frozenset({2})),
-        (["0", "person"], frozenset({0})),
-        (["02"], frozenset({2})),
-        ([], frozenset()),
+        *product(["Person", "", "-1", "1.0", "²", "٣", "1_0", "0x1", "+1", "9" * 5000], [(), LABELS]),
+        ("3", LABELS),
     ],
 )
-def test_classes_are_names_or_ids(names: list[str], ids: frozenset[int]) -> None:
-    assert to_class_ids(names, LABELS) == ids
-
-
-def test_a_name_takes_precedence_over_an_id() -> None:
-    """A model whose labels are numbers is asked by label."""
-    assert to_class_ids(["5"], ["7", "5"]) == frozenset({1})
-
-
-@pytest.mark.parametrize("labels", [(), LABELS])
-@pytest.mark.parametrize("name", ["Person", "", "-1", "1.0", "²", "٣", "1_0", "0x1", "+1", "9" * 5000])
 def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None:
     with pytest.raises(InvalidParameter) as caught:
         to_class_ids(["0", name], labels)
 
     assert caught.value.detail == f"classes: {name[:64]!r} is not a class of this model"
-
-
-def test_an_id_beyond_the_labels_is_rejected() -> None:
-    assert to_class_ids(["2"], LABELS) == frozenset({2})
-
-    with pytest.raises(InvalidParameter, match="classes: '3' is not a class of this model"):
-        to_class_ids(["3"], LABELS)
-
-
-def test_any_id_is_a_class_of_a_model_without_labels() -> None:
-    """Without labels, ids are not checked."""
-    assert to_class_ids(["0", "79", "100000"], ()) == frozenset({0, 79, 100000})
 
 
 def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:

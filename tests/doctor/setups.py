@@ -1,6 +1,9 @@
 """Models with configs that hurt, each in one way, and how to examine a set-up."""
 
+import json
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from app.doctor import report
 from app.doctor.finding import Finding, Severity
 from app.doctor.report import Report
 from app.settings.schema import Settings
-from tests.support import ROOT
+from tests.support import ROOT, free_port
 
 POLICY = """default_queue_policy {
   timeout_action: REJECT default_timeout_microseconds: 600000000 allow_timeout_override: true max_queue_size: 64 }"""
@@ -78,10 +81,6 @@ class Examined(msgspec.Struct):
     def all(self, code: str) -> list[Finding]:
         return [finding for finding in self.report.findings if finding.code == code]
 
-    @property
-    def bad(self) -> dict[str, Severity]:
-        return {finding.code: finding.severity for finding in self.report.findings if finding.fix is not None}
-
 
 def examine(settings: Settings, capsys: pytest.CaptureFixture[str], **options: bool) -> Examined:
     chosen: dict[str, Any] = {"is_strict": False, "with_burst": False, **options}
@@ -89,6 +88,15 @@ def examine(settings: Settings, capsys: pytest.CaptureFixture[str], **options: b
     out, err = capsys.readouterr()
     assert err == ""
     return Examined(code, msgspec.json.decode(out, type=Report))
+
+
+def run_command(*command: str, **settings: str) -> tuple[int, dict[str, Finding]]:
+    """Run a command line that ends in `doctor --json`; returns its exit code, and the findings by their codes."""
+    environ = {**os.environ, "NEREID_TRITON_HOME": "/nowhere", "NEREID_PORT": str(free_port()), **settings}
+    result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert result.stderr == ""
+    findings = msgspec.convert(json.loads(result.stdout)["findings"], list[Finding])
+    return result.returncode, {finding.code: finding for finding in findings}
 
 
 def assert_useful(finding: Finding, severity: Severity, *, says: list[str], fix: str) -> None:

@@ -30,54 +30,45 @@ def test_a_good_config(largest: int) -> None:
     assert set(found) == {"batching", "queue_policy"}
 
 
-def test_a_model_without_dynamic_batching() -> None:
-    found = check(max_batch_size=8)
-
-    assert_useful(
-        found["batching"], Severity.WARNING, says=["no dynamic_batching", "8", "no end"], fix=f"add to {FILE}:\ndynamic_b"
-    )
-    assert list(found) == ["batching"]
-
-
-@pytest.mark.parametrize("largest", [0, 1])
-def test_a_model_for_single_images_without_a_queue_policy(largest: int) -> None:
-    """Such a model may have dynamic batching only for the policy of its queue."""
-    found = check(max_batch_size=largest, instance_group=[{"kind": "KIND_CPU"}])
-
-    assert found["batching"].severity is Severity.OK
-    assert_useful(found["queue_policy"], Severity.WARNING, says=["no max_queue_size"], fix=f"add to {FILE}:\ndynamic_batching {{")
-
-
-def test_a_model_for_single_images_on_a_gpu() -> None:
-    """A GPU computes a batch in little more time than one image."""
-    found = check(max_batch_size=1, instance_group=[{"kind": "KIND_GPU", "gpus": [0]}], dynamic_batching=with_policy())
-
-    assert_useful(found["batching"], Severity.WARNING, says=["one image at a time", "GPU"], fix="max_batch_size: 16")
-
-
-@pytest.mark.parametrize("dynamic_batching", [{}, with_policy(max_queue_size=0)])
-def test_a_queue_without_an_end(dynamic_batching: dict[str, Any]) -> None:
-    found = check(max_batch_size=8, dynamic_batching=dynamic_batching)
-
-    assert_useful(
-        found["queue_policy"], Severity.WARNING, says=["without end"], fix=f"dynamic_batching in {FILE}:\n  default_queue"
-    )
+ON_GPU, ON_CPU = [{"kind": "KIND_GPU", "gpus": [0]}], [{"kind": "KIND_CPU"}]
 
 
 @pytest.mark.parametrize(
-    ("changes", "fix"),
+    ("config", "code", "says", "fix"),
     [
-        ({"timeout_action": "DELAY"}, "timeout_action: REJECT"),
-        ({"allow_timeout_override": False}, "allow_timeout_override: true"),
-        ({"default_timeout_microseconds": "0"}, "default_timeout_microseconds: 600000000"),
+        ({"max_batch_size": 8}, "batching", ["no dynamic_batching", "8", "no end"], f"add to {FILE}:\ndynamic_b"),
+        # Such a model may have dynamic batching only for the policy of its queue.
+        *(
+            ({"max_batch_size": n, "instance_group": ON_CPU}, "queue_policy", ["no max_queue_size"], f"add to {FILE}:\ndynamic_b")
+            for n in (0, 1)
+        ),
+        # A GPU computes a batch in little more time than one image.
+        (
+            {"max_batch_size": 1, "instance_group": ON_GPU, "dynamic_batching": with_policy()},
+            "batching",
+            ["one image at a time", "GPU"],
+            "max_batch_size: 16",
+        ),
+        *(
+            ({"max_batch_size": 8, "dynamic_batching": batching_}, "queue_policy", ["without end"], f"in {FILE}:\n  default_queue")
+            for batching_ in ({}, with_policy(max_queue_size=0))
+        ),
+        # Triton would compute answers that nobody waits for.
+        *(
+            ({"max_batch_size": 8, "dynamic_batching": with_policy(**changes)}, "queue_timeout", ["deadline"], fix)
+            for changes, fix in (
+                ({"timeout_action": "DELAY"}, "timeout_action: REJECT"),
+                ({"allow_timeout_override": False}, "allow_timeout_override: true"),
+                ({"default_timeout_microseconds": "0"}, "default_timeout_microseconds: 600000000"),
+            )
+        ),
     ],
 )
-def test_a_queue_that_keeps_requests_too_long(changes: dict[str, Any], fix: str) -> None:
-    """Triton would compute answers that nobody waits for."""
-    found = check(max_batch_size=8, dynamic_batching=with_policy(**changes))
+def test_a_config_that_hurts(config: dict[str, Any], code: str, says: list[str], fix: str) -> None:
+    found = check(**config)
 
-    assert found["queue_policy"].severity is Severity.OK
-    assert_useful(found["queue_timeout"], Severity.WARNING, says=["deadline"], fix=fix)
+    assert_useful(found.pop(code), Severity.WARNING, says=says, fix=fix)
+    assert {finding.severity for finding in found.values()} <= {Severity.OK}
 
 
 def test_preferred_batches_that_are_too_large() -> None:

@@ -99,21 +99,14 @@ async def test_half_of_the_queue_is_left_to_others(good: Fake, queue: int, image
     assert ("left out" in found["burst"].message) is (images == 0)
 
 
-async def test_a_slow_model_gets_no_burst(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burst would keep Triton busy for too long."""
-    monkeypatch.setattr(burst, "_MOST_SECONDS", 0.0)
+@pytest.mark.parametrize(("limit", "value", "images"), [("_MOST_SECONDS", 0.0, 0), ("_MOST_BYTES", 5 * SPEC.image_bytes, 5)])
+async def test_a_burst_is_limited(good: Fake, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, images: int) -> None:
+    """A slow model would keep Triton busy for too long, and all images are in memory at the same time."""
+    monkeypatch.setattr(burst, limit, value)
     found = await measure(good)
 
-    assert len(good[0].requests) == SINGLE
-    assert "left out" in found["burst"].message
-
-
-async def test_large_images_are_fewer(good: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All images are in memory at the same time."""
-    monkeypatch.setattr(burst, "_MOST_BYTES", 5 * SPEC.image_bytes)
-    await measure(good)
-
-    assert len(good[0].requests) == SINGLE + 5
+    assert len(good[0].requests) == SINGLE + images
+    assert ("left out" in found["burst"].message) is (images == 0)
 
 
 async def test_a_burst_that_is_rejected(good: Fake) -> None:
@@ -123,19 +116,23 @@ async def test_a_burst_that_is_rejected(good: Fake) -> None:
     assert_useful(found["burst"], Severity.WARNING, says=["3 of them failed", "Exceeds maximum queue size"], fix="max_queue_size")
 
 
-async def test_a_model_that_does_not_run(good: Fake) -> None:
-    good[0].refusal = grpc.StatusCode.INTERNAL, "out of memory\nAt:\n  model.py"
+@pytest.mark.parametrize(
+    ("message", "code", "says", "fix"),
+    [
+        ("out of memory\nAt:\n  model.py", "inference", ["tiny fails", "out of memory"], "log"),
+        (
+            "Stub process 'tiny_0_0' is not healthy.",
+            "model_process",
+            ["tiny is ready", "'tiny_0_0' is not healthy"],
+            "start Triton",
+        ),
+    ],
+)
+async def test_a_model_that_does_not_run(good: Fake, message: str, code: str, says: list[str], fix: str) -> None:
+    good[0].refusal = grpc.StatusCode.INTERNAL, message
     found = await measure(good)
 
-    assert_useful(found["inference"], Severity.FAILURE, says=["tiny fails", "out of memory"], fix="log")
-    assert len(good[0].requests) == 1
-
-
-async def test_a_model_whose_process_has_died(good: Fake) -> None:
-    good[0].refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
-    found = await measure(good)
-
-    assert_useful(found["model_process"], Severity.FAILURE, says=["tiny is ready", "'tiny_0_0' is not healthy"], fix="start Triton")
+    assert_useful(found[code], Severity.FAILURE, says=says, fix=fix)
     assert len(good[0].requests) == 1
 
 
@@ -168,41 +165,27 @@ async def test_a_triton_that_does_not_tell_its_statistics(good: Fake) -> None:
     assert "batches" not in found["burst"].message
 
 
-def run(images: int, counted: ModelStatistics) -> Run:
-    return Run(images, 1.0, [], [], counted)
-
-
 MILLISECOND = 10**6
+QUEUED = ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND)
 
 
 @pytest.mark.parametrize(
-    ("counted", "is_bad"),
+    ("counted", "largest", "is_bad"),
     [
-        (ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND), True),
-        (ModelStatistics(32, 20, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND), False),
-        (ModelStatistics(32, 32, 32, 32 * 1 * MILLISECOND, 32, 32 * 10 * MILLISECOND), False),
+        (QUEUED, 8, True),
+        (ModelStatistics(32, 20, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND), 8, False),
+        (ModelStatistics(32, 32, 32, 32 * 1 * MILLISECOND, 32, 32 * 10 * MILLISECOND), 8, False),
+        (QUEUED, 1, False),
+        (ModelStatistics(40, 10, 20, 0, 20, 0), 1, False),
     ],
-    ids=["single images", "batches", "no queue"],
+    ids=["single images", "batches", "no queue", "a model for single images", "images of others"],
 )
-def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, *, is_bad: bool) -> None:
-    """A free instance takes a single image, which is right."""
-    model = batching.read({"name": "m", "max_batch_size": 8, "dynamic_batching": {}})
-    findings = {finding.code: finding for finding in burst.judge(run(32, counted), model, FILE)}
+def test_batches_hurt_if_they_are_single_images_and_requests_queue(counted: ModelStatistics, largest: int, *, is_bad: bool) -> None:
+    """A free instance takes a single image, which is right. Triton also counts the images of other clients."""
+    model = batching.read({"name": "m", "max_batch_size": largest, "dynamic_batching": {}})
+    findings = {finding.code: finding for finding in burst.judge(Run(32, 1.0, [], [], counted), model, FILE)}
 
-    assert ("batch_size" in findings) is is_bad
+    assert set(findings) == ({"burst", "batch_size"} if is_bad else {"burst"})
+    assert ("beside 8 of others" in findings["burst"].message) is (counted.inferences == 40)
     if is_bad:
         assert_useful(findings["batch_size"], Severity.WARNING, says=["1.0 images", "50 ms", "10 ms"], fix="instance_group")
-
-
-def test_a_model_for_single_images_is_not_blamed_for_them() -> None:
-    counted = ModelStatistics(32, 32, 32, 32 * 50 * MILLISECOND, 32, 32 * 10 * MILLISECOND)
-
-    assert [finding.code for finding in burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)] == ["burst"]
-
-
-def test_the_images_of_others_are_told() -> None:
-    """Triton also counts the images of other clients."""
-    counted = ModelStatistics(40, 10, 20, 0, 20, 0)
-    (finding,) = burst.judge(run(32, counted), batching.read({"name": "m"}), FILE)
-
-    assert "beside 8 of others" in finding.message

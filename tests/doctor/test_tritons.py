@@ -31,6 +31,7 @@ def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTrito
     assert_useful(down, Severity.FAILURE, says=[dead, "Connection refused"], fix="NEREID_TRITON_ENDPOINTS")
     assert (up.severity, up.message) == (Severity.OK, f"{fakes[0].url}: Triton 2.59.1 answers at {fakes[0].url}")
     assert examined["triton_version"].message.startswith(f"{fakes[0].url}: ")
+    assert not examined.all("extensions")
     assert examined.report.triton == f"{dead},{fakes[0].url}"
 
 

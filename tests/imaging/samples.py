@@ -1,7 +1,10 @@
 """Images for tests: flat blocks, noise, files of every format, and headers written by hand."""
 
 import struct
+import tracemalloc
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import Any
 
@@ -33,6 +36,25 @@ _BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "
 def limits(pixels: int) -> PixelLimits:
     """Return the same limit for all formats."""
     return PixelLimits(pixels, pixels)
+
+
+def pixels_of(data: bytes) -> NDArray[np.uint8]:
+    header = read_header(data, limits(2 * MEGA))
+    return decode(header, (header.width, header.height))
+
+
+def to_rgb(grey: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+    return np.stack([np.asarray(grey, np.uint8)] * 3, axis=-1)
+
+
+@contextmanager
+def peak_below(nbytes: int) -> Iterator[None]:
+    """Demand that the memory of numpy and Python stays below this."""
+    tracemalloc.start()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < nbytes
 
 
 def draw(data: bytes, fit: Fit, canvas: NDArray[np.uint8], pixels: int = 10**8) -> ImageTransform:

@@ -122,7 +122,3 @@ def test_lines_and_text_grow_with_the_image() -> None:
 def test_a_class_has_one_colour_and_its_neighbours_have_others() -> None:
     assert len({colour_of(class_id) for class_id in range(16)}) == 16
     assert colour_of(5) == colour_of(5 + 16) != colour_of(6)
-
-
-def test_no_detections_change_nothing() -> None:
-    assert (drawn(64, 48, marks()) == GREY).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from app.imaging import jpeg
@@ -79,71 +79,64 @@ def test_image_lies_inside_the_canvas(box: Letterbox, width: int, height: int) -
 
 
 @pytest.mark.parametrize(
-    ("image", "placed"),
+    ("box", "image", "placed"),
     [
-        ((640, 640), (0, 0, 640, 640)),
-        ((640, 426), (0, 107, 640, 426)),
-        ((640, 427), (0, 106, 640, 427)),
-        ((427, 640), (106, 0, 427, 640)),
-        ((500, 375), (0, 80, 640, 480)),
-        ((333, 500), (107, 0, 426, 640)),
-        ((1920, 1080), (0, 140, 640, 360)),
-        ((1080, 1920), (140, 0, 360, 640)),
-        ((512, 683), (80, 0, 480, 640)),
-        ((1280, 855), (0, 106, 640, 428)),
-        ((100, 1), (0, 317, 640, 6)),
-        ((16384, 1), (0, 319, 640, 1)),
+        # Left, top, width and height on a canvas of 640 pixels are those that LetterBox of Ultralytics computes.
+        *(
+            (letterbox(), image, placed)
+            for image, placed in (
+                ((640, 640), (0, 0, 640, 640)),
+                ((640, 426), (0, 107, 640, 426)),
+                ((640, 427), (0, 106, 640, 427)),
+                ((427, 640), (106, 0, 427, 640)),
+                ((500, 375), (0, 80, 640, 480)),
+                ((333, 500), (107, 0, 426, 640)),
+                ((1920, 1080), (0, 140, 640, 360)),
+                ((1080, 1920), (140, 0, 360, 640)),
+                ((512, 683), (80, 0, 480, 640)),
+                ((1280, 855), (0, 106, 640, 428)),
+                ((100, 1), (0, 317, 640, 6)),
+                ((16384, 1), (0, 319, 640, 1)),
+                ((320, 160), (0, 160, 640, 320)),
+            )
+        ),
+        # Width and height on a canvas of 416 pixels are truncated, as in preproc of YOLOX.
+        *(
+            (letterbox(416, 416, placement="top_left"), image, (0, 0, *size))
+            for image, size in (
+                ((640, 480), (416, 312)),
+                ((500, 375), (416, 312)),
+                ((427, 640), (277, 416)),
+                ((333, 500), (277, 416)),
+                ((999, 1), (416, 1)),
+            )
+        ),
+        (letterbox(640, 480), (1000, 1000), (80, 0, 480, 480)),
+        (letterbox(480, 640, placement="top_left"), (1000, 1000), (0, 0, 480, 480)),
+        (letterbox(enlarge=False), (320, 160), (160, 240, 320, 160)),
+        (letterbox(enlarge=False), (1280, 640), (0, 160, 640, 320)),
     ],
 )
-def test_centred_placement_is_that_of_ultralytics(image: tuple[int, int], placed: tuple[int, int, int, int]) -> None:
-    """Left, top, width and height on a canvas of 640 pixels are those that its LetterBox computes."""
-    assert letterbox().fit(*image) == ImageTransform(*placed, *image)
+def test_placement_is_that_of_the_detectors_own_code(
+    box: Letterbox, image: tuple[int, int], placed: tuple[int, int, int, int]
+) -> None:
+    assert box.fit(*image) == ImageTransform(*placed, *image)
+
+
+HUGE = float(np.finfo(np.float32).max)
 
 
 @pytest.mark.parametrize(
-    ("image", "placed"),
-    [((640, 480), (416, 312)), ((500, 375), (416, 312)), ((427, 640), (277, 416)), ((333, 500), (277, 416)), ((999, 1), (416, 1))],
+    ("transform", "boxes", "expected"),
+    [
+        (ImageTransform(0, 140, 640, 360, 1920, 1080), [[-10, 0, 700, 640], [0, 140, 640, 500]], [[0, 0, 1920, 1080]] * 2),
+        (ImageTransform(0, 0, 32, 32, 3200, 3200), [[-HUGE, -HUGE, HUGE, HUGE]], [[0, 0, 3200, 3200]]),
+        (ImageTransform(0, 0, 640, 480, 640, 480), np.empty((0, 4)), np.empty((0, 4))),
+    ],
 )
-def test_top_left_placement_is_that_of_yolox(image: tuple[int, int], placed: tuple[int, int]) -> None:
-    """Width and height on a canvas of 416 pixels are truncated, as in its preproc."""
-    assert letterbox(416, 416, placement="top_left").fit(*image) == ImageTransform(0, 0, *placed, *image)
-
-
-def test_canvas_need_not_be_square() -> None:
-    assert letterbox(640, 480).fit(1000, 1000) == ImageTransform(80, 0, 480, 480, 1000, 1000)
-    assert letterbox(480, 640, placement="top_left").fit(1000, 1000) == ImageTransform(0, 0, 480, 480, 1000, 1000)
-
-
-def test_small_image_is_enlarged_only_if_allowed() -> None:
-    assert letterbox(enlarge=True).fit(320, 160) == ImageTransform(0, 160, 640, 320, 320, 160)
-    assert letterbox(enlarge=False).fit(320, 160) == ImageTransform(160, 240, 320, 160, 320, 160)
-    assert letterbox(enlarge=False).fit(1280, 640) == ImageTransform(0, 160, 640, 320, 1280, 640)
-
-
-def test_images_are_decoded_at_four_times_their_size_on_the_canvas() -> None:
-    """Decoding at a smaller size would change boxes."""
-    assert letterbox().fit(4000, 3000).min_decode_size == (2560, 1920)
-
-
-def test_boxes_are_clipped_to_the_image() -> None:
-    transform = ImageTransform(0, 140, 640, 360, 1920, 1080)
-
-    boxes = transform.to_image(np.array([[-10, 0, 700, 640], [0, 140, 640, 500]], np.float32))
-
-    np.testing.assert_array_equal(boxes, [[0, 0, 1920, 1080], [0, 0, 1920, 1080]])
-
-
-def test_huge_boxes_are_clipped_without_a_warning() -> None:
-    transform = ImageTransform(0, 0, 32, 32, 3200, 3200)
-    limit = np.finfo(np.float32).max
-
-    boxes = transform.to_image(np.array([[-limit, -limit, limit, limit]], np.float32))
-
-    np.testing.assert_array_equal(boxes, [[0, 0, 3200, 3200]])
-
-
-def test_no_boxes_stay_no_boxes() -> None:
-    assert ImageTransform(0, 0, 640, 480, 640, 480).to_image(np.empty((0, 4), np.float32)).shape == (0, 4)
+def test_boxes_are_clipped_to_the_image(transform: ImageTransform, boxes: ArrayLike, expected: ArrayLike) -> None:
+    """Without a warning, however large they are."""
+    np.testing.assert_array_equal(transform.to_image(np.array(boxes, np.float32)), expected)
 
 
 @pytest.mark.parametrize(
@@ -174,24 +167,23 @@ def gradient(width: int, height: int) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(
-    ("image", "fraction", "crop"),
+    ("canvas", "image", "fraction", "crop"),
     [
-        ((256, 256), 0.875, (16, 16, 224, 224)),
-        ((640, 480), 0.875, (110, 30, 420, 420)),
-        ((480, 640), 0.875, (30, 110, 420, 420)),
-        ((500, 375), 1.0, (63, 0, 375, 375)),
-        ((375, 500), 1.0, (0, 63, 375, 375)),
-        ((100, 50), 0.5, (38, 13, 25, 25)),
-        ((1, 1), 0.1, (0, 0, 1, 1)),
+        ((224, 224), (256, 256), 0.875, (16, 16, 224, 224)),
+        ((224, 224), (640, 480), 0.875, (110, 30, 420, 420)),
+        ((224, 224), (480, 640), 0.875, (30, 110, 420, 420)),
+        ((224, 224), (500, 375), 1.0, (63, 0, 375, 375)),
+        ((224, 224), (375, 500), 1.0, (0, 63, 375, 375)),
+        ((224, 224), (100, 50), 0.5, (38, 13, 25, 25)),
+        ((224, 224), (1, 1), 0.1, (0, 0, 1, 1)),
+        ((200, 100), (300, 300), 1.0, (0, 75, 300, 150)),
     ],
 )
-def test_the_middle_of_the_shorter_side_is_kept(image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]) -> None:
-    """The crop has whole pixels, rounded as for EfficientNets."""
-    assert CenterCrop((224, 224), fraction, "bilinear").fit(*image) == ImageTransform(0, 0, 224, 224, *image, Crop(*crop))
-
-
-def test_the_crop_has_the_aspect_ratio_of_the_canvas() -> None:
-    assert CenterCrop((200, 100), 1.0, "bilinear").fit(300, 300).crop == Crop(0, 75, 300, 150)
+def test_the_middle_of_the_limiting_side_is_kept(
+    canvas: tuple[int, int], image: tuple[int, int], fraction: float, crop: tuple[int, int, int, int]
+) -> None:
+    """The crop has whole pixels, rounded as for EfficientNets, and the aspect ratio of the canvas."""
+    assert CenterCrop(canvas, fraction, "bilinear").fit(*image) == ImageTransform(0, 0, *canvas, *image, Crop(*crop))
 
 
 @given(st.tuples(SMALL_SIDES, SMALL_SIDES), st.floats(0.05, 1))
@@ -253,10 +245,11 @@ def test_any_crop_can_be_drawn(image: tuple[int, int], fraction: float, divisor:
     assert (canvas == 7).all()
 
 
-def test_an_image_is_decoded_large_enough_for_its_crop() -> None:
-    """The crop is decoded at four times the canvas to within a pixel; that of the second image has 1791.125 pixels."""
+def test_an_image_is_decoded_large_enough() -> None:
+    """A crop is decoded at four times the canvas to within a pixel; that of the second image has 1791.125 pixels."""
     fit = CenterCrop((224, 224), 0.875, "bilinear")
 
+    assert letterbox().fit(4000, 3000).min_decode_size == (2560, 1920)
     assert fit.fit(4096, 2048).min_decode_size == (2045, 1022)
     assert jpeg.reduced_size((4096, 2048), fit.fit(4096, 2048).min_decode_size) == (2048, 1024)
     assert jpeg.reduced_size((16384, 2047), fit.fit(16384, 2047).min_decode_size) == (8192, 1024)

@@ -58,7 +58,6 @@ def test_a_kind_that_cannot_be_decoded_is_told(marker: int, depth: int, kind: st
 
 @pytest.mark.parametrize("depth", [0, 7, 17, 255])
 def test_an_impossible_depth_is_left_to_the_decoder(depth: int) -> None:
-    """Such a file is corrupt."""
     data = BASELINE.replace(b"\xff\xc0\x00\x11\x08", bytes((0xFF, 0xC0, 0, 0x11, depth)))
 
     assert jpeg.read_header(data).scans == 1
@@ -75,18 +74,15 @@ def test_file_with_warnings_is_left_to_pillow(data: bytes) -> None:
     assert jpeg.decode(data, (451, 300), (451, 300), None) is None
 
 
-def test_exif_is_found_behind_other_segments() -> None:
-    data = saved("RGB", exif=EXIF, comment=b"before", dpi=(72, 72))
-
-    assert jpeg.read_header(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
-
-
-@pytest.mark.parametrize("between", [b"\xff" * 9, b"\xff\x01", b"\xff\xd0", b"junk", b"\xff\xe2\x00\x00", b"\xff\xe2\x00\x02"])
+@pytest.mark.parametrize(
+    "between",
+    [b"\xff" * 9, b"\xff\x01", b"\xff\xd0", b"junk", b"\xff\xe2\x00\x00", b"\xff\xe2\x00\x02", b"\xff\xfe\x00\x06text"],
+)
 def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
-    """Fill bytes, markers without a length or with an invalid one, and junk are skipped as in libjpeg."""
+    """Other segments, fill bytes, markers without a length or with an invalid one, and junk are skipped as in libjpeg."""
     data = WITH_EXIF[:2] + between + WITH_EXIF[2:]
 
-    assert jpeg.read_header(data).exif == EXIF.removeprefix(b"Exif\0\0")
+    assert jpeg.read_header(data) == (EXIF.removeprefix(b"Exif\0\0"), 1, True, (64, 48))
 
 
 @pytest.mark.parametrize("cut", range(0, 700, 7))

@@ -27,15 +27,10 @@ def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image
 
 @pytest.mark.parametrize("image_format", FORMATS)
 def test_an_image_of_any_format_keeps_its_colours(image_format: str) -> None:
-    found = draw(encode(Image.fromarray(PIXELS).convert("RGB"), image_format))
+    data = encode(Image.fromarray(PIXELS), image_format)
 
-    assert np.abs(found.astype(int) - PIXELS).max() <= (0 if image_format in {"PNG", "BMP", "WEBP"} else 12)
-
-
-def test_a_jpeg_looks_like_the_image() -> None:
-    found = draw(encode(Image.fromarray(PIXELS), "PNG"), picture_type="image/jpeg")
-
-    assert np.abs(found.astype(int) - PIXELS).mean() < 3
+    assert np.abs(draw(data).astype(int) - PIXELS).max() <= (0 if image_format in {"PNG", "BMP", "WEBP"} else 12)
+    assert np.abs(draw(data, picture_type="image/jpeg").astype(int) - PIXELS).mean() < 3
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -43,10 +38,8 @@ def test_the_picture_is_upright(orientation: int) -> None:
     """Boxes refer to the upright image."""
     data = encode(Image.fromarray(store(PIXELS, orientation)), "PNG", exif=exif_of(orientation))
 
-    expected = PIXELS.copy()
-    expected[3:14, 2] = colour_of(1)
     assert (draw(data)[..., :3] == PIXELS).all()
-    assert (draw(data, ONE)[3:14, 2] == expected[3:14, 2]).all()
+    assert (draw(data, ONE)[3:14, 2] == colour_of(1)).all()
 
 
 def test_a_large_image_is_drawn_on_at_its_full_size() -> None:

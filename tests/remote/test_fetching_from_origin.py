@@ -159,11 +159,3 @@ async def test_what_has_left_the_origin_is_not_trusted_again(studio: Host) -> No
         assert {headers["authorization"] for _, headers in studio.requests} == {TOKEN}
         assert not any("authorization" in headers for _, headers in elsewhere.requests)
         assert checked == [LOOPBACK] * (2 if studio.scheme == "http" else 3)
-
-
-async def test_a_redirect_elsewhere_must_lead_to_a_public_address(studio: Host) -> None:
-    studio.names["other"] = ["10.0.0.1"]
-    studio.answers["/away"] = redirect(f"https://other:{studio.port}/cat.jpg")
-    origin = origin_of(studio)
-
-    assert "no IP address" in await refusal(studio.fetcher("*", f"*:{studio.port}", origin=origin), origin, "/away")

@@ -1,13 +1,19 @@
-"""Addresses of the one origin that a setting names, as far as they are judged without the network."""
+"""Addresses of the one origin that a setting names, Label Studio's, as far as they are judged without the network."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UrlNotAllowed
+from app.preflight import require_usable
 from app.remote.address import TrustedOrigin, parse_origin
+from app.settings.schema import Settings, SettingsError
+from tests.support import REPOSITORY
 
-ORIGIN = parse_origin("http://label-studio:8080")
+URL = "http://label-studio:8080"
+ORIGIN = parse_origin(URL)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +71,41 @@ def test_any_text_is_of_the_origin_or_not(text: str) -> None:
         assert (image.url.scheme, image.url.raw_host, image.url.port, image.url.userinfo) == ("http", b"label-studio", 8080, b"")
         assert (image.name, image.port, image.origin) == ("label-studio", 8080, ORIGIN)
         assert image.url.raw_path.startswith(b"/")
+
+
+def test_the_origin_gets_the_token(tmp_path: Path) -> None:
+    """Without a token, it is trusted all the same; without an address, nothing is."""
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+
+    assert parse_origin(URL, str(tmp_path / "token")) == ORIGIN._replace(authorization="Token 0123456789abcdef")
+    assert Settings().trusted_origin is None
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "named"),
+    [
+        ("http://user:secret@label-studio:8080", "secret", "LABEL_STUDIO_URL: expected an http or https URL"),
+        ("http://label-studio:x", None, "LABEL_STUDIO_URL: expected an http or https URL"),
+        ("http://169.254.169.254", None, "LABEL_STUDIO_URL: expected an http or https URL"),
+        (URL, "", "TOKEN_FILE: "),
+        (URL, "two tokens", "TOKEN_FILE: "),
+        (URL, "a\nb", "TOKEN_FILE: "),
+        (URL, "\N{SNOWMAN}", "TOKEN_FILE: "),
+        (URL, "missing", "TOKEN_FILE: "),
+    ],
+)
+def test_the_start_fails_where_it_could_not_be_told(tmp_path: Path, url: str, content: str | None, named: str) -> None:
+    """The message names the setting, and never repeats the token."""
+    file = tmp_path / "token"
+    if content not in {None, "missing"}:
+        file.write_text(str(content), encoding="utf-8")
+    settings = Settings(
+        model_repository=str(REPOSITORY),
+        label_studio_url=url,
+        label_studio_token_file="" if content is None else str(file),
+    )
+    with pytest.raises(SettingsError) as caught:
+        require_usable(settings)
+
+    assert named in str(caught.value)
+    assert "secret" not in str(caught.value)

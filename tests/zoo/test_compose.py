@@ -189,7 +189,6 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
 
 @pytest.mark.parametrize("path", [*PHOTOS, *MORE_PHOTOS], ids=lambda path: path.stem)
 def test_composed_model_finds_what_the_published_network_finds(subject: Subject, path: Path) -> None:
-    """On a real photo it finds the same as the plain network, fed by numpy, with a textbook suppression."""
     canvas = on_canvas(path, subject.recipe.square)
     planes = canvas.transpose(2, 0, 1)[None].astype(np.float32)
     if subject.recipe.channels == "BGR":
@@ -265,7 +264,6 @@ def test_rows_are_sorted_by_score_and_the_rest_is_zero() -> None:
 def test_box_that_covers_a_better_one_of_its_class_is_dropped(
     second: tuple[float, float, float, float, int, float], classes: list[int]
 ) -> None:
-    """Suppression is per class, above the overlap of the recipe; a score at the floor is too low."""
     found = answer(yolo_head([(50, 50, 20, 20, 1, 0.9), second]))
 
     assert found.classes.tolist() == classes

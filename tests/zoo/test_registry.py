@@ -73,16 +73,11 @@ def test_invalid_registry_says_where(tmp_path: Path, right: str, wrong: str, pla
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "models.toml"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
-
-    with pytest.raises(RegistryError, match=r"models\.toml"):
-        registry.load(path)
+def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "models.toml", tmp_path):
+        with pytest.raises(RegistryError, match=str(path)):
+            registry.load(path)
 
 
 def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from msgspec import Meta, inspect
 from app.api.answering.format import Presentation
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Question, TaskResult
-from app.remote.address import is_empty
 
 Pairs = Sequence[tuple[str, str]]
 """Names and values of parameters."""
@@ -61,7 +60,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def address(self) -> str | None:
         """The URL of the image; None if the body contains the image, or this kind has no `url`."""
         url: str | None = getattr(self, "url", None)
-        return None if url is None or is_empty(url) else url
+        return url if url and not url.isspace() else None
 
     @property
     def presentation(self) -> Presentation:

@@ -17,7 +17,7 @@ from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
 from app.api.receiving.json_body import JSON_ERRORS, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
-from app.remote.address import is_address, is_empty
+from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
 MAX_PARTS = 16
@@ -52,7 +52,7 @@ class ParsedBody(NamedTuple):
     @property
     def has_url(self) -> bool:
         """Whether the body contains the URL of an image."""
-        return any(name == "url" and not is_empty(value) for name, value in self.parameters)
+        return any(name == "url" and value.strip() for name, value in self.parameters)
 
 
 def needs_parsing(content_type: str, encoding: str = "") -> bool:
