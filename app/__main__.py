@@ -9,15 +9,18 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.embedded.install import InstallError, install
 from app.embedded.launch import loadable_models
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError, require_ports
+from app.embedded.service import StartError
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
 from app.host.interpreter import InterpreterError
@@ -33,6 +36,9 @@ from app.zoo import registry
 from app.zoo.pull import PullError, pull
 from app.zoo.registry import RegistryError
 
+if TYPE_CHECKING:
+    from app.embedded.server import EmbeddedTriton
+
 _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
@@ -45,7 +51,7 @@ _FAILURES = (
     InterpreterError,
     PackageError,
     InstallError,
-    EmbeddedTritonError,
+    StartError,
     PullError,
 )
 
@@ -111,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in {"serve", "api", "triton", "doctor"}:
             command.add_argument("--model", help="the default model")
         if name in {"serve", "api", "doctor"}:
-            command.add_argument("--triton", help="host:port of a running Triton's gRPC endpoint")
+            command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
         if name == "pull":
             command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
             command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
@@ -135,15 +141,9 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     if settings.triton_endpoints:
         preflight.warn_of_unreachable_triton(settings)
         return supervise(settings, None)
-    _prepare(settings)
-    triton = EmbeddedTriton(settings)
-    try:
-        triton.start()
+    with _embedded_triton(settings) as triton:
         say(f"Triton is ready; its log is {triton.log}")
         return supervise(settings, triton)
-    finally:
-        ignore_signals()
-        triton.stop()
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
@@ -178,18 +178,29 @@ def _become_worker(parent: int) -> None:
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:
-    _prepare(settings)
-    triton = EmbeddedTriton(settings)
-    triton.start()
-    say(f"ready: gRPC at {settings.triton_address}; the log is {triton.log}; Ctrl-C stops it")
-    try:
-        while (code := triton.poll()) is None:
-            time.sleep(_POLL_SECONDS)
-    except KeyboardInterrupt:
-        return 0
-    else:
+    with _embedded_triton(settings) as triton:
+        say(f"ready: gRPC at {settings.triton_address}; the log is {triton.log}; Ctrl-C stops it")
+        try:
+            while (code := triton.poll()) is None:
+                time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            return 0
         say(f"Triton exited with code {code}; its log is {triton.log}")
         return 1
+
+
+@contextmanager
+def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
+    """Run the embedded Triton; first install it and pull the default model if necessary."""
+    # Imported here, because it loads gRPC, which must not be loaded in the process that forks Granian's workers.
+    from app.embedded.server import EmbeddedTriton  # noqa: PLC0415
+
+    triton = EmbeddedTriton(settings)
+    try:
+        triton.claim()  # before the installation, which takes minutes
+        _prepare(settings)
+        triton.start()
+        yield triton
     finally:
         ignore_signals()
         triton.stop()
@@ -207,8 +218,7 @@ def _key(_: Settings, options: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:
-    # Imported here, because it loads gRPC, which must not be loaded in the process that forks Granian's workers.
-    from app.doctor import report  # noqa: PLC0415
+    from app.doctor import report  # noqa: PLC0415 - it loads gRPC
 
     return report.run(settings, as_json=options.json, is_strict=options.strict)
 
@@ -225,8 +235,7 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Install the embedded Triton and pull the default model if necessary; check first that Triton's ports are free."""
-    require_ports(settings)
+    """Install the embedded Triton and pull the default model if necessary."""
     repository = Path(settings.model_repository)
     try:
         is_pulled = settings.model in loadable_models(repository)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from app.api.caller import keys
+from app.embedded.folder import make_private
 from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.packages import has_exporter, has_pillow_simd
@@ -27,7 +28,7 @@ def require_usable(settings: Settings) -> None:
     The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError: A check failed.
+        SettingsError, KeysError, CredentialsError, RegistryError, StartError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
@@ -36,6 +37,8 @@ def require_usable(settings: Settings) -> None:
     if settings.api_keys_file:
         keys.load(Path(settings.api_keys_file))
     credentials.load(settings.triton_tls_folder)
+    if not settings.triton_endpoints:
+        make_private(settings.triton_folder)
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)
@@ -76,7 +79,12 @@ def warn_of_unreachable_triton(settings: Settings) -> None:
     for address in settings.triton_addresses:
         host, _, port = address.rpartition("/")[2].rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+            if address.startswith("unix:"):
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(_CONNECT_SECONDS)
+                    connection.connect(address.removeprefix("unix:"))
+            else:
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
             reason = getattr(error, "strerror", None) or error
             say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from app.embedded.install import InstallError
-from app.embedded.server import EmbeddedTritonError
+from app.embedded.service import StartError
 from app.host.packages import PackageError
 from app.settings.schema import SettingsError
 from app.zoo.registry import RegistryError
@@ -32,7 +32,7 @@ from bench.report.records import load_record
 
 _INTERRUPTED = 130
 # Each has a one-line message for the user.
-_FAILURES = (ContestantError, SettingsError, RegistryError, PackageError, InstallError, EmbeddedTritonError)
+_FAILURES = (ContestantError, SettingsError, RegistryError, PackageError, InstallError, StartError)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from app.embedded.install import install
+from app.embedded.launch import shm_prefix
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.imaging.apart import DECODERS
 from app.main import create_app
 from app.resilience import last_valid, worker_table
@@ -30,7 +30,7 @@ from app.zoo.pull import pull
 from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
-from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started
+from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
@@ -136,17 +136,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
 
 @pytest.fixture(scope="session")
 def settings(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings for the session's Triton, with ports and logs apart from a server that may be running here."""
-    home = tmp_path_factory.mktemp("triton")
-    for folder in ("server", "python"):
-        (home / folder).symlink_to(ROOT / ".triton" / folder)
-    http, grpc_port, metrics = find_free(3)
+    """Settings for the session's Triton, apart from a server that may be running here."""
     return Settings(
         model_repository=str(repository),
-        triton_home=str(home),
-        triton_http_port=http,
-        triton_grpc_port=grpc_port,
-        triton_metrics_port=metrics,
+        triton_home=triton_home(tmp_path_factory.mktemp("triton")),
         timeout_seconds=30,
         log_level="error",
     )
@@ -158,16 +151,14 @@ def triton(settings: Settings) -> Iterator[EmbeddedTriton]:
     server.start()
     yield server
     server.stop()
-    assert not list(Path("/dev/shm").glob(f"nereid_{settings.triton_grpc_port}_*"))  # noqa: S108
+    assert not list(Path("/dev/shm").glob(f"{shm_prefix(settings)}*"))  # noqa: S108
+    assert list(settings.triton_folder.iterdir()) == []
 
 
 @pytest.fixture
-def own_triton(settings: Settings) -> Iterator[tuple[Settings, EmbeddedTriton]]:
+def own_triton(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Settings, EmbeddedTriton]]:
     """A Triton of its own, which the test may stop, and the settings for it."""
-    http, grpc_port, metrics = find_free(3)
-    own = msgspec.structs.replace(
-        settings, triton_http_port=http, triton_grpc_port=grpc_port, triton_metrics_port=metrics, model="six_columns"
-    )
+    own = msgspec.structs.replace(settings, triton_home=triton_home(tmp_path_factory.mktemp("triton")), model="six_columns")
     server = EmbeddedTriton(own)
     server.start()
     yield own, server

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,11 @@ class Run:
         self._before = _named_files()
 
     def leftovers(self, grace_seconds: float = 10) -> list[str]:
-        """Name what the run has left, and what is not gone in a while."""
+        """Name what the run has left, and what is not gone in a while. Folders of Triton's sockets stay, but only empty ones."""
+        for path in _named_files() - self._before:
+            if path.name.startswith("nereid-triton-"):
+                with suppress(OSError):  # something is in it
+                    path.rmdir()
         until = time.monotonic() + grace_seconds
         named = self._named()
         while named and time.monotonic() < until:

@@ -1,6 +1,7 @@
 """Run Prometheus with the project's configuration, and query it."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,10 +88,12 @@ def running_prometheus(
 def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
     """Change a configuration of Prometheus: the address of each job, the scrape interval, and the path of the rules.
 
+    The job of Triton, which is a comment, becomes one.
+
     Returns:
         The configuration as JSON, which is valid YAML.
     """
-    changed = msgspec.yaml.decode(config)
+    changed = msgspec.yaml.decode(re.sub(rb"(?m)^  # (?=- job_name|  )", b"  ", config))
     interval = f"{scrape_seconds * 1000:.0f}ms"
     changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
     changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]

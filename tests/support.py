@@ -87,6 +87,13 @@ NEEDS_BYTES = pytest.mark.skipif(
 """Marks a test of a model that takes the encoded file."""
 
 
+def triton_home(folder: Path) -> str:
+    """Make a folder the home of an embedded Triton, with the server that is installed; return its path."""
+    for name in ("server", "python"):
+        (folder / name).symlink_to(ROOT / ".triton" / name)
+    return str(folder)
+
+
 def free_port() -> int:
     return find_free(1)[0]
 
@@ -289,7 +296,7 @@ def own_arenas() -> list[Path]:
 
 async def regions(settings: Settings) -> list[str]:
     """List the regions that a real Triton has mapped, by the names of their files."""
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     try:
         return sorted((await client.list_regions()).values())
     finally:

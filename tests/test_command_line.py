@@ -18,10 +18,9 @@ import pytest
 from app.__main__ import main
 from app.api.caller import keys
 from app.embedded.install import InstallError
-from app.embedded.server import EmbeddedTritonError
+from app.embedded.service import StartError
 from app.host.interpreter import InterpreterError
 from app.host.packages import PackageError
-from app.host.ports import find_free
 from app.host.processes import SUPERVISED
 from app.server import Server
 from app.settings import environment, table
@@ -42,7 +41,7 @@ STOCK_PILLOW = {
 }
 
 
-def unreadable(_: object) -> NoReturn:
+def unreadable(*_: object) -> NoReturn:
     raise PermissionError(13, "Permission denied", "models")
 
 
@@ -80,8 +79,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a repository of the test's own, with the project's registry and no model, whoever has the ports of Triton."""
-    monkeypatch.setattr("app.__main__.require_ports", lambda _: None)
+    """Use a repository of the test's own, with the project's registry and no model."""
     shutil.copy(REPOSITORY / "models.toml", tmp_path)
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
@@ -121,7 +119,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     [
         ("", {}, Settings()),
         ("--model yolox_nano --triton gpu:8001", {}, Settings(model="yolox_nano", triton_endpoints="gpu:8001")),
-        ("--model typed", {"MODEL": "variable", "TRITON_GRPC_PORT": "5001"}, Settings(model="typed", triton_grpc_port=5001)),
+        ("--model typed", {"MODEL": "variable", "TRITON_PORTS": "5001"}, Settings(model="typed", triton_ports=5001)),
     ],
 )
 def test_flags_precede_variables(
@@ -199,9 +197,9 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     (here / "file").touch()
     monkeypatch.chdir(here)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
-    for name in ("install", "EmbeddedTriton", "pull"):
-        monkeypatch.setattr(f"app.__main__.{name}", lambda *_, **__: pytest.fail("the embedded Triton was touched"))
-    free = dict(zip(("PORT", "TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT"), find_free(4), strict=True))
+    for name in ("__main__.install", "__main__.pull", "embedded.server.EmbeddedTriton.start"):
+        monkeypatch.setattr(f"app.{name}", lambda *_, **__: pytest.fail("the embedded Triton was touched"))
+    free = {"PORT": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as server, http.listening_on(Path("used.sock")):
         used = str(server.getsockname()[1])
         own = f"{os.getpid()} ({' '.join(psutil.Process().cmdline()).strip()})"
@@ -248,12 +246,18 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         (
             "serve | api | triton",
-            {"PORT": 4601, "TRITON_GRPC_PORT": 4601},
-            "NEREID_PORT and NEREID_TRITON_GRPC_PORT are both 4601: ...",
+            {"PORT": 4601, "TRITON_PORTS": 4600},
+            "NEREID_PORT and NEREID_TRITON_PORTS, which takes two ports from 4600, both take 4601",
         ),
-        *(
-            ("serve | triton", {name: "USED"}, f"port USED is in use; stop what uses it or choose another with NEREID_{name}")
-            for name in ("TRITON_HTTP_PORT", "TRITON_GRPC_PORT", "TRITON_METRICS_PORT")
+        (
+            "serve | triton",
+            {"TRITON_PORTS": "USED"},
+            "Triton cannot listen on port USED: it is in use; choose others with NEREID_TRITON_PORTS",
+        ),
+        (
+            "serve | triton",
+            {"TRITON_PORTS": 80, "app.embedded.server.is_free": unreadable},
+            "Triton cannot listen on port 80: Permission denied; choose others with NEREID_TRITON_PORTS",
         ),
         ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "keys.toml: [camera-1]: expected sha256 (..."),
@@ -523,6 +527,9 @@ class Triton:
     def __init__(self, done: list[str], failure: BaseException | None = None) -> None:
         self.done, self.failure = done, failure
 
+    def claim(self) -> None:
+        self.done.append("claim")
+
     def start(self) -> None:
         self.done.append("start")
         if self.failure:
@@ -541,14 +548,14 @@ def test_triton_alone_is_prepared_and_stopped(
     """It is installed and its model pulled before it starts; if it ends by itself, that is a failure."""
     done: list[str] = []
     monkeypatch.setattr("app.__main__.install", lambda home: done.append(f"install {home}"))
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton(done))
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton(done))
     monkeypatch.setenv("NEREID_TRITON_HOME", "/somewhere")
 
     assert main(["triton"]) == 1
-    assert done == ["install /somewhere", "start", "stop"]
+    assert done == ["claim", "install /somewhere", "start", "stop"]
     assert [name for name, _, _ in pulled] == ["yolo11n"]
     ready, ended = capsys.readouterr().err.splitlines()
-    assert "127.0.0.1:4601" in ready
+    assert f"gRPC at {Settings(triton_home='/somewhere').triton_address}; " in ready
     assert "code -11" in ended
 
 
@@ -559,7 +566,7 @@ def test_pulled_model_is_not_pulled_again(
     (repository / "yolo11n" / "1").mkdir()
     (repository / "yolo11n" / "1" / "model.onnx").touch()
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([]))
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
     main(["triton"])
 
     assert pulled == []
@@ -568,10 +575,10 @@ def test_pulled_model_is_not_pulled_again(
 @pytest.mark.usefixtures("pulled")
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Triton([], EmbeddedTritonError("port 4600 is in use")))
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([], StartError("out of luck")))
 
     assert main(["triton"]) == 1
-    assert one_line(capsys) == "port 4600 is in use"
+    assert one_line(capsys) == "out of luck"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -614,14 +621,14 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     def supervise(_: Settings, watched: object) -> int:
         assert watched is triton
         done.append("supervise")
-        raise EmbeddedTritonError("Triton cannot be run here")
+        raise StartError("Triton cannot be run here")
 
     monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: triton)
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: triton)
     monkeypatch.setattr("app.__main__.supervise", supervise)
 
     assert main(["serve", "--port", str(free_port())]) == 1
-    assert done == ["install", "start", "supervise", "stop"]
+    assert done == ["claim", "install", "start", "supervise", "stop"]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ready, failed = capsys.readouterr().err.splitlines()
     assert ready == "nereid: Triton is ready; its log is triton.log"
@@ -637,10 +644,10 @@ def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
             raise KeyboardInterrupt
 
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.__main__.EmbeddedTriton", lambda _: Running(done))
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Running(done))
 
     assert main(["triton"]) == 0
-    assert done == ["start", "stop"]
+    assert done == ["claim", "start", "stop"]
 
 
 def test_server_is_not_imported_for_other_commands() -> None:

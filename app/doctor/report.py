@@ -6,10 +6,8 @@ from collections import Counter
 import msgspec
 
 from app import __version__
-from app.doctor import consistency, gateway, limits, machine, tritons
+from app.doctor import consistency, gateway, limits, machine, triton, tritons
 from app.doctor.finding import Finding, Severity, count
-from app.doctor.triton import host_of
-from app.host import ports
 from app.settings.schema import Settings
 
 _LABELS = {Severity.OK: "ok  ", Severity.WARNING: "WARN", Severity.FAILURE: "FAIL"}
@@ -40,7 +38,7 @@ def run(settings: Settings, *, as_json: bool, is_strict: bool) -> int:
 
 
 def _examine(settings: Settings) -> Report:
-    is_triton_here = any(ports.is_this_machine(host_of(address)) for address in settings.triton_addresses)
+    is_triton_here = any(map(triton.is_on_this_machine, settings.triton_addresses))
     examined = asyncio.run(tritons.examine(settings))
     slot_bytes = None if examined.spec is None else examined.spec.image_bytes
     findings = [

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
+from app.embedded.folder import check_private
 from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
+from app.embedded.service import StartError
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
 from app.model.spec import ModelSpec, from_triton_config
@@ -33,7 +35,6 @@ _EXTENSIONS = {
 _CALLS = 5
 _SLOW_CALL_MS = 10.0
 _TRIAL_BYTES = 4096
-_OWN_KEY_FIX = "run this as the user who runs the embedded Triton"
 
 
 class Examination(NamedTuple):
@@ -48,11 +49,16 @@ class Examination(NamedTuple):
 
 async def examine(target: Target, settings: Settings) -> Examination:
     """Examine a Triton and its default model."""
-    is_here = ports.is_this_machine(host_of(target.address))
+    is_here = is_on_this_machine(target.address)
     try:
+        if not settings.triton_endpoints:
+            check_private(settings.triton_folder)
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
+    except StartError as error:
+        text, _, fix = str(error).partition("; ")
+        return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     try:
         server = await client.read_server()
@@ -75,16 +81,16 @@ async def examine(target: Target, settings: Settings) -> Examination:
         await client.close()
 
 
-def host_of(address: str) -> str:
-    """Return the host in an address."""
-    return address.removeprefix(DNS_PREFIX).rpartition(":")[0].strip("[]")
+def is_on_this_machine(address: str) -> bool:
+    """Return whether a Triton's address is on this machine."""
+    return address.startswith("unix:") or ports.is_this_machine(address.removeprefix(DNS_PREFIX).rpartition(":")[0].strip("[]"))
 
 
 def _unreachable(address: str, settings: Settings, error: GatewayError) -> Finding:
     fix = (
         f"check {PREFIX}TRITON_ENDPOINTS (host:port of its gRPC endpoint, usually 8001), the firewall, and TLS on both sides"
         if settings.triton_endpoints
-        else "start it: nereid serve, or nereid triton"
+        else f"start it, with the same {PREFIX}TRITON_HOME: nereid serve, or nereid triton"
     )
     reason = own_message(error).rpartition(": ")[2]  # gRPC puts the context before the reason
     return failure("triton", f"Triton at {address} does not answer: {reason}", fix)
@@ -135,7 +141,7 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
         reason = own_message(error)
         if not is_here and settings.transport == "auto":
             return False, ok("shared_memory", "pixels travel in the requests: Triton does not map the memory of this machine")
-        return False, _no_memory(settings, f"Triton does not map it: {reason}", _find_memory_fix(reason, settings))
+        return False, _no_memory(settings, f"Triton does not map it: {reason}", _find_memory_fix(reason))
     else:
         return True, ok("shared_memory", "Triton maps this machine's shared memory")
     finally:
@@ -143,10 +149,10 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
         arena.close()
 
 
-def _find_memory_fix(reason: str, settings: Settings) -> str:
+def _find_memory_fix(reason: str) -> str:
     """Return the fix for a Triton that rejects shared memory with this message."""
     if "restricted" in reason:
-        return KEY_FIX if settings.triton_endpoints else _OWN_KEY_FIX
+        return KEY_FIX
     if "disabled" in reason:
         return "start Triton with --allow-client-shm=true"
     return "run Triton and the gateway as the same user, and in one IPC namespace: docker run --ipc=host for both"
@@ -163,8 +169,7 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
     try:
         states = await client.list_models()
     except GatewayError as error:
-        fix = KEY_FIX if settings.triton_endpoints else _OWN_KEY_FIX
-        return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", fix)]
+        return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", KEY_FIX)]
     logged = {} if settings.triton_endpoints else _read_log(settings)
     states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
     ready = [name for name, state in states.items() if state.state == "READY"]

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from app.embedded.install import libpython_folder
-from app.settings.schema import Settings
+from app.settings.schema import TRITON_SOCKET, Settings
 from app.triton.control_key import HEADER
 
 BACKEND = Path(__file__).with_name("onnx_model.py")
@@ -23,67 +23,74 @@ MODULES = (
 )
 """Modules of this package that run inside Triton; `deploy/binary` includes their source."""
 CONFIG_NAME = "embedded"
-NO_KEY = "\n"
-"""A key that HTTP cannot transmit. A custom gRPC client can."""
 
 _PACKAGE = Path(__file__).parents[1]
 # Trace only requests with a `traceparent`. Triton also reads the variables `OTEL_*`.
 _TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--trace-config=level=TIMESTAMPS")
-# The parts of Triton's API that change the server. With them, other users of the machine could, for example, access its memory.
-_CONTROLS = "model-repository,shared-memory,trace,logging"
+# Other users of the machine must not reach the parts of Triton's API that change the server: with them, they could, for example,
+# access its memory. HTTP cannot transmit this key.
+_TCP = {
+    "http-address": "127.0.0.1",
+    "metrics-address": "127.0.0.1",
+    "http-restricted-api": f"model-repository,shared-memory,trace,logging:{HEADER}=\n",
+}
+_NO_TCP = {"allow-http": "false", "allow-metrics": "false"}
 
 
-def command(settings: Settings, links: Path) -> list[str]:
-    """Return the command line of the server, without the option that restricts its controls over gRPC; update its backend.
+def command(settings: Settings, folder: Path) -> list[str]:
+    """Return the command line of the server; update its backend.
 
     Args:
-        settings: The settings with its ports.
-        links: The folder of links to the server and its models; the backend of this version is written into the installation.
+        settings: The settings with its ports, if it has any.
+        folder: The folder of links to the server and its models, and of its socket; the backend of this version is written into the
+            installation.
     """
-    triton = links / "server" / "pytriton" / "tritonserver"
+    triton = folder / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
     for source in [path for pattern in MODULES for path in _PACKAGE.glob(pattern)]:
         module = backend / _PACKAGE.name / source.relative_to(_PACKAGE)
         module.parent.mkdir(parents=True, exist_ok=True)
         _replace(module, source.read_bytes())
     _replace(backend / "model.py", BACKEND.read_bytes())
+    address, _, number = TRITON_SOCKET.partition(":")
+    port = settings.triton_ports
     options = {
-        "model-repository": str(links / "models"),
+        "model-repository": folder / "models",
         "model-config-name": CONFIG_NAME,
         "model-control-mode": "none",  # loading a model can run code
-        "backend-directory": str(triton / "backends"),
+        "backend-directory": triton / "backends",
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",
         "exit-timeout-secs": "5",
         "allow-gpu-metrics": "false",
-        "http-address": "127.0.0.1",
-        "http-port": str(settings.triton_http_port),
-        "grpc-address": "127.0.0.1",
-        "grpc-port": str(settings.triton_grpc_port),
-        "metrics-address": "127.0.0.1",
-        "metrics-port": str(settings.triton_metrics_port),
+        "grpc-address": f"unix:{folder / address}",
+        "grpc-port": number,
+        **(_TCP | {"http-port": port, "metrics-port": port + 1} if port else _NO_TCP),
     }
-    program = str(triton / "bin" / "tritonserver")
-    settings_of = [f"--{name}={value}" for name, value in options.items()]
     tracing = _TRACING if settings.tracing else ()
-    return [program, "--disable-auto-complete-config", *settings_of, *tracing, restrict("http-restricted-api", NO_KEY)]
+    return [
+        str(triton / "bin" / "tritonserver"),
+        "--disable-auto-complete-config",
+        *(f"--{name}={value}" for name, value in options.items()),
+        *tracing,
+    ]
 
 
-def environment(links: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """Return the environment of the server."""
-    libraries = [links / "server" / "nvidia_pytriton.libs", libpython_folder()]
+    libraries = [folder / "server" / "nvidia_pytriton.libs", libpython_folder()]
     return {
         **os.environ,
-        "LD_LIBRARY_PATH": ":".join(str(folder) for folder in libraries if folder),
+        "LD_LIBRARY_PATH": ":".join(str(path) for path in libraries if path),
         # The stub uses the packages of the first python3 in PATH and ignores PYTHONPATH.
-        "PATH": f"{links / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
+        "PATH": f"{folder / 'python' / 'bin'}:{os.environ.get('PATH', '')}",
         "ORT_DISABLE_TELEMETRY": "1",  # otherwise ONNX Runtime writes a session id to the temporary folder
     }
 
 
 def shm_prefix(settings: Settings) -> str:
-    """Return the prefix of Triton's files in /dev/shm; the port makes it unique."""
-    return f"nereid_{settings.triton_grpc_port}_"
+    """Return the prefix of Triton's files in /dev/shm, unique as its folder."""
+    return f"{settings.triton_folder.name.replace('-', '_')}_"
 
 
 def loadable_models(repository: Path) -> list[str]:
@@ -98,11 +105,6 @@ def loadable_models(repository: Path) -> list[str]:
         if configs and has_version and re.search(r"^\s*[^#\s]", configs[0].read_text(encoding="utf-8"), re.MULTILINE):
             names.append(folder.name)
     return names
-
-
-def restrict(option: str, key: str) -> str:
-    """Return Triton's option that restricts its controls to requests with a key."""
-    return f"--{option}={_CONTROLS}:{HEADER}={key}"
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -5,8 +5,7 @@ import signal
 import time
 
 from app.embedded.api_process import ApiProcess
-from app.embedded.server import EmbeddedTriton
-from app.embedded.service import Service, ServiceError
+from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
 from app.host.signals import StopSignals
 from app.resilience import worker_table
@@ -22,7 +21,7 @@ _POLL_SECONDS = 0.1
 _MARGIN_SECONDS = 5.0
 
 
-def supervise(settings: Settings, triton: EmbeddedTriton | None) -> int:
+def supervise(settings: Settings, triton: Program | None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
     Args:

@@ -1,14 +1,9 @@
 """HTTP to servers on this machine."""
 
 import socket
-import urllib.request
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
-
-# Without the proxy that the environment may name.
-LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs on this machine, never through a proxy."""
 
 
 def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int | None:

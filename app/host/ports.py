@@ -1,4 +1,4 @@
-"""TCP ports of this machine."""
+"""TCP ports of this machine, and who uses them."""
 
 import errno
 import re
@@ -43,18 +43,14 @@ def resolve(host: str) -> str:
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
-def is_listening(pid: int, port: int) -> bool:
-    """Return whether the process with this id listens on a port."""
-    return _has_any(Path(f"/proc/{pid}"), _listeners(port))
-
-
-def holder(port: int) -> tuple[int, str] | None:
-    """Find the process that listens on a port: its id and command line; None if this user may not see it.
+def holder(held: int | Path) -> tuple[int, str] | None:
+    """Find the process that listens on a port, or has a file open: its id and command line; None if this user may not see it.
 
     For Nereid, it is the first process, which starts the others.
     """
-    sockets = _listeners(port)
-    found = next((process for process in sorted(Path("/proc").glob("[0-9]*")) if _has_any(process, sockets)), None)
+    files = _listeners(held) if isinstance(held, int) else {str(held)}
+    processes = sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name))
+    found = next((process for process in processes if _has_any(process, files)), None)
     while found and NEREID.search(_command(parent := _parent(found))):
         found = parent
     return (int(found.name), _command(found)) if found else None
@@ -71,13 +67,13 @@ def _listeners(port: int) -> set[str]:
     return sockets
 
 
-def _has_any(process: Path, sockets: set[str]) -> bool:
+def _has_any(process: Path, names: set[str]) -> bool:
     files = []
     with suppress(OSError):  # the process has ended, or belongs to another user
         files = list((process / "fd").iterdir())
     for file in files:
         with suppress(OSError):
-            if str(file.readlink()) in sockets:
+            if str(file.readlink()) in names:
                 return True
     return False
 

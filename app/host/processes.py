@@ -1,4 +1,4 @@
-"""Child processes: wait for a response, and end them with all of their children."""
+"""Child processes: end them with all of their children, and with their parent."""
 
 import ctypes
 import os
@@ -6,14 +6,9 @@ import resource
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Collection
 from contextlib import suppress
 
-from app.host.http import get_status
-
 _PR_SET_PDEATHSIG = 1
-_POLL_SECONDS = 0.1
 # Loaded at import: a forked child cannot load it while another thread holds the loader's lock.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -38,29 +33,6 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:
         os.kill(os.getpid(), how)
-
-
-def wait_for_answer(
-    url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
-) -> int | None:
-    """Poll a server until it responds.
-
-    Args:
-        url: URL to request.
-        process: The server.
-        seconds: Maximum time.
-        retry: Statuses after which to continue polling.
-
-    Returns:
-        The status of the response; None if the process ended or the time is over.
-    """
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and process.poll() is None:
-        status = get_status(url, 1)
-        if status is not None and status not in retry:
-            return status
-        time.sleep(_POLL_SECONDS)
-    return None
 
 
 def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:

@@ -20,7 +20,10 @@ REMOVED = {
     "SOCKET_FOLDER": "with NEREID_INSTANCES, NEREID_SOCKET is the folder of the sockets",
     "TRITON_CA_FILE": "it is the file `ca.crt` in NEREID_TRITON_TLS_FOLDER",
     "TRITON_CERT_FILE": "it is the file `tls.crt` in NEREID_TRITON_TLS_FOLDER",
+    "TRITON_GRPC_PORT": "the embedded Triton listens on a unix socket, which the API finds by NEREID_TRITON_HOME",
+    "TRITON_HTTP_PORT": "the embedded Triton has TCP ports only with NEREID_TRITON_PORTS",
     "TRITON_KEY_FILE": "it is the file `tls.key` in NEREID_TRITON_TLS_FOLDER",
+    "TRITON_METRICS_PORT": "the embedded Triton has TCP ports only with NEREID_TRITON_PORTS; `/metrics` has its statistics",
     "TRITON_TLS": "set NEREID_TRITON_TLS_FOLDER to a folder with `ca.crt`, the certificates of the CAs",
 }
 """What to do instead of setting a variable that was removed, by its name without the prefix."""

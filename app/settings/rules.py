@@ -1,10 +1,10 @@
 """Rules for settings that their types cannot express, including rules for combinations."""
 
 import re
-from itertools import combinations
 
 from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
 
+_SOCKET = re.compile(r"unix:/[^\s,]+")
 _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
 # `*`, or a name whose last label begins with a letter, which excludes IP addresses.
@@ -41,12 +41,13 @@ def _check_addresses(settings: Settings) -> None:
     if not settings.triton_endpoints:
         return
     addresses = [address.strip() for address in settings.triton_endpoints.split(",")]
-    for address in map(_ADDRESS.fullmatch, addresses):
+    for address in (_ADDRESS.fullmatch(address) for address in addresses if not _SOCKET.fullmatch(address)):
         if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
             # The message does not quote the value, because a URL may contain a password.
             raise SettingsError(
                 f"{PREFIX}TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, "
-                "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or dns:///name:port; several with commas"
+                "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or unix:/path, or dns:///name:port; "
+                "several with commas"
             )
     if len(set(addresses)) < len(addresses):
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
@@ -54,15 +55,12 @@ def _check_addresses(settings: Settings) -> None:
 
 def _check_ports(settings: Settings) -> None:
     """Check that the API and the embedded Triton use different ports."""
-    if settings.triton_endpoints:
+    if settings.triton_endpoints or settings.socket or settings.instances or not settings.triton_ports:
         return
-    names = ["triton_http_port", "triton_grpc_port", "triton_metrics_port"]
-    if not settings.socket and not settings.instances:
-        names.insert(0, "port")
-    for name, other in combinations(names, 2):
-        if getattr(settings, name) == getattr(settings, other):
-            ours, theirs = PREFIX + name.upper(), PREFIX + other.upper()
-            raise SettingsError(f"{ours} and {theirs} are both {getattr(settings, name)}: each needs a port of its own")
+    if settings.port in {settings.triton_ports, settings.triton_ports + 1}:
+        raise SettingsError(
+            f"{PREFIX}PORT and {PREFIX}TRITON_PORTS, which takes two ports from {settings.triton_ports}, both take {settings.port}"
+        )
 
 
 def _check_url_hosts(settings: Settings) -> None:

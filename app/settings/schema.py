@@ -1,6 +1,8 @@
 """Settings: types, limits and defaults."""
 
 import math
+import os
+from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +16,8 @@ DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim
 """Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
+TRITON_SOCKET = "triton:1"
+"""File name of the embedded Triton's socket: Triton adds the number of a port to the name it is given."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
@@ -88,8 +92,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     triton_endpoints: Annotated[
         str,
         Meta(
-            description="gRPC endpoints of running Tritons, separated by commas: `host:port`, or `dns:///name:port` for one Triton "
-            "at each address that the name has, now and later. Empty: use the embedded Triton."
+            description="gRPC endpoints of running Tritons, separated by commas: `host:port`, `unix:/path`, or `dns:///name:port` "
+            "for one Triton at each address that the name has, now and later. Empty: use the embedded Triton."
         ),
     ] = ""
     triton_tls_folder: Annotated[
@@ -100,25 +104,34 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "Empty: no TLS."
         ),
     ] = ""
-    triton_http_port: Annotated[Port, Meta(description="HTTP port of the embedded Triton, on 127.0.0.1.")] = 4600
-    triton_grpc_port: Annotated[Port, Meta(description="gRPC port of the embedded Triton, on 127.0.0.1.")] = 4601
-    triton_metrics_port: Annotated[Port, Meta(description="Metrics port of the embedded Triton, on 127.0.0.1.")] = 4602
+    triton_ports: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65534,
+            description="TCP port on 127.0.0.1 at which the embedded Triton also answers HTTP, with its metrics at the next one. "
+            "Then every user of this machine can run models and read statistics; the control of models stays off. 0: neither; "
+            "Triton answers only its own user, through a unix socket.",
+        ),
+    ] = 0
     triton_metrics_url: Annotated[
         str,
         Meta(
             pattern="^(https?://[^,]+(,https?://[^,]+)*)?$",
             description="Metrics endpoints of running Tritons, `http://host:8002/metrics`, separated by commas, for the GPUs in "
-            "`/health`. Empty: none; that of the embedded Triton is known.",
+            "`/health`. Empty: none.",
         ),
     ] = ""
     triton_control_key_file: Annotated[
         str,
         Meta(
             description="File with the key of a running Triton that restricts protocols: "
-            "`--grpc-restricted-protocol=shared-memory,model-repository:nereid=KEY`. The embedded Triton has one of its own."
+            "`--grpc-restricted-protocol=shared-memory,model-repository:nereid=KEY`. Empty: none is needed."
         ),
     ] = ""
-    triton_home: Annotated[str, Meta(description="Folder of the embedded Triton's installation and logs.")] = ".triton"
+    triton_home: Annotated[
+        str, Meta(description="Folder of the embedded Triton's installation and log; each runs one Triton at a time.")
+    ] = ".triton"
     transport: Annotated[
         Literal["auto", "shm", "inline"],
         Meta(
@@ -260,10 +273,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return {"classification": self.classify_model}
 
     @property
+    def triton_folder(self) -> Path:
+        """The folder of the embedded Triton's socket: each `triton_home` has one, whoever looks for it.
+
+        It is in /dev/shm, because that is the same for all programs, unlike the temporary folder and `XDG_RUNTIME_DIR`, and because
+        the path of a socket has at most 107 bytes.
+        """
+        home = os.fsencode(Path(self.triton_home).resolve())
+        return Path("/dev/shm", f"nereid-triton-{sha256(home).hexdigest()[:12]}")  # noqa: S108 - its users check its owner
+
+    @property
     def triton_addresses(self) -> tuple[str, ...]:
-        """Endpoints (gRPC) of the Tritons in use, embedded or external: `host:port` or `dns:///name:port`."""
+        """Endpoints (gRPC) of the Tritons in use, embedded or external: `host:port`, `unix:/path` or `dns:///name:port`."""
         named = tuple(filter(None, map(str.strip, self.triton_endpoints.split(","))))
-        return named or (f"127.0.0.1:{self.triton_grpc_port}",)
+        return named or (f"unix:{self.triton_folder / TRITON_SOCKET}",)
 
     @property
     def triton_address(self) -> str:
@@ -273,15 +296,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def metrics_urls(self) -> tuple[str, ...]:
         """Metrics endpoints of the Tritons, as far as they are known."""
-        urls = self.triton_metrics_url if self.triton_endpoints else f"http://127.0.0.1:{self.triton_metrics_port}/metrics"
-        return tuple(filter(None, urls.split(",")))
+        return tuple(filter(None, self.triton_metrics_url.split(",")))
 
     @property
     def control_key_path(self) -> Path | None:
         """The file with the key of Triton's restricted protocols; None if they are not restricted."""
-        if self.triton_endpoints:
-            return Path(self.triton_control_key_file) if self.triton_control_key_file else None
-        return Path(self.triton_home, f"control-{self.triton_grpc_port}.key")
+        return Path(self.triton_control_key_file) if self.triton_control_key_file else None
 
     @property
     def max_body_bytes(self) -> int:

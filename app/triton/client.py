@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from app.errors import GatewayError, InvalidModelOutput, TritonUnavailable, UnknownVersion
+from app.errors import GatewayError, InvalidModelOutput, UnknownVersion
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
@@ -22,13 +22,15 @@ from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
-from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use, is_restricted
+from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use
 
 # An RPC may take this much longer than its caller's deadline.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _UNREGISTER_ATTEMPTS = 20
-_OPTIONS: list[tuple[str, int | str]] = [
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+"""The method for inferences whose requests are serialized already."""
+OPTIONS: list[tuple[str, int | str]] = [
     # gRPC's default limit is 4 MiB, less than one FP32 image.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -44,6 +46,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
     # A proxy in the environment is meant for the web.
     ("grpc.enable_http_proxy", 0),
 ]
+"""Of every channel to a Triton."""
 
 
 class TritonClient:
@@ -61,7 +64,7 @@ class TritonClient:
         """Connect to a Triton.
 
         Args:
-            address: `host:port` of its gRPC endpoint.
+            address: `host:port` or `unix:/path` of its gRPC endpoint.
             control_key_path: File with the control key; None if Triton restricts no protocols.
             credentials: For TLS; None for unencrypted connections.
             host: The host that Triton's certificate must name; empty for the host in the address.
@@ -72,10 +75,7 @@ class TritonClient:
         self._channel = _open_channel(address, credentials, host, ips)
         self._stub = GRPCInferenceServiceStub(self._channel)
         # Not part of the stub, because its requests are serialized already.
-        self._model_infer = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",
-            response_deserializer=service_pb2.ModelInferResponse.FromString,
-        )
+        self._model_infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         self.left: set[grpc.aio.Call] = set()
         """Unanswered inferences that must not be cancelled. Without a reference, gRPC would cancel them."""
         self.server: ServerInfo | None = None
@@ -144,15 +144,13 @@ class TritonClient:
         """Let Triton map an arena.
 
         Raises:
-            TritonUnavailable: Triton does not answer, or has just been started and its control key is not written yet.
+            TritonUnavailable: Triton does not answer.
             GatewayError: Triton rejected the arena, most likely because it runs on another host.
         """
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
         try:
             await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
         except grpc.RpcError as error:
-            if is_restricted(error) and self._control_key_path is not None and not self._control_key_path.exists():
-                raise TritonUnavailable("the key of Triton's controls is not known yet") from error
             # Region names are never reused, so another request has registered this arena.
             if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
                 raise from_query_error(error) from error
@@ -263,7 +261,7 @@ class TritonClient:
 
 def _open_channel(address: str, credentials: Credentials | None, host: str, ips: Sequence[str]) -> grpc.aio.Channel:
     """Open a channel, which connects on first use. The arguments are those of `TritonClient`."""
-    options = list(_OPTIONS)
+    options = list(OPTIONS)
     if ips:  # the certificate and proxies refer to the name
         options.append(("grpc.default_authority", address))
         port = address.rpartition(":")[2]

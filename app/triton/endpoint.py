@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """`host:port` of the gRPC endpoint."""
+        """`host:port` or `unix:/path` of the gRPC endpoint."""
         return self.client.address
 
     def takes(self, spec: ModelSpec) -> bool:

@@ -33,7 +33,7 @@ async def read_gpus(metrics_urls: Iterable[str]) -> list[Gpu]:
     """Return the GPUs of the Tritons that answer, each GPU once.
 
     Args:
-        metrics_urls: URLs of metrics endpoints, such as `http://127.0.0.1:4602/metrics`.
+        metrics_urls: URLs of metrics endpoints, such as `http://127.0.0.1:8002/metrics`.
     """
     found = await asyncio.gather(*map(_read_gpus, metrics_urls))
     return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share a GPU

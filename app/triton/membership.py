@@ -28,7 +28,7 @@ class Target(NamedTuple):
     """The address of a Triton, as resolved."""
 
     address: str
-    """`host:port` of its gRPC endpoint."""
+    """`host:port` or `unix:/path` of its gRPC endpoint."""
     host: str = ""
     """The host that Triton's certificate must name; empty for the host in the address."""
     ips: tuple[str, ...] = ()
@@ -61,8 +61,8 @@ async def resolve(address: str) -> list[Target]:
 
 
 def _has_name(address: str) -> bool:
-    """Return whether the host of an address is a name, and not an IP address."""
-    return not re.fullmatch(r"(\[.*\]|[0-9.]+):[0-9]+", address)
+    """Return whether the host of an address is a name, and not an IP address or a socket."""
+    return not re.fullmatch(r"(\[.*\]|[0-9.]+):[0-9]+|unix:.*", address)
 
 
 Connect = Callable[[Target], TritonBackend]
@@ -70,7 +70,7 @@ Connect = Callable[[Target], TritonBackend]
 
 
 class Membership:
-    """Adds Tritons to a pool, and removes them. Their addresses are `host:port` or `dns:///name:port`."""
+    """Adds Tritons to a pool, and removes them. Their addresses are those of the settings."""
 
     def __init__(self, pool: TritonPool, addresses: Sequence[str], connect: Connect) -> None:
         self._pool = pool

@@ -49,7 +49,6 @@ class UnknownRegion(TritonUnavailable):
     """Triton does not know a shared-memory region; most likely it was restarted."""
 
 
-_RESTRICTED = "protocol is restricted"
 # By status and, because the status alone is ambiguous, by a part of the message. The first match wins.
 # Source: measured on Triton 2.51 and grpcio 1.85.
 _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
@@ -57,7 +56,7 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNAVAILABLE", "maximum queue size", Overloaded, "the model's queue is full"),
     ("UNAVAILABLE", "Request for unknown model", ModelNotReady, "the model is not loaded"),
     ("UNAVAILABLE", "Server is stopping", Draining, "Triton is being stopped"),
-    ("UNAVAILABLE", _RESTRICTED, InferenceFailed, "Triton does not allow the gateway to do this"),
+    ("UNAVAILABLE", "protocol is restricted", InferenceFailed, "Triton does not allow the gateway to do this"),
     ("UNAVAILABLE", "failed to connect", Unreachable, "Triton does not answer"),
     ("UNAVAILABLE", "DNS resolution failed", Unreachable, "Triton does not answer"),
     ("UNAVAILABLE", "errors resolving", Unreachable, "Triton does not answer"),
@@ -99,11 +98,6 @@ def own_message(error: GatewayError) -> str:
     cause = error.__cause__
     text = cause.details() if isinstance(cause, grpc.RpcError) else None
     return (text or error.detail).strip().partition("\n")[0]
-
-
-def is_restricted(error: grpc.RpcError) -> bool:
-    """Return whether Triton requires the control key."""
-    return _RESTRICTED in (error.details() or "")
 
 
 def is_region_in_use(error: grpc.RpcError) -> bool:

@@ -1,7 +1,5 @@
 """Sends encoded images to a model in Triton through shared memory, with only Nereid's own client."""
 
-from pathlib import Path
-
 import numpy as np
 
 from app.resilience.lease import Lease
@@ -18,9 +16,9 @@ _SECONDS = 10.0
 class TritonForwarder:
     """One worker's connection to Triton."""
 
-    def __init__(self, address: str, control_key_path: Path) -> None:
-        """Connect to the gRPC endpoint `host:port`; the file contains the key of its controls."""
-        self._client = TritonClient(address, control_key_path)
+    def __init__(self, address: str) -> None:
+        """Connect to a gRPC endpoint."""
+        self._client = TritonClient(address)
         self._specs = SpecCache(self._client)
         self._transport = Transport("shm", Regions(self._client))
 

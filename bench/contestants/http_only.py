@@ -7,7 +7,6 @@ image, no decoding of the result, no log.
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 _BODY = b'{"detections":[],"num_detections":0,"status":"success"}'
@@ -52,7 +51,7 @@ class App:
             # Imported here, because it is not needed for HTTP alone.
             from bench.contestants.forwarding import TritonForwarder  # noqa: PLC0415
 
-            self._forwarder = TritonForwarder(address, Path(os.environ["BENCH_TRITON_KEY"]))
+            self._forwarder = TritonForwarder(address)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self._forwarder is not None:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 
+from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.progress import with_bar
 from bench.experiments.search import find_best
@@ -44,6 +45,7 @@ class Session:
         self.runs: list[Run] = []
         self._model: str = options.model or ""
         self._url = _endpoint(options.url, options.model)
+        self._triton: str = options.triton or environment.load().triton_address
         self._samples = given_samples(options.image)
 
     def closed(self, clients: int, seconds: float) -> Run:
@@ -83,7 +85,7 @@ class Session:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
             outcome = run(drive_closed_loop(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
             self._model = outcome.model or self._model
-        meters = Meters(self._find_processes, [self.options.triton], self._model)
+        meters = Meters(self._find_processes, [self._triton], self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"
         measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
         self._model = measured.outcome.model or self._model
@@ -104,7 +106,7 @@ class Session:
         return self.runs[-1]
 
     def _find_processes(self) -> dict[str, list[psutil.Process]]:
-        tritons = listeners(self.options.triton)
+        tritons = listeners(self._triton)
         stubs = [child for process in tritons for child in children(process)]
         return {"gateway": listeners(self._url), "triton": tritons, "stubs": stubs}
 
@@ -164,7 +166,7 @@ def add_to(commands: Commands) -> None:
         )
         command.add_argument("--requests", type=count, help="maximum number of requests")
         command.add_argument("--model", help="model to use; by default the server's own")
-        command.add_argument("--triton", default="http://127.0.0.1:4600", help="URL of the HTTP endpoint of the server's Triton")
+        command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)
         command.add_argument("--label", default="nereid", help="name of the server in the results")
         if name == "full":

@@ -139,7 +139,7 @@ def spend(  # noqa: PLR0913 - the parts of a run
     candidate = name.removesuffix(BEFORE)
     python = str(REFERENCE.python()) if candidate == "reference" else sys.executable
     command = [python, "-m", _PROGRAM, candidate, str(files), str(seconds), *steps]
-    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_address, "BENCH_TRITON_KEY": str(triton.control_key_path)}
+    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_address}
     found = []
     with ExitStack() as stack:
         children = []

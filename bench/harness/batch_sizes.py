@@ -1,14 +1,16 @@
 """Batch sizes of the gateway's calls to Triton, from its own metrics."""
 
+import urllib.request
 from collections import Counter
 from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.host.http import LOOPBACK
 from bench.harness.errors import ContestantError
 
 _SECONDS = 5
+# Without the proxy that the environment may name.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _BUCKET = "api_inference_batch_size_bucket"
 
 
@@ -23,7 +25,7 @@ def read_batch_sizes(gateway: str, model: str) -> Counter[str]:
         ContestantError: The gateway's metrics cannot be read.
     """
     try:
-        with LOOPBACK.open(f"{gateway}/metrics", timeout=_SECONDS) as answer:
+        with _OPENER.open(f"{gateway}/metrics", timeout=_SECONDS) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
     except (OSError, HTTPException, ValueError) as error:
         raise ContestantError(f"the metrics of {gateway} cannot be read: {error}") from error

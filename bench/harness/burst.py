@@ -132,7 +132,7 @@ def _meters(lineup: Lineup, contestant: Contestant, process: psutil.Process) -> 
     def find() -> dict[str, list[psutil.Process]]:
         return {"gateway": family(process), **triton_processes([lineup.triton])}
 
-    return Meters(find, [lineup.triton.url], contestant.model)
+    return Meters(find, [lineup.triton.address], contestant.model)
 
 
 def _to_run(contestant: Contestant, burst: Burst, measured: Measurement, overload: Overload | None = None) -> Run:

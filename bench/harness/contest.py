@@ -113,7 +113,7 @@ def measure(contestant: Contestant, server: Running, tritons: Sequence[Triton], 
     def find() -> dict[str, list[psutil.Process]]:
         return {"gateway": family(server.process), **triton_processes(tritons)}
 
-    meters = Meters(find, [triton.url for triton in tritons], contestant.model if contestant.uses_triton else "")
+    meters = Meters(find, [triton.address for triton in tritons], contestant.model if contestant.uses_triton else "")
     return meters.read(_drive(server, load, load.seconds))
 
 

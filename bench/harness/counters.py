@@ -1,13 +1,14 @@
-"""Triton's statistics of one model, over HTTP."""
+"""Triton's statistics of one model."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from http.client import HTTPException
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
+from typing import NamedTuple
 
-from app.host.http import LOOPBACK
+import grpc
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from app.triton.client import OPTIONS
 from bench.report.measurements import TritonUse
 
 _SECONDS = 5
@@ -64,46 +65,30 @@ def read_counters(triton: str, model: str) -> Counters:
     """Read the statistics of a model, summed over its versions.
 
     Args:
-        triton: URL of its HTTP endpoint, on this machine.
+        triton: Its gRPC endpoint.
         model: Name of the model.
 
     Raises:
         CountersError: Triton does not respond, or does not have the model.
     """
+    request = service_pb2.ModelStatisticsRequest(name=model)
     try:
-        with LOOPBACK.open(f"{triton}/v2/models/{model}/stats", timeout=_SECONDS) as answer:
-            return _add_up(json.load(answer)["model_stats"])
-    except HTTPError as error:
-        with error:
-            reason = error.read().decode("utf-8", "replace").strip()[:100]
-        raise CountersError(f"Triton at {triton}: {error.code} {reason}") from error
-    except (OSError, HTTPException) as error:
-        raise CountersError(f"Triton at {triton}: {error}") from error
-    except (LookupError, ValueError, TypeError) as error:
-        raise CountersError(f"Triton at {triton}: its answer contains no statistics of {model}") from error
+        with grpc.insecure_channel(triton, options=OPTIONS) as channel:
+            versions = GRPCInferenceServiceStub(channel).ModelStatistics(request, timeout=_SECONDS).model_stats
+    except grpc.RpcError as error:
+        reason = (error.details() or "").partition("\n")[0]
+        raise CountersError(f"Triton at {triton}: {error.code().name} {reason}") from error
+    return Counters.total([_counters_of(version) for version in versions])
 
 
-def _add_up(versions: list[dict[str, Any]]) -> Counters:
-    def total(*path: str) -> int:
-        """Add up a number over the versions; Triton omits zeros."""
-        count = 0
-        for stats in versions:
-            value: Any = stats
-            for name in path:
-                value = value.get(name, {})
-            count += int(value or 0)
-        return count
-
-    batches: dict[str, int] = {}
-    for entry in (entry for stats in versions for entry in stats.get("batch_stats", [])):
-        size = str(entry["batch_size"])
-        batches[size] = batches.get(size, 0) + int(entry["compute_infer"]["count"])
+def _counters_of(version: service_pb2.ModelStatistics) -> Counters:
+    times = version.inference_stats
     return Counters(
-        inferences=total("inference_count"),
-        executions=total("execution_count"),
-        successes=total("inference_stats", "success", "count"),
-        compute_ns=sum(total("inference_stats", part, "ns") for part in ("compute_input", "compute_infer", "compute_output")),
-        waits=total("inference_stats", "queue", "count"),
-        queue_ns=total("inference_stats", "queue", "ns"),
-        batches=batches,
+        inferences=version.inference_count,
+        executions=version.execution_count,
+        successes=times.success.count,
+        compute_ns=times.compute_input.ns + times.compute_infer.ns + times.compute_output.ns,
+        waits=times.queue.count,
+        queue_ns=times.queue.ns,
+        batches={str(batch.batch_size): batch.compute_infer.count for batch in version.batch_stats},
     )

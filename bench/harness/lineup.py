@@ -126,7 +126,7 @@ class Lineup:
             name=name,
             command=[str(REFERENCE.python()), "-m", "uvicorn", f"{module}:app", *flags],
             environment={
-                "BENCH_TRITON": self.triton.settings.triton_address,
+                "BENCH_TRITON": self.triton.address,
                 "BENCH_MODEL": str(self.triton.repository / model / "1" / "model.onnx") if is_local else asked,
                 "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
@@ -160,7 +160,6 @@ class Lineup:
                 "NEREID_PORT": str(port),
                 "NEREID_WORKERS": str(self.workers),
                 "NEREID_TRITON_HOME": self.triton.settings.triton_home,
-                "NEREID_TRITON_GRPC_PORT": str(self.triton.settings.triton_grpc_port),
                 "NEREID_MODEL": asked,
                 **transport,
                 **self._settings,

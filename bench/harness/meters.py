@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import clock_gettime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -37,7 +37,7 @@ class Meters:
 
         Args:
             find: Finds the processes; called again at the end.
-            tritons: URLs of Triton's HTTP endpoints.
+            tritons: Their gRPC endpoints.
             model: Model whose statistics to read; empty for none.
         """
         self._find = find
@@ -83,13 +83,19 @@ def children(process: psutil.Process) -> list[psutil.Process]:
     return family(process)[1:]
 
 
-def listeners(url: str) -> list[psutil.Process]:
-    """Find the processes of this machine that listen on the port of a URL."""
-    port = urlsplit(url).port or 80
+def listeners(address: str) -> list[psutil.Process]:
+    """Find the processes of this machine that listen at an address: a URL, or a gRPC endpoint, `host:port` or `unix:/path`."""
+    parts = urlsplit(address if "://" in address or address.startswith("unix:") else f"//{address}")
+
+    def is_here(connection: Any) -> bool:  # noqa: ANN401 - psutil's own
+        if parts.scheme == "unix":
+            return bool(connection.laddr == parts.path)
+        return bool(connection.status == psutil.CONN_LISTEN and connection.laddr.port == (parts.port or 80))
+
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if any(c.laddr.port == port and c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp")):
+            if any(map(is_here, process.net_connections("unix" if parts.scheme == "unix" else "tcp"))):
                 found.append(process)
     return found
 

@@ -22,5 +22,5 @@ def minimal_server(logs: Path, workers: int, triton: Settings | None = None) -> 
     """
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
-    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_address, "BENCH_TRITON_KEY": str(triton.control_key_path)}
+    variables = {} if triton is None else {"BENCH_TRITON": triton.triton_address}
     return running(command, variables, port, "/", logs / "http_only.log")

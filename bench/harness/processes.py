@@ -2,7 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from app.host.processes import die_with_parent, end_group, wait_for_answer
+from app.host.http import get_status
+from app.host.processes import die_with_parent, end_group
 from app.settings.schema import PREFIX, Settings
 from bench.harness.errors import ContestantError
 
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 _OK, _NOT_READY = 200, 503
 
 
@@ -75,6 +78,29 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
         yield Running(url, psutil.Process(child.pid))
     finally:
         end_group(child, _STOP_SECONDS)
+
+
+def wait_for_answer(
+    url: str, process: "subprocess.Popen[bytes]", seconds: float = float("inf"), retry: Collection[int] = ()
+) -> int | None:
+    """Poll a server until it responds.
+
+    Args:
+        url: URL to request.
+        process: The server.
+        seconds: Maximum time.
+        retry: Statuses after which to continue polling.
+
+    Returns:
+        The status of the response; None if the process ended or the time is over.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and process.poll() is None:
+        status = get_status(url, 1)
+        if status is not None and status not in retry:
+            return status
+        time.sleep(_POLL_SECONDS)
+    return None
 
 
 def environment_of(checkout: Path) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""A separate embedded Triton for a measurement, with its own ports, logs and models."""
+"""A separate embedded Triton for a measurement, with its own socket, log and models."""
 
-import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import psutil
 from app.embedded.install import install
 from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.settings import environment
 from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
@@ -26,6 +24,8 @@ class Triton(NamedTuple):
 
     settings: Settings
     process: psutil.Process
+    server: EmbeddedTriton
+    """Owns the process and its folder."""
 
     @property
     def repository(self) -> Path:
@@ -33,13 +33,13 @@ class Triton(NamedTuple):
         return Path(self.settings.model_repository)
 
     @property
-    def url(self) -> str:
-        """URL of its HTTP endpoint."""
-        return f"http://127.0.0.1:{self.settings.triton_http_port}"
+    def address(self) -> str:
+        """Its gRPC endpoint."""
+        return self.settings.triton_address
 
 
 def link_installation(home: Path) -> None:
-    """Make a folder the home of an embedded Triton, with links to the usual installation, but separate logs and keys.
+    """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket.
 
     Raises:
         InstallError, PackageError: Triton cannot be installed.
@@ -51,19 +51,18 @@ def link_installation(home: Path) -> None:
 
 
 @contextmanager
-def embedded_triton(repository: Path, model: str, key_file: Path | None = None) -> Iterator[Triton]:
+def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Triton]:
     """Run an embedded Triton until the block ends.
 
     Args:
         repository: Its model repository.
         model: The model that must be ready.
-        key_file: File with the key of its controls, to share one between several Tritons.
+        ports: The first of its TCP ports; 0 for none.
 
     Raises:
         InstallError, PackageError: Triton cannot be installed.
-        EmbeddedTritonError: It does not start.
+        StartError: It does not start.
     """
-    http, grpc, metrics = find_free(3)
     with TemporaryDirectory(prefix="nereid-bench-") as home:
         link_installation(Path(home))
         settings = msgspec.structs.replace(
@@ -71,24 +70,18 @@ def embedded_triton(repository: Path, model: str, key_file: Path | None = None) 
             model=model,
             model_repository=str(repository),
             triton_endpoints="",
-            triton_control_key_file=str(key_file or ""),
+            triton_control_key_file="",
             triton_home=home,
-            triton_http_port=http,
-            triton_grpc_port=grpc,
-            triton_metrics_port=metrics,
+            triton_ports=ports,
         )
-        server = make_server(settings)
+        server = EmbeddedTriton(settings)
         try:
             server.start()
-            yield Triton(settings, psutil.Process(server.pid))
+            yield Triton(settings, psutil.Process(server.pid), server)
         finally:
             server.stop()
-
-
-def make_server(settings: Settings) -> EmbeddedTriton:
-    """Prepare a Triton with the settings of `embedded_triton`, without starting it."""
-    key_file = settings.triton_control_key_file
-    return EmbeddedTriton(settings, Path(key_file).read_text(encoding="ascii") if key_file else "")
+            with suppress(OSError):
+                settings.triton_folder.rmdir()  # nobody will look for this home's Triton again
 
 
 @contextmanager
@@ -98,9 +91,7 @@ def embedded_tritons(repository: Path, model: str, count: int) -> Iterator[list[
     Arguments and errors as for `embedded_triton`.
     """
     with ExitStack() as stack:
-        key_file = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")), "control.key")
-        key_file.write_text(secrets.token_hex(32), encoding="ascii")
-        yield [stack.enter_context(embedded_triton(repository, model, key_file)) for _ in range(count)]
+        yield [stack.enter_context(embedded_triton(repository, model)) for _ in range(count)]
 
 
 def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process]]:
@@ -111,8 +102,7 @@ def triton_processes(tritons: Sequence[Triton]) -> dict[str, list[psutil.Process
 
 def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
     """Return the settings, by name, of a gateway that uses these Tritons."""
-    addresses = ",".join(triton.settings.triton_address for triton in tritons)
-    return {"triton_endpoints": addresses, "triton_control_key_file": tritons[0].settings.triton_control_key_file}
+    return {"triton_endpoints": ",".join(triton.address for triton in tritons)}
 
 
 @contextmanager
@@ -121,7 +111,7 @@ def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
 
     Raises:
         ContestantError: `yolo11n` has not been pulled.
-        InstallError, PackageError, EmbeddedTritonError: As for `embedded_triton`.
+        InstallError, PackageError, StartError: As for `embedded_triton`.
     """
     pulled = Path(environment.load().model_repository)
     if with_yolo and YOLO not in loadable_models(pulled):

@@ -41,14 +41,14 @@ def fixtures() -> Iterator[Triton]:
 @pytest.fixture
 async def fixture_client(fixtures: Triton) -> AsyncIterator[TritonClient]:
     """A client of it. Not for the session: while gRPC is in use, a process that is forked may crash."""
-    client = TritonClient(fixtures.settings.triton_address, fixtures.settings.control_key_path)
+    client = TritonClient(fixtures.settings.triton_address)
     yield client
     await client.close()
 
 
 @pytest.fixture(scope="session")
 def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Settings for a Triton elsewhere, whose models whoever has its key can load again; it runs `wait_20`."""
+    """Settings for a Triton elsewhere, whose models can be loaded again; it runs `wait_20`."""
 
     def command_of_it(settings: Settings, links: Path) -> list[str]:
         line = [option.replace("control-mode=none", "control-mode=explicit") for option in command(settings, links)]
@@ -60,5 +60,4 @@ def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("app.embedded.server.command", command_of_it)
             settings = stack.enter_context(embedded_triton(repository, "wait_20")).settings
-        key = str(settings.control_key_path)
-        yield msgspec.structs.replace(settings, triton_endpoints=settings.triton_address, triton_control_key_file=key)
+        yield msgspec.structs.replace(settings, triton_endpoints=settings.triton_address)

@@ -56,13 +56,11 @@ def loadable_service(folder: Path) -> Iterator[Service]:
     home = folder / "triton"
     home.mkdir()
     link_installation(home)
-    port, http, grpc, metrics = find_free(4)
+    port, http = find_free(2)
     given = {
         "port": port,
         "triton_home": home,
-        "triton_http_port": http,
-        "triton_grpc_port": grpc,
-        "triton_metrics_port": metrics,
+        "triton_ports": http,
         "model_repository": folder / "models",
         "model": _MODEL,
         "workers": 2,
@@ -71,7 +69,7 @@ def loadable_service(folder: Path) -> Iterator[Service]:
     environment = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
     command, log = [sys.executable, "-m", "app", "serve"], folder / "serve.log"
     with running(command, environment, port, "/readyz", log, ready_seconds=_READY_SECONDS) as server:
-        yield Service(server.url, server.process, {"nereid": f"127.0.0.1:{port}", "triton": f"127.0.0.1:{metrics}"})
+        yield Service(server.url, server.process, {"nereid": f"127.0.0.1:{port}", "triton": f"127.0.0.1:{http + 1}"})
 
 
 async def exercise(service: Service, seconds: float) -> None:

@@ -261,13 +261,10 @@ def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: E
     home = tmp_path / ".triton"
     home.mkdir()
     link_installation(home)
-    port, http, grpc, metrics = find_free(4)
+    port = free_port()
     settings = {
         "PATH": f"{python.parent}:/usr/bin:/bin",
         "TMPDIR": tmp_path,
-        "NEREID_TRITON_HTTP_PORT": http,
-        "NEREID_TRITON_GRPC_PORT": grpc,
-        "NEREID_TRITON_METRICS_PORT": metrics,
         "LD_LIBRARY_PATH": "/usr/lib/own",
     }
     subprocess.run([binary, "pull", "yolo11n", "--from", networks["yolo11n"]], cwd=tmp_path, env=environ(settings), check=True)
@@ -276,4 +273,4 @@ def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: E
         stop(process)
 
     assert seen.read_text(encoding="ascii") == "/usr/lib/own\n"
-    assert not list(home.glob("control*"))  # Triton was stopped in order
+    assert list(Settings(triton_home=str(home)).triton_folder.iterdir()) == []  # Triton was stopped in order

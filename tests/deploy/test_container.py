@@ -5,7 +5,6 @@ import csv
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +20,8 @@ from packaging.utils import canonicalize_name
 
 from app import __version__
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
-from app.host.processes import wait_for_answer
-from app.settings.schema import Settings
+from app.settings.schema import TRITON_SOCKET, Settings
+from bench.harness.processes import wait_for_answer
 from tests.deploy.containers import Builder, Container, Image, stop
 from tests.imaging.samples import AVIF, HEIC
 from tests.processes import no_process_left, wait_for
@@ -110,22 +108,19 @@ class Outside(NamedTuple):
 
 
 @pytest.fixture
-def outside(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> Outside:
-    """A Triton that runs on this machine, and a folder for /tmp with the key of its controls."""
+def outside(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> Iterator[Outside]:
+    """A Triton that runs on this machine, whose folder the container's user owns meanwhile, and a folder for /tmp."""
     assert triton.poll() is None
-    assert settings.control_key_path is not None
     folder = tmp_path / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
-    shutil.copy(settings.control_key_path, folder / "control.key")
-    os.chown(folder / "control.key", USER, USER)
-    given = {
-        "port": free_port(),
-        "workers": 2,
-        "triton_endpoints": settings.triton_address,
-        "triton_control_key_file": "/tmp/control.key",  # noqa: S108 - in the container
-    }
-    return Outside(given, {folder: "/tmp"})  # noqa: S108
+    socket = settings.triton_folder / TRITON_SOCKET
+    for path in (settings.triton_folder, socket):
+        os.chown(path, USER, USER)
+    given = {"port": free_port(), "workers": 2, "triton_endpoints": settings.triton_address}
+    yield Outside(given, {folder: "/tmp"})  # noqa: S108
+    for path in (settings.triton_folder, socket):
+        os.chown(path, os.getuid(), os.getgid())
 
 
 async def check_answers(inside: httpx.AsyncClient, outside: httpx.AsyncClient) -> None:
@@ -158,7 +153,7 @@ async def test_api_in_a_container_answers_like_one_outside(
     assert code == 0, log.read_text()
     assert (unhealthy.returncode, unhealthy.stdout) == (1, f"{url} does not answer\n")
     (written,) = outside.volumes
-    assert [path.name for path in written.iterdir()] == ["control.key"]
+    assert list(written.iterdir()) == []
 
 
 @packages
@@ -267,9 +262,9 @@ def test_sbom_names_what_is_in_the_image(name: str, locks: list[str], unlocked: 
 @packages
 async def test_embedded_needs_nothing_else(embedded: Image, builder: Builder, client: httpx.AsyncClient, tmp_path: Path) -> None:
     """It pulls the model at its first start, and runs with as little shared memory as an engine gives it by default."""
-    ports = dict(zip(("port", "triton_http_port", "triton_grpc_port", "triton_metrics_port"), find_free(4), strict=True))
-    container = Container(embedded, builder.pip_volumes(), ports, is_read_only=False, shm_size="64m")
-    url, log = f"http://127.0.0.1:{ports['port']}", tmp_path / "serve.log"
+    port = free_port()
+    container = Container(embedded, builder.pip_volumes(), {"port": port}, is_read_only=False, shm_size="64m")
+    url, log = f"http://127.0.0.1:{port}", tmp_path / "serve.log"
     with no_process_left(), container.running(log) as process:
         assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()
         async with httpx.AsyncClient(base_url=url, timeout=60) as inside:

@@ -64,7 +64,6 @@ def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest
     (folder / "proxy").mkdir()
     given = {
         "triton_endpoints": settings.triton_address,
-        "triton_control_key_file": settings.control_key_path,
         "model": "six_columns",
         "log_level": "info",
     }

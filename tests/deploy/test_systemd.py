@@ -82,7 +82,7 @@ def test_settings_are_valid(*, with_own_triton: bool) -> None:
     """With either Triton; that of the other unit listens where the proposed settings say."""
     configured = settings(with_own_triton=with_own_triton)
 
-    assert configured.triton_address == ("127.0.0.1:8001" if with_own_triton else "127.0.0.1:4601")
+    assert configured.triton_endpoints == ("127.0.0.1:8001" if with_own_triton else "")
 
 
 def test_requests_in_progress_may_end() -> None:

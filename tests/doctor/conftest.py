@@ -7,10 +7,9 @@ import msgspec
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.settings.schema import Settings
 from tests.doctor import setups
-from tests.support import free_port
+from tests.support import free_port, triton_home
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +17,10 @@ def hurting(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """Settings of a running Triton with the models of `setups`; `good` is the default model."""
     repository = tmp_path_factory.mktemp("hurting")
     setups.write(repository)
-    http, grpc_port, metrics = find_free(3)
     own = msgspec.structs.replace(
         settings,
         model_repository=str(repository),
-        triton_http_port=http,
-        triton_grpc_port=grpc_port,
-        triton_metrics_port=metrics,
+        triton_home=triton_home(tmp_path_factory.mktemp("triton")),
         model="good",
         port=free_port(),
     )

@@ -92,7 +92,7 @@ def examine(settings: Settings, capsys: pytest.CaptureFixture[str], **options: b
 
 def run_command(*command: str, **settings: str) -> tuple[int, dict[str, Finding]]:
     """Run a command line that ends in `doctor --json`; returns its exit code, and the findings by their codes."""
-    environ = {**os.environ, "NEREID_TRITON_GRPC_PORT": str(free_port()), "NEREID_PORT": str(free_port()), **settings}
+    environ = {**os.environ, "NEREID_TRITON_HOME": "/nowhere", "NEREID_PORT": str(free_port()), **settings}
     result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert result.stderr == ""
     findings = msgspec.convert(json.loads(result.stdout)["findings"], list[Finding])

@@ -21,7 +21,7 @@ FILE = "config.pbtxt"
 
 
 async def count_images(settings: Settings) -> int:
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     try:
         return (await read_statistics(client, 5))[settings.model, "1"].inferences
     finally:

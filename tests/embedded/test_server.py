@@ -3,46 +3,37 @@
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
 import msgspec
 import onnx
 import psutil
 import pytest
 
 from app.embedded.install import install
-from app.embedded.launch import loadable_models
-from app.embedded.server import EmbeddedTriton, EmbeddedTritonError
-from app.host.ports import find_free, is_free
+from app.embedded.launch import loadable_models, shm_prefix
+from app.embedded.server import EmbeddedTriton
+from app.embedded.service import CheckError, StartError
 from app.main import create_app
-from app.settings.schema import Settings
-from app.triton.client import TritonClient
+from app.settings.schema import TRITON_SOCKET, Settings
 from app.triton.shared_memory import Arena
-from tests.embedded import attack
-from tests.embedded.test_inference_check import CONFIG
 from tests.fakes import models
 from tests.processes import children, nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
-from tests.support import ROOT, SCENE, finds, started, transport_in_use
+from tests.support import ROOT, SCENE, finds, free_port, started, transport_in_use, triton_home
 from tests.support import json as json_of
 
 SHM = Path("/dev/shm")  # noqa: S108 - where Triton puts its shared memory
 MODEL = "six_columns"
 STUB = "triton_python_backend_stub"
-CONTROLS = "model-repository,shared-memory,trace,logging"
-NOBODY = 65534
-"""A user that owns nothing."""
-
-Process = subprocess.Popen[bytes]
 
 
 def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
@@ -86,23 +77,13 @@ def tiny(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path, tiny: Path) -> Iterator[Settings]:
-    """Give the test the installed server under a home and ports of its own; no shared memory may be left."""
+    """Give the test the installed server under a home of its own; nothing may be left in /dev/shm."""
     install(ROOT / ".triton")
-    home = tmp_path / "home"
-    home.mkdir()
-    for name in ("server", "python"):
-        (home / name).symlink_to(ROOT / ".triton" / name)
-    http, grpc, metrics = find_free(3)
-    settings = Settings(
-        model=MODEL,
-        model_repository=str(tiny.parent),
-        triton_home=str(home),
-        triton_http_port=http,
-        triton_grpc_port=grpc,
-        triton_metrics_port=metrics,
-    )
+    (tmp_path / "home").mkdir()
+    settings = Settings(model=MODEL, model_repository=str(tiny.parent), triton_home=triton_home(tmp_path / "home"))
     yield settings
     assert shared(settings) == []
+    assert not settings.triton_folder.exists() or list(settings.triton_folder.iterdir()) == []
 
 
 @pytest.fixture
@@ -126,44 +107,35 @@ def script(settings: Settings, text: str, interpreter: str = "/bin/sh") -> None:
 
 # Answers like Triton; with a file in shared memory, and a process beside it.
 IMITATION = """
-import json, os, signal, socket, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
+import asyncio, os, signal, sys
 plan = PLAN
 def option(name):
     return next(argument for argument in sys.argv if name in argument).rpartition("=")[2]
 
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.reply(plan["config"], plan["status"])
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.reply({"outputs": [{"name": "output0", "parameters": {"binary_data_size": plan["output_bytes"]}}]})
-    def reply(self, content, status=200):
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Inference-Header-Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-    def log_message(self, *_):
-        pass
-
 print(plan["says"], flush=True)
 with open("/dev/shm/" + option("shm-region-prefix-name") + "1", "w") as file:
     os.chmod(file.fileno(), 0o666)
-is_child = os.fork() == 0
-if is_child == plan["grpc_in_child"]:
-    listening = socket.create_server(("127.0.0.1", int(option("--grpc-port"))))
-if is_child:
+if os.fork() == 0:
     signal.pause()
-HTTPServer(("127.0.0.1", int(option("--http-port"))), Handler).serve_forever()
+sys.path.insert(0, ROOT)
+import numpy
+from tests.fakes.triton import FakeTriton, infer_response, serving
+
+async def main():
+    fake = FakeTriton()
+    fake.is_model_ready = plan["is_ready"]
+    fake.answer = infer_response(output0=numpy.zeros((1, plan["rows"], 6), numpy.float32))
+    async with serving(fake, address=option("--grpc-address") + ":" + option("--grpc-port")):
+        await asyncio.Event().wait()
+
+asyncio.run(main())
 """
 
 
 def imitate(stand_in: Settings, **otherwise: object) -> Settings:
     """Let the program behave like Triton, but for what a test wants otherwise."""
-    usual = {"status": 200, "config": CONFIG, "output_bytes": 24, "says": "", "grpc_in_child": False}
-    script(stand_in, IMITATION.replace("PLAN", repr(usual | otherwise)), f"{sys.executable} -IS")
+    plan = {"is_ready": True, "rows": 2, "says": ""} | otherwise
+    script(stand_in, IMITATION.replace("PLAN", repr(plan)).replace("ROOT", repr(str(ROOT))), f"{sys.executable} -I")
     return stand_in
 
 
@@ -188,7 +160,7 @@ def server(own: Settings) -> Iterator[EmbeddedTriton]:
 
 
 def shared(settings: Settings) -> list[Path]:
-    return list(SHM.glob(f"nereid_{settings.triton_grpc_port}_*"))
+    return list(SHM.glob(f"{shm_prefix(settings)}*"))
 
 
 def parts() -> set[psutil.Process]:
@@ -196,14 +168,16 @@ def parts() -> set[psutil.Process]:
     return {child for child in children() if child.name().startswith("triton")}
 
 
-@pytest.mark.parametrize("port", ["triton_http_port", "triton_grpc_port", "triton_metrics_port"])
-def test_port_in_use_is_an_error(own: Settings, port: str) -> None:
-    server = EmbeddedTriton(own)
-    with socket.create_server(("127.0.0.1", getattr(own, port))), pytest.raises(EmbeddedTritonError) as caught:
+@pytest.mark.parametrize("place", [0, 1])
+def test_port_in_use_is_an_error(own: Settings, place: int) -> None:
+    first = free_port()
+    server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
+    with socket.create_server(("127.0.0.1", first + place)), pytest.raises(StartError) as caught:
         server.start()
 
-    expected = f"port {getattr(own, port)} is in use; stop what uses it or choose another with NEREID_{port.upper()}"
-    assert str(caught.value) == expected
+    assert (
+        str(caught.value) == f"Triton cannot listen on port {first + place}: it is in use; choose others with NEREID_TRITON_PORTS"
+    )
     assert not server.log.exists()
 
 
@@ -214,13 +188,9 @@ def test_paths_may_have_any_characters(own: Settings, tmp_path: Path) -> None:
     folder.mkdir()
     home, repository = (Path(path).rename(folder / Path(path).name) for path in (own.triton_home, own.model_repository))
     server = EmbeddedTriton(msgspec.structs.replace(own, triton_home=str(home), model_repository=str(repository)))
-    before = set(SHM.glob("nereid-links-*"))
     server.start()
-    during = set(SHM.glob("nereid-links-*"))
     server.stop()
 
-    assert len(during - before) == 1
-    assert set(SHM.glob("nereid-links-*")) == before
     assert {path.name for path in home.iterdir()} == {"server", "python", server.log.name}
 
 
@@ -242,20 +212,14 @@ def test_server_starts_answers_and_stops(either: Settings, server: EmbeddedTrito
     wait_until_gone(started)
     assert shared(either) == []
     assert (server.poll(), server.pid) == (None, 0)
-    assert all(is_free("127.0.0.1", port) for port in (either.triton_http_port, either.triton_grpc_port))
+    assert list(either.triton_folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("triton")
-def test_server_listens_on_loopback_only(settings: Settings) -> None:
-    listening = [
-        connection.laddr
-        for process in parts()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-
-    assert {settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port} <= {port for _, port in listening}
-    assert {address.removeprefix("::ffff:") for address, _ in listening} == {"127.0.0.1"}
+def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
+    """Return where the processes of a server listen on TCP."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    connections = [connection for process in processes for connection in process.net_connections(kind="inet")]
+    return [tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN]
 
 
 def test_killed_server_leaves_nothing_once_it_is_stopped(either: Settings, server: EmbeddedTriton) -> None:
@@ -293,15 +257,14 @@ def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, se
     assert shared(own) == []
 
 
-def test_leftovers_of_other_ports_are_kept(stand_in: Settings) -> None:
-    """Only files with the server's own port number are removed before a start."""
+def test_leftovers_of_other_servers_are_kept(stand_in: Settings) -> None:
+    """Only files with the server's own prefix are removed before a start."""
     script(stand_in, "exit 3")
-    port = stand_in.triton_grpc_port
-    ours, other = SHM / f"nereid_{port}_stale", SHM / f"nereid_{port}0_stale"
+    ours, other = SHM / f"{shm_prefix(stand_in)}stale", SHM / f"{shm_prefix(stand_in)[:-1]}0_stale"
     ours.touch()
     other.touch()
     try:
-        with pytest.raises(EmbeddedTritonError):
+        with pytest.raises(StartError):
             EmbeddedTriton(stand_in).start()
         assert not ours.exists()
         assert other.exists()
@@ -329,7 +292,7 @@ def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: P
     """The message names the model, the reason and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
-    with pytest.raises(EmbeddedTritonError) as caught:
+    with pytest.raises(StartError) as caught:
         server.start()
     assert str(caught.value).startswith(f"{MODEL} could not be loaded: {reason.format(tiny=tiny)}")
     assert str(caught.value).endswith(f"; Triton's log is {server.log}")
@@ -346,11 +309,11 @@ SAYS = "E1122 07:10:52.590124 29056 model_lifecycle.cc:642] \"failed to load 'si
     [("1", SAYS, "Internal: out of luck"), ("1", "", "Triton does not tell why"), ("none", "", "it is not in {repository}")],
 )
 def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, version: str, says: str, reason: str) -> None:
-    imitate(stand_in, status=400, says=says)
+    imitate(stand_in, is_ready=False, says=says)
     (tiny / "1").rename(tiny / version)
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedTritonError) as caught:
+    with pytest.raises(StartError) as caught:
         server.start()
     reason = reason.format(repository=tiny.parent)
     assert str(caught.value) == f"{MODEL} could not be loaded: {reason}; Triton's log is {server.log}"
@@ -404,7 +367,7 @@ def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
     script(stand_in, "echo out of luck; echo really >&2; exit 3")
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedTritonError, match=f"exited with code 3 while it started; its log is {server.log}"):
+    with pytest.raises(StartError, match=f"exited with code 3 while it started; its log is {server.log}"):
         server.start()
     assert server.log.read_text(encoding="utf-8") == "out of luck\nreally\n"
     assert server.poll() is None
@@ -414,7 +377,7 @@ def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
         script(stand_in, f"echo {text}; exit 3")
-        with pytest.raises(EmbeddedTritonError):
+        with pytest.raises(StartError):
             server.start()
 
     assert server.log.read_text(encoding="utf-8") == "third\n"
@@ -425,9 +388,8 @@ def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
 
-    with pytest.raises(EmbeddedTritonError, match="Triton cannot be run here"):
+    with pytest.raises(StartError, match="Triton cannot be run here"):
         EmbeddedTriton(stand_in).start()
-    assert not list(Path(stand_in.triton_home).glob("links-*"))  # it was given them already
 
 
 def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,7 +399,7 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypat
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(EmbeddedTritonError, match=rf"was not ready after \d+ s; .*{server.log}"):
+    with pytest.raises(StartError, match=rf"was not ready after \d+ s; .*{server.log}"):
         server.start()
     assert server.poll() is None
 
@@ -445,28 +407,27 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypat
 def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int | None] = []
 
-    def interrupt(_: str, process: Process, __: float) -> int:
-        seen.append(process.poll())
+    def interrupt(*_: object) -> bool:
+        seen.append(triton.poll())
         raise KeyboardInterrupt
 
     script(stand_in, "exec sleep 60")
-    monkeypatch.setattr("app.embedded.server.wait_for_answer", interrupt)
-    server = EmbeddedTriton(stand_in)
+    monkeypatch.setattr("app.triton.blocking_client.BlockingClient.is_ready", interrupt)
+    triton = EmbeddedTriton(stand_in)
 
     with pytest.raises(KeyboardInterrupt):
-        server.start()
+        triton.start()
     assert seen == [None]
-    assert server.poll() is None
+    assert triton.poll() is None
 
 
 def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> None:
     """A server that is ready but whose model does not answer as it must is not a success."""
-    server = EmbeddedTriton(imitate(stand_in, output_bytes=0))
+    server = EmbeddedTriton(imitate(stand_in, rows=0))
 
-    with pytest.raises(EmbeddedTritonError, match=f"the inference of {MODEL} returned empty output0"):
+    with pytest.raises(StartError, match=f"the inference of {MODEL} returned empty output0"):
         server.start()
     assert server.poll() is None
-    assert not key_file(stand_in).exists()
 
 
 def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
@@ -475,17 +436,16 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings)
     script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
     server = EmbeddedTriton(stand_in)
-    with pytest.raises(EmbeddedTritonError):
+    with pytest.raises(StartError):
         server.start()
     libraries, path, found, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=3)
     arguments = text.split("|")
 
-    folder = f"{stand_in.triton_home}/links-{stand_in.triton_grpc_port}"
+    folder = stand_in.triton_folder
     assert libraries.startswith(f"{folder}/server/nvidia_pytriton.libs")
     assert path.startswith(f"{folder}/python/bin:")
     assert found == MODEL
     assert "--model-control-mode=none" in arguments
-    assert f"--grpc-port={stand_in.triton_grpc_port}" in arguments
 
 
 def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
@@ -494,7 +454,7 @@ def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
     own = {"model.py": "embedded/onnx_model.py", "app/imaging/decode.py": "imaging/decode.py", "app/errors.py": "errors.py"}
     script(stand_in, "exit 3")
     for _ in range(2):
-        with pytest.raises(EmbeddedTritonError):
+        with pytest.raises(StartError):
             EmbeddedTriton(stand_in).start()
         for name, source in own.items():
             assert (backend / name).read_bytes() == (ROOT / "app" / source).read_bytes()
@@ -505,7 +465,7 @@ def test_backend_has_all_modules_that_it_imports(stand_in: Settings) -> None:
     """Nothing of the application is needed besides what is copied; Triton's own module is not needed for that."""
     backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"
     script(stand_in, "exit 3")
-    with pytest.raises(EmbeddedTritonError):
+    with pytest.raises(StartError):
         EmbeddedTriton(stand_in).start()
     (backend / "triton_python_backend_utils.py").touch()
     program = "import model, app; from app.embedded import file_input; print(app.__file__, model.TritonPythonModel)"
@@ -516,93 +476,23 @@ def test_backend_has_all_modules_that_it_imports(stand_in: Settings) -> None:
     assert ran.stdout.startswith(str(backend / "app")), ran.stderr
 
 
-def key_file(settings: Settings) -> Path:
-    path = settings.control_key_path
-    assert path is not None
-    return path
-
-
-def test_each_server_has_a_key_that_only_this_user_can_read(either: Settings, server: EmbeddedTriton) -> None:
-    """Another one at each start; what Triton and its models have in shared memory is not for others, either."""
-    path = key_file(either)
-    seen = []
+def test_shared_memory_is_private(either: Settings, server: EmbeddedTriton) -> None:
+    """What Triton and its models have there is not for others, after each start."""
     for _ in range(2):
         server.start()
-        assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (0o600, os.getuid())
         assert {stat.S_IMODE(file.stat().st_mode) for file in shared(either)} == {0o600}
-        seen.append(path.read_text(encoding="ascii"))
-        server.stop()
-
-    assert all(re.fullmatch("[0-9a-f]{64}", key) for key in seen)
-    assert seen[0] != seen[1]
-
-
-def test_several_servers_can_share_a_key(imitation: Settings) -> None:
-    server = EmbeddedTriton(imitation, "shared")
-    for _ in range(2):
-        server.start()
-        assert key_file(imitation).read_text(encoding="ascii") == "shared"
         server.stop()
 
 
-def test_no_key_is_known_before_the_server_is_ready(stand_in: Settings) -> None:
-    """Else the gateway would tell it to whoever listens on the port meanwhile."""
-    script(stand_in, "exit 3")
-    key_file(stand_in).write_text("old", encoding="ascii")
-    with pytest.raises(EmbeddedTritonError):
-        EmbeddedTriton(stand_in).start()
-
-    assert not key_file(stand_in).exists()
-
-
-def test_no_key_is_known_while_somebody_else_has_the_port(stand_in: Settings) -> None:
-    """The server is ready then, but not where the gateway would look for it."""
-    imitate(stand_in, grpc_in_child=True)
-    with pytest.raises(EmbeddedTritonError, match=f"another program listens on port {stand_in.triton_grpc_port}"):
-        EmbeddedTriton(stand_in).start()
-
-    assert not key_file(stand_in).exists()
-
-
-@pytest.mark.parametrize("kind", ["old", "readable", "link"])
-def test_a_key_file_that_is_there_already_is_replaced(
-    imitation: Settings, server: EmbeddedTriton, tmp_path: Path, kind: str
-) -> None:
-    """Nobody who could read the old one can read the new one, and where a link points, nothing is written."""
-    path, other = key_file(imitation), tmp_path / "other"
-    for file in (path, other):
-        file.write_text("old", encoding="ascii")
-    if kind == "readable":
-        path.chmod(0o666)
-    if kind == "link":
-        path.unlink()
-        path.symlink_to(other)
-    with path.open(encoding="ascii") as before:
-        server.start()
-        assert before.read() == "old"
-
-    assert not path.is_symlink()
-    assert (stat.S_IMODE(path.stat().st_mode), len(path.read_text(encoding="ascii"))) == (0o600, 64)
-    assert other.read_text(encoding="ascii") == "old"
-
-
-def test_without_room_for_log_and_key_there_is_a_warning(
+def test_without_room_for_the_log_there_is_a_warning(
     imitation: Settings, server: EmbeddedTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each file is named, once; the key follows as soon as it can be written."""
-    log, key = server.log.with_suffix(".log.1"), key_file(imitation).with_suffix(".new")
+    assert imitation.triton_home
     server.log.touch()
-    for file in (log, key):
-        (file / "in the way").mkdir(parents=True)
+    (server.log.with_suffix(".log.1") / "in the way").mkdir(parents=True)
     server.start()
-    server.check()
-    log_warning, key_warning = capsys.readouterr().err.splitlines()
 
-    assert log_warning.startswith(f"nereid: warning: {server.log} cannot be written: ")
-    assert key_warning.startswith(f"nereid: warning: {key_file(imitation)} cannot be written: ")
-    shutil.rmtree(key)
-    server.check()
-    assert key_file(imitation).exists()
+    assert capsys.readouterr().err.startswith(f"nereid: warning: {server.log} cannot be written: ")
 
 
 def test_links_with_the_name_of_a_file_of_triton_are_left_alone(
@@ -610,149 +500,120 @@ def test_links_with_the_name_of_a_file_of_triton_are_left_alone(
 ) -> None:
     """Any user can make one, to anything."""
     (folder := tmp_path / "folder").mkdir(mode=0o755)
-    links = {SHM / f"nereid_{imitation.triton_grpc_port}_{target.name}": target for target in (folder, tmp_path / "nowhere")}
+    links = {SHM / f"{shm_prefix(imitation)}{target.name}": target for target in (folder, tmp_path / "nowhere")}
     for link, target in links.items():
         link.symlink_to(target)
     try:
         server.start()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
-        assert key_file(imitation).exists()
     finally:
         server.stop()
         for link in links:
             link.unlink()
 
 
-@pytest.mark.parametrize("error", [PermissionError("ptrace is not permitted"), subprocess.SubprocessError("in preexec_fn")])
-def test_without_a_private_argument_there_is_no_key(
-    stand_in: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception
-) -> None:
-    """Nobody can use the controls then, and the one who starts the server is told what that costs."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr("app.host.private_argument.start", refuse)
-    script(stand_in, 'printf "%s|" "$@"; exit 3')
-    key_file(stand_in).write_text("old", encoding="ascii")
-    server = EmbeddedTriton(stand_in)
-    with pytest.raises(EmbeddedTritonError, match="exited with code 3"):
-        server.start()
-
-    arguments = server.log.read_text(encoding="utf-8").split("|")
-    assert f"--grpc-restricted-protocol={CONTROLS}:nereid=\n" in arguments
-    assert f"--http-restricted-api={CONTROLS}:nereid=\n" in arguments
-    assert not key_file(stand_in).exists()
-    assert "shared memory with Triton is not available" in capfd.readouterr().err
-
-
-@pytest.mark.system
-async def test_without_a_key_images_travel_inline(own: Settings, server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "ptrace is not permitted")
-
-    monkeypatch.setattr("app.host.private_argument.start", refuse)
+def test_a_server_whose_socket_is_gone_does_not_work(imitation: Settings, server: EmbeddedTriton) -> None:
+    """Workers that start later could not connect."""
     server.start()
-    async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
-        assert await finds(client)
-        assert await transport_in_use(client) == "inline"
+    server.check()
+    socket_file = imitation.triton_folder / TRITON_SOCKET
+    socket_file.unlink()
+
+    with pytest.raises(CheckError, match=f"does not listen on {socket_file}"):
+        server.check()
 
 
-def try_attack(
-    settings: Settings, marker: Path, *, key: str = "", region: str = "none", users: Sequence[int] = ()
-) -> list[dict[str, Any]]:
-    """Let another process try everything that `attack` knows, as this user and then as others.
-
-    Returns:
-        For each user: what became of it, and the secrets that were found.
-    """
-    folder = os.open(settings.triton_home, os.O_RDONLY)
-    plan = {
-        "http_port": settings.triton_http_port,
-        "grpc_port": settings.triton_grpc_port,
-        "marker": str(marker),
-        "victim": MODEL,
-        "region": region,
-        "key": key,
-        "users": users,
-        "folder": folder,
-    }
-    command = [sys.executable, "-m", "tests.embedded.attack"]
-    try:
-        answers = subprocess.run(
-            command, cwd=ROOT, input=json.dumps(plan).encode(), stdout=subprocess.PIPE, pass_fds=[folder], check=True
-        ).stdout
-    finally:
-        os.close(folder)
-    return list(json.loads(answers))
+def test_a_killed_server_keeps_its_place(imitation: Settings, server: EmbeddedTriton) -> None:
+    """Until it is started again: no other user can listen there meanwhile."""
+    server.start()
+    server.kill()
+    assert list(imitation.triton_folder.iterdir()) == []
+    server.start()
+    server.check()
 
 
-def successes(answer: dict[str, Any]) -> dict[str, str]:
-    """Count the attempts that were not refused."""
-    outcomes = answer["outcomes"]
-    assert len(outcomes) > 150
-    return {name: outcome for name, outcome in outcomes.items() if outcome != attack.REFUSED}
-
-
-async def test_nobody_without_the_key_controls_the_server(
-    settings: Settings, triton: EmbeddedTriton, client: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    """No code is loaded, no model unloaded, no memory mapped or unmapped, over HTTP or gRPC; the gateway's images go on."""
-    assert triton.poll() is None
-    assert await finds(client)
-    owner = TritonClient(settings.triton_address, settings.control_key_path)
-    arena = Arena(4096)
-    await owner.register(arena)
-    states, regions = await owner.list_models(), await owner.list_regions()
-    (answer,) = await asyncio.to_thread(try_attack, settings, tmp_path / "marker", region=arena.region)
-
-    assert successes(answer) == {}
-    assert not (tmp_path / "marker").exists()
-    assert await owner.list_models() == states
-    assert attack.MODEL not in states
-    assert states[MODEL].is_ready
-    left = await owner.list_regions()
-    assert arena.region in left
-    assert left.keys() <= regions.keys()  # the gateway itself may have given up what it has not used for long
-    assert await finds(client)
-    assert await transport_in_use(client) == "shm"
-    await owner.unregister(arena.region)
-    await owner.close()
-    arena.close()
+TRY_AS_NOBODY = """
+import errno, json, os, pathlib, socket, sys
+paths = json.load(sys.stdin)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+outcomes = []
+for path in paths:
+    for attempt in (socket.socket(socket.AF_UNIX).connect, pathlib.Path.read_bytes, os.listdir):
+        try:
+            attempt(pathlib.Path(path) if attempt is pathlib.Path.read_bytes else path)
+            outcomes.append(f"{path} can be reached")
+        except OSError as error:
+            outcomes.append(errno.errorcode[error.errno])
+print(json.dumps(outcomes))
+"""
 
 
 @pytest.mark.system
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-async def test_another_user_neither_finds_the_key_nor_controls_the_server(
-    own: Settings, server: EmbeddedTriton, arenas: list[Arena], tmp_path: Path
-) -> None:
-    """He sees command lines, and files in /dev/shm and in Triton's folder, but neither the key nor the name of a region."""
+async def test_another_user_reaches_nothing(own: Settings, server: EmbeddedTriton, arenas: list[Arena]) -> None:
+    """Neither the socket nor shared memory, and there is no TCP port; the gateway uses all of it."""
     server.start()
-    key = key_file(own).read_text(encoding="ascii")
     async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
         assert await finds(client)
-        (arena,) = arenas
-        answers = await asyncio.to_thread(try_attack, own, tmp_path / "marker", region=arena.region, users=[NOBODY])
-        assert await finds(client)
         assert await transport_in_use(client) == "shm"
+        folder = own.triton_folder
+        paths = [folder, folder / TRITON_SOCKET, *shared(own), *(SHM / arena.name for arena in arenas)]
+        command = [sys.executable, "-c", TRY_AS_NOBODY]
+        tried = await asyncio.to_thread(
+            subprocess.run, command, input=json.dumps([*map(str, paths)]).encode(), capture_output=True, check=True
+        )
+        listeners = tcp_listeners(server)
 
-    found_by_root, found_by_nobody = (answer["secrets"] for answer in answers)
-    assert not [secret for secret in found_by_nobody if key in secret or secret in arena.region]
-    assert key in found_by_root
-    assert [successes(answer) for answer in answers] == [{}, {}]
-    assert not (tmp_path / "marker").exists()
-    assert key not in server.log.read_text(encoding="utf-8")
+    assert len(paths) >= 4
+    assert set(json.loads(tried.stdout)) <= {"EACCES", "ENOTDIR"}
+    assert listeners == []
+
+
+CONTROLS = (
+    ("POST", "/v2/repository/models/intruder/load"),
+    ("POST", f"/v2/repository/models/{MODEL}/unload"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/systemsharedmemory/region/intruder/register"),
+    ("GET", "/v2/systemsharedmemory/status"),
+    ("POST", "/v2/systemsharedmemory/unregister"),
+    ("GET", "/v2/cudasharedmemory/status"),
+    ("POST", "/v2/cudasharedmemory/unregister"),
+    ("POST", "/v2/trace/setting"),
+    ("POST", f"/v2/models/{MODEL}/trace/setting"),
+    ("POST", "/v2/logging"),
+)
+VALUES = (b"", b" \r\n ", b" \n", b"\r\n\t", b" \r\n \n", b" %0A", b" \\n", b" 0")
+"""Ways to write a value that is, or may be taken for, a line feed."""
+
+
+def ask(port: int, method: str, path: str, header: bytes = b"") -> str:
+    """Return the answer of Triton's HTTP interface; nothing if it does not take it for a request."""
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        lines = [f"{method} {path} HTTP/1.1".encode(), b"Host: triton", b"Content-Length: 2", b"Connection: close", header]
+        connection.sendall(b"\r\n".join(filter(None, lines)) + b"\r\n\r\n{}")
+        with suppress(ConnectionError):
+            return b"".join(iter(partial(connection.recv, 1 << 16), b"")).decode()
+    return ""
 
 
 @pytest.mark.system
-def test_the_key_is_all_that_the_attack_needs(own: Settings, server: EmbeddedTriton, tmp_path: Path) -> None:
-    """The refusals mean something: with the key, memory can be mapped, but not over HTTP, and nothing is loaded."""
+def test_with_ports_others_can_run_models_and_control_nothing(own: Settings, request: pytest.FixtureRequest) -> None:
+    """HTTP and metrics are on loopback, and gRPC is still for this user only."""
+    first = free_port()
+    server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
+    request.addfinalizer(server.stop)
     server.start()
-    (answer,) = try_attack(own, tmp_path / "marker", key=key_file(own).read_text(encoding="ascii"))
+    unkeyed = [ask(first, method, path) for method, path in CONTROLS]
+    keyed = [ask(first, method, path, b"nereid:" + value) for method, path in CONTROLS for value in VALUES]
 
-    assert not (tmp_path / "marker").exists()
-    outcomes = answer["outcomes"]
-    assert {name for name, outcome in outcomes.items() if outcome == attack.REFUSED} >= {
-        name for name in outcomes if not name.startswith("gRPC")
+    assert {(address.removeprefix("::ffff:"), port) for address, port in tcp_listeners(server)} == {
+        ("127.0.0.1", first),
+        ("127.0.0.1", first + 1),
     }
-    assert all("answered" in outcomes[name] for name in outcomes if name.startswith("gRPC") and "Status" in name)
+    assert ask(first, "GET", f"/v2/models/{MODEL}/ready").startswith("HTTP/1.1 200")
+    assert "nv_inference_count" in ask(first + 1, "GET", "/metrics")
+    assert {answer.partition("\r\n")[0] for answer in unkeyed} == {"HTTP/1.1 403 Forbidden"}
+    assert {answer.partition("\r\n")[0] for answer in keyed} <= {"HTTP/1.1 403 Forbidden", "HTTP/1.1 400 Bad Request", ""}
+    server.check()

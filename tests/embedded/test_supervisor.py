@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -20,7 +21,6 @@ import pytest
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError, Service
 from app.embedded.supervisor import ignore_signals, supervise
-from app.host.ports import find_free
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
@@ -173,14 +173,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    http, grpc, metrics = find_free(3)
-    return Settings(
-        port=free_port(),
-        triton_home=str(tmp_path),
-        triton_http_port=http,
-        triton_grpc_port=grpc,
-        triton_metrics_port=metrics,
-    )
+    return Settings(port=free_port(), triton_home=str(tmp_path))
 
 
 @pytest.fixture
@@ -213,6 +206,7 @@ def run_triton(settings: Settings) -> Iterator[RunTriton]:
     yield run
     for triton in tritons:
         triton.kill()
+        triton.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -681,19 +675,19 @@ def test_triton_that_cannot_be_restarted_ends_everything(
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton
 ) -> None:
     triton = run_triton()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", settings.triton_http_port))
-        other.listen()
 
-        def act() -> None:
-            wait_for(terminal.shows("ready"))
-            os.kill(triton.pid, signal.SIGKILL)
+    def act() -> None:
+        wait_for(terminal.shows("ready"))
+        shutil.rmtree(settings.triton_folder)
+        settings.triton_folder.touch()
+        os.kill(triton.pid, signal.SIGKILL)
 
-        with meanwhile(act):
-            assert supervise(settings, triton) == 1
+    with meanwhile(act):
+        assert supervise(settings, triton) == 1
+    settings.triton_folder.unlink()
 
     assert api.notes() == [STARTED, ASKED, TOLD]
-    reason = f"could not be started (port {settings.triton_http_port} is in use; "
+    reason = f"could not be started ({settings.triton_folder}, for Triton's socket, is not a folder of mode 700; "
     assert [line.startswith(f"Triton {reason}") for line in terminal.lines[2:]] == [True] * 5
     assert terminal.lines[1] == "Triton exited with code -9; restarting it"
     assert [line.rpartition(")")[2] for line in terminal.lines[2:]] == [

@@ -212,11 +212,13 @@ async def serving_bytes(answer: bytes) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(fake: FakeTriton, port: int = 0, tls: grpc.ServerCredentials | None = None) -> AsyncIterator[int]:
-    """Serve a fake on loopback; yields the port, which the system chooses unless it is given."""
+async def serving(
+    fake: FakeTriton, port: int = 0, tls: grpc.ServerCredentials | None = None, address: str = ""
+) -> AsyncIterator[int]:
+    """Serve a fake at an address, or else on loopback; yields the port, which the system chooses unless it is given."""
     server = grpc.aio.server(options=_OPTIONS)
     add_GRPCInferenceServiceServicer_to_server(fake, server)
-    address = f"127.0.0.1:{port}"
+    address = address or f"127.0.0.1:{port}"
     port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     fake.url = f"127.0.0.1:{port}"
     await server.start()

@@ -13,6 +13,7 @@ import psutil
 from app.host.http import get_status
 from app.host.ports import find_free
 from app.host.processes import end_group
+from app.settings.schema import Settings
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
@@ -24,7 +25,8 @@ class Fleet(NamedTuple):
     process: psutil.Process
     folder: Path
     log: Path
-    triton_http_port: int
+    triton_address: str
+    """Its gRPC endpoint."""
     size: int
     """Number of instances."""
 
@@ -89,15 +91,12 @@ def running_fleet(
     home = folder / "triton"
     home.mkdir()
     link_installation(home)
-    port, http, grpc, metrics = find_free(4)
+    (port,) = find_free(1)
     wanted: dict[str, object] = {
         "port": port,
         "instances": instances,
         "workers": 1,
         "triton_home": home,
-        "triton_http_port": http,
-        "triton_grpc_port": grpc,
-        "triton_metrics_port": metrics,
         "model": "checksum",
         "model_repository": repository,
         "log_level": "warning",
@@ -114,7 +113,7 @@ def running_fleet(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    fleet = Fleet(psutil.Process(process.pid), folder, log, http, instances)
+    fleet = Fleet(psutil.Process(process.pid), folder, log, Settings(triton_home=str(home)).triton_address, instances)
     try:
         wait_for(lambda: fleet.says("ready: ") > 0 or process.poll() is not None, _START_SECONDS)
         assert process.poll() is None, log.read_text()

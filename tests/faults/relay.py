@@ -7,6 +7,14 @@ from contextlib import suppress
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
+async def connect(address: str) -> Connection:
+    """Connect to `host:port` or `unix:/path`."""
+    if address.startswith("unix:"):
+        return await asyncio.open_unix_connection(address.removeprefix("unix:"))
+    host, _, port = address.partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 async def relay(one: Connection, other: Connection) -> None:
     """Pass on what comes over each of two connections to the other one, until both are closed."""
     await asyncio.gather(_forward(one[0], other[1]), _forward(other[0], one[1]))
@@ -16,8 +24,8 @@ class Line:
     """A way to a server that can be cut. It runs in the event loop of the test."""
 
     def __init__(self, server: str, tls: ssl.SSLContext | None = None) -> None:
-        """Lead to a server at `host:port`, from callers that use TLS if there is a context for it."""
-        self._there = server.partition(":")
+        """Lead to a server at `host:port` or `unix:/path`, from callers that use TLS if there is a context for it."""
+        self._there = server
         self._tls = tls
         self._listener: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -40,7 +48,7 @@ class Line:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there = await asyncio.open_connection(self._there[0], int(self._there[2]))
+            there = await connect(self._there)
         except OSError:
             writer.transport.abort()
             return

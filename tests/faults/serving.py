@@ -83,7 +83,6 @@ def serving(
         "port": port,
         "workers": WORKERS,
         "triton_home": triton.settings.triton_home,
-        "triton_grpc_port": triton.settings.triton_grpc_port,
         "model": "null",
         "model_repository": triton.repository,
         **(settings or {}),
@@ -96,7 +95,7 @@ def serving(
 
 async def count_images(triton: Triton, model: str) -> int:
     """Return how many images a model has received."""
-    return (await asyncio.to_thread(read_counters, triton.url, model)).inferences
+    return (await asyncio.to_thread(read_counters, triton.address, model)).inferences
 
 
 @contextmanager

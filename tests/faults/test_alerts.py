@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from app.api.caller import keys
-from app.embedded.server import EmbeddedTriton
 from app.triton import shared_memory
 from bench.harness.triton import embedded_triton
 from tests import prometheus as prometheus_module
@@ -22,10 +21,12 @@ from tests.faults import models
 from tests.faults.exchange import encode
 from tests.faults.serving import WORKERS, serving
 from tests.faults.test_failing_triton import stopped
+from tests.faults.test_several_tritons import successor
 from tests.faults.watching import PATIENCE_SECONDS, SCRAPE_SECONDS, Watched, asking, write_models, write_short_rules
 from tests.processes import wait_until_gone
 from tests.programs import require_program
 from tests.prometheus import running_prometheus
+from tests.support import free_port
 
 _IMAGE = models.solid(10, 20, 30)
 _GOOD = encode(_IMAGE, Content_Type="image/png")
@@ -40,8 +41,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     write_models(folder / "models")
     write_short_rules(folder)
     settings = {"model": "checksum", "log_level": "warning"}
-    with embedded_triton(folder / "models", "checksum") as triton, serving(triton, folder, settings=settings) as gateway:
-        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{triton.settings.triton_metrics_port}"}
+    with (
+        embedded_triton(folder / "models", "checksum", ports=free_port()) as triton,
+        serving(triton, folder, settings=settings) as gateway,
+    ):
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{triton.settings.triton_ports + 1}"}
         with running_prometheus(targets, folder, scrape_seconds=SCRAPE_SECONDS, rules=folder) as prometheus:
             yield Watched(gateway, triton, prometheus)
     shared_memory.sweep()  # as `serve` does after a gateway that was killed
@@ -104,7 +108,7 @@ async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_pa
     write_short_rules(tmp_path)
     settings = {"model": "checksum", "log_level": "warning", "api_keys_file": file}
     with serving(watched.triton, tmp_path, settings=settings) as gateway:
-        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{watched.triton.settings.triton_metrics_port}"}
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{watched.triton.settings.triton_ports + 1}"}
         with running_prometheus(targets, tmp_path, scrape_seconds=SCRAPE_SECONDS, rules=tmp_path) as prometheus:
             here = Watched(gateway, watched.triton, prometheus)
             asked = [encode(_IMAGE, Content_Type="image/png", X_Api_Key=key) for key in (camera, camera, operator)]
@@ -198,12 +202,9 @@ async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
     watched.triton.process.kill()
     await watched.until_firing("NereidTritonDown")
     assert "NereidErrors" not in await watched.firing()
-    server = EmbeddedTriton(watched.triton.settings)
-    await asyncio.to_thread(server.start)
-    try:
+    with successor(watched.triton) as server:
+        await asyncio.to_thread(server.start)
         await watched.until_silent("NereidTritonDown")
-    finally:
-        await asyncio.to_thread(server.stop)
 
 
 async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:

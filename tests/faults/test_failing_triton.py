@@ -104,8 +104,7 @@ async def test_connections_that_break(triton: Triton, tmp_path: Path, record_fig
     before = await inferences(triton)
     line = Line(triton.settings.triton_address)
     await line.open()
-    key = triton.settings.control_key_path
-    context = gateway_to(triton, tmp_path, triton_endpoints=f"127.0.0.1:{line.port}", triton_control_key_file=key)
+    context = gateway_to(triton, tmp_path, triton_endpoints=f"127.0.0.1:{line.port}")
     async with meanwhile(every(0.4, line.reset)):
         gateway = await asyncio.to_thread(context.__enter__)  # the way to Triton leads through this event loop
         try:

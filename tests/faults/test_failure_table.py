@@ -18,7 +18,6 @@ import trustme
 
 from app.api.caller import keys
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import is_free
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import Triton, embedded_triton
 from tests.faults import models
@@ -30,7 +29,6 @@ from tests.faults.serving import Gateway, serving
 from tests.faults.test_failing_triton import code_of, stopped
 from tests.faults.test_resources import NEEDS_MOUNTS, on_a_full_disk
 from tests.faults.test_several_tritons import successor
-from tests.processes import wait_for
 
 pytestmark = NEEDS_MOUNTS
 
@@ -198,9 +196,7 @@ async def end(scene: Scene, model: str = "faulty") -> EmbeddedTriton:
     """End Triton; return the one that can take its place, where a model must be ready."""
     settings = msgspec.structs.replace(scene.triton.settings, model=model)
     server = scene.stack.enter_context(successor(scene.triton._replace(settings=settings)))
-    ports = settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port
     scene.triton.process.kill()
-    await asyncio.to_thread(wait_for, lambda: all(is_free(_HOST, port) for port in ports))
     return server
 
 
@@ -332,7 +328,6 @@ async def staged(wanted: Cause, folder: Path) -> AsyncIterator[Scene]:
         await line.open(_HOST)
         stack.callback(line.cut)
         settings["triton_endpoints"] = f"{_NAME if wrapper and 'hosts' in wrapper[-2] else _HOST}:{line.port}"
-        settings["triton_control_key_file"] = triton.settings.control_key_path
         serve = serving(triton, folder, wrapper=wrapper, settings=settings)
         gateway = await asyncio.to_thread(serve.__enter__)  # the way to Triton leads through this event loop
         try:

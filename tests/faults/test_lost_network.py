@@ -19,7 +19,7 @@ from bench.harness.triton import Triton
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
-from tests.faults.relay import relay
+from tests.faults.relay import connect, relay
 from tests.faults.traffic import traffic
 
 pytestmark = [
@@ -90,12 +90,11 @@ def listen(network: str) -> socket.socket:
 @asynccontextmanager
 async def far_triton(triton: Triton, networks: Networks) -> AsyncIterator[None]:
     """Make Triton reachable from the near network, over the cable."""
-    host, _, port = triton.settings.triton_address.partition(":")
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await relay((reader, writer), await asyncio.open_connection(host, int(port)))
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await relay((reader, writer), await connect(triton.address))
 
-    server = await asyncio.start_server(connect, sock=listen(networks.far))
+    server = await asyncio.start_server(pass_on, sock=listen(networks.far))
     yield
     server.close()
 
@@ -138,7 +137,6 @@ async def test_a_network_that_swallows_everything(
         "NEREID_SOCKET": str(path),
         "NEREID_WORKERS": "1",
         "NEREID_TRITON_ENDPOINTS": f"{_ADDRESS}:{_PORT}",
-        "NEREID_TRITON_CONTROL_KEY_FILE": str(triton.settings.control_key_path),
         "NEREID_MODEL": "checksum",
         "NEREID_TIMEOUT_SECONDS": str(_SECONDS),
     }

@@ -11,7 +11,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from bench.harness.counters import read_counters
-from bench.harness.triton import Triton, embedded_tritons, make_server, settings_for
+from bench.harness.triton import Triton, embedded_tritons, settings_for
 from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
 from tests.faults.serving import Gateway
@@ -40,7 +40,7 @@ def gateway(tritons: list[Triton], tmp_path: Path) -> Iterator[Gateway]:
 
 
 async def read_images(tritons: list[Triton]) -> list[int]:
-    return [(await asyncio.to_thread(read_counters, triton.url, "checksum")).inferences for triton in tritons]
+    return [(await asyncio.to_thread(read_counters, triton.address, "checksum")).inferences for triton in tritons]
 
 
 async def until_share(tritons: list[Triton], place: int) -> float:
@@ -60,7 +60,13 @@ async def until_share(tritons: list[Triton], place: int) -> float:
 @contextmanager
 def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
     """Make a Triton that takes the place of another one once that was killed; stop it in the end."""
-    server = make_server(triton.settings)
+
+    class Successor(EmbeddedTriton):
+        def claim(self) -> None:
+            triton.server.stop()
+            super().claim()
+
+    server = Successor(triton.settings)
     try:
         yield server
     finally:

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.host.ports import find_free
 from bench.harness.processes import environment_of
 from bench.harness.triton import link_installation
 from tests.faults.conftest import RecordFigure
@@ -53,11 +52,8 @@ for unit in units:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> str:
-    """The steps, with this test's folder for those of the system, and free ports."""
+    """The steps, with this test's folder for those of the system."""
     (script,) = _STEPS.findall((ROOT / "deploy" / "README.md").read_text(encoding="utf-8"))
-    for port, free in zip(("4605", "4606", "4607"), find_free(3), strict=True):
-        assert port in script
-        script = script.replace(port, str(free))
     return "set -e\n" + re.sub(r"/(etc|run)/", rf"{tmp_path}/\1/", script)
 
 
@@ -65,22 +61,25 @@ def steps(tmp_path: Path) -> str:
 def environment(fault_repository: Path, tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment of commands of a machine on which the unit is installed; its services end with the test."""
     home, programs = tmp_path / "triton", tmp_path / "bin"
-    for folder in (home, programs, tmp_path / "run" / "systemd" / "system", tmp_path / "etc" / "systemd" / "system"):
+    for folder in (
+        home,
+        tmp_path / ".triton-next",
+        programs,
+        tmp_path / "run" / "systemd" / "system",
+        tmp_path / "etc" / "systemd" / "system",
+    ):
         folder.mkdir(parents=True)
     link_installation(home)
+    link_installation(tmp_path / ".triton-next")
     unit = _UNIT.read_text(encoding="utf-8").replace("/run/", f"{tmp_path}/run/")
     (tmp_path / "etc" / "systemd" / "system" / "nereid.service").write_text(unit, encoding="utf-8")
     systemctl = programs / "systemctl"
     systemctl.write_text(_SYSTEMCTL.format(python=sys.executable, folder=tmp_path), encoding="utf-8")
     systemctl.chmod(0o755)
-    http, grpc, metrics = find_free(3)
     settings = {
         "workers": 1,
         "timeout_seconds": 20,
         "triton_home": home,
-        "triton_http_port": http,
-        "triton_grpc_port": grpc,
-        "triton_metrics_port": metrics,
         "model": "checksum",
         "model_repository": fault_repository,
         "log_level": "warning",

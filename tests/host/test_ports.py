@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -13,7 +12,6 @@ from app.host.ports import (
     find_free,
     holder,
     is_free,
-    is_listening,
     is_loopback,
     is_this_machine,
     remove_stale_socket,
@@ -154,19 +152,6 @@ def test_unknown_host_has_no_address() -> None:
         resolve("no-such-host.invalid")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=NEEDS_IPV6)])
-def test_process_that_listens_is_known(host: str) -> None:
-    with (
-        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server,
-        subprocess.Popen(["sleep", "60"]) as other,
-    ):
-        port = server.getsockname()[1]
-        assert is_listening(os.getpid(), port)
-        assert not is_listening(other.pid, port)
-        assert not is_listening(os.getpid(), *find_free(1))
-        other.kill()
-
-
 def test_who_listens_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -195,20 +180,6 @@ def test_who_listens_is_found() -> None:
 )
 def test_this_program_is_known_by_its_command(command: str, expected: bool) -> None:  # noqa: FBT001
     assert (NEREID.search(command) is not None) is expected
-
-
-def test_connection_does_not_listen() -> None:
-    """The connection's port is in use, but nothing listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        assert not is_listening(os.getpid(), client.getsockname()[1])
-
-
-def test_process_that_has_ended_does_not_listen() -> None:
-    """Its id may still be known to its parent."""
-    with socket.create_server(("127.0.0.1", 0)) as server, subprocess.Popen(["true"]) as ended:
-        ended.wait()
-
-        assert not is_listening(ended.pid, server.getsockname()[1])
 
 
 def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:

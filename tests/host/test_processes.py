@@ -1,24 +1,19 @@
-"""Child processes: waited for, ended, and never left behind."""
+"""Child processes: ended, and never left behind."""
 
-import itertools
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import psutil
 import pytest
 
-from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, notify, wait_for_answer
-from tests.fakes.http import scripted
+from app.host.processes import MAX_CONNECTIONS, RESERVED_FILES, connections_within, end_group, kill_group, notify
 from tests.processes import has_ended, nothing_left_running, wait_until_gone  # noqa: F401 - a fixture
-from tests.support import ROOT, free_port
+from tests.support import ROOT
 
 Process = subprocess.Popen[bytes]
 
@@ -63,75 +58,6 @@ def running(command: str) -> Iterator[Process]:
 def read_line(process: Process) -> str:
     assert process.stdout is not None
     return process.stdout.readline().decode().strip()
-
-
-@pytest.fixture
-def sleeper() -> Iterator[Process]:
-    with running("exec sleep 60") as process:
-        yield process
-
-
-@pytest.mark.parametrize(
-    ("answers", "asked"),
-    [
-        *(([status], 1) for status in (200, 204, 400, 404, 500)),
-        ([503, 400, 503, 404], 4),  # those to retry are not final
-        *(([said, 200], 2) for said in (b"", b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n")),
-        ([None, 200], 2),  # given up after a second
-    ],
-)
-def test_a_server_is_asked_until_an_answer_is_final(sleeper: Process, answers: list[int | bytes | None], asked: int) -> None:
-    with scripted(*answers) as server:
-        assert wait_for_answer(server.url, sleeper, 60, retry={503, 400} if asked > 2 else ()) == answers[-1]
-        assert len(server.asked) == asked
-
-
-def looked_after(look: Callable[[], int | None]) -> Process:
-    """Make a process that does something each time when it is asked for its exit code, which is before each request."""
-    return cast("Process", SimpleNamespace(poll=look))
-
-
-def test_server_that_does_not_listen_yet_is_waited_for() -> None:
-    port = free_port()
-    looks = itertools.count()
-    with ExitStack() as stack:
-
-        def listen() -> None:
-            if next(looks) == 2:
-                stack.enter_context(scripted(404, port=port))
-
-        assert wait_for_answer(f"http://127.0.0.1:{port}/no-such-file", looked_after(listen), 60) == 404
-
-
-@pytest.mark.parametrize(("looks", "seconds"), [(1, float("inf")), (10**6, 0.3)])
-@pytest.mark.parametrize("answers", [[None], [503] * 1000])
-def test_waiting_ends_with_the_process_or_the_time(answers: list[int | None], looks: int, seconds: float) -> None:
-    """Whether the server is silent or asks for retries."""
-    codes = itertools.repeat(None, looks)
-    with scripted(*answers) as server:
-        assert wait_for_answer(server.url, looked_after(lambda: next(codes, 3)), seconds, retry={503}) is None
-        assert looks > 1 or len(server.asked) == 1
-
-
-def test_process_that_has_ended_is_not_asked() -> None:
-    """Another process may listen on its port by then."""
-    with scripted() as server, running("exit 0") as process:
-        process.wait()
-
-        assert wait_for_answer(server.url, process, 10) is None
-        assert len(server.asked) == 0
-
-
-def test_loopback_is_never_behind_a_proxy() -> None:
-    """A proxy in the environment is for other machines."""
-    code = "import sys; from app.host.http import LOOPBACK; print(LOOPBACK.open(sys.argv[1], timeout=5).status)"
-    proxy = f"http://127.0.0.1:{free_port()}"
-    environ = os.environ | dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), proxy) | {"no_proxy": "", "NO_PROXY": ""}
-    with scripted() as server:
-        command = [sys.executable, "-c", code, server.url]
-        output = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
-
-    assert output == "200\n"
 
 
 def test_leader_may_end_by_itself(tmp_path: Path) -> None:
@@ -206,8 +132,8 @@ def test_connections_leave_files_for_the_worker_itself(files: int, connections: 
     assert connections_within(files) == connections
 
 
-def test_other_groups_are_not_killed(sleeper: Process) -> None:
-    with running("exec sleep 60") as process:
+def test_other_groups_are_not_killed() -> None:
+    with running("exec sleep 60") as sleeper, running("exec sleep 60") as process:
         kill_group(process)
 
         assert process.returncode == -signal.SIGKILL

@@ -1,7 +1,6 @@
 """The probe, with a fake and with a real Triton."""
 
 import asyncio
-import json
 import struct
 from io import BytesIO
 from typing import Any
@@ -10,10 +9,11 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError, TritonUnavailable
-from app.host.http import LOOPBACK
 from app.model.spec import from_triton_config
 from app.pipeline import probe
 from app.pipeline.probe import run_probe
@@ -196,9 +196,10 @@ async def test_a_probe_that_is_given_up_ends_its_call(fake_triton: Fake) -> None
 
 def answers_of(settings: Settings, model: str) -> tuple[int, int]:
     """Ask a real Triton how many inferences of a model succeeded and failed."""
-    with LOOPBACK.open(f"http://127.0.0.1:{settings.triton_http_port}/v2/models/{model}/stats", timeout=10) as answer:
-        (stats,) = json.load(answer)["model_stats"]
-    return stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]
+    with grpc.insecure_channel(settings.triton_address) as channel:
+        request = service_pb2.ModelStatisticsRequest(name=model)
+        (stats,) = GRPCInferenceServiceStub(channel).ModelStatistics(request, timeout=10).model_stats
+    return stats.inference_stats.success.count, stats.inference_stats.fail.count
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ async def test_a_real_model_runs_the_probe(
 ) -> None:
     """The model that takes files only reads BMP, so it fails, but it is run."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     spec = from_triton_config(*await client.read_config(model))
     succeeded, failed = answers_of(settings, model)
     await run_probe(client, spec)

@@ -69,6 +69,7 @@ def test_unknown_variable_is_named(name: str) -> None:
         ("PORT", "0 65536 http"),
         ("SOCKET_MODE", "0660 668 rw-rw----"),
         ("INSTANCES", "-1 65"),
+        ("TRITON_PORTS", "-1"),
         ("WORKERS", "-1 1.5 257"),
         ("DRAIN_DELAY_SECONDS", "-1 601"),
         ("DECODE_THREADS", "0"),

@@ -42,7 +42,7 @@ def test_defaults_break_no_rule() -> None:
         "[2001:db8::7]:65535",
         "gpu_1.example.org:8001",
         "a:8001,b:8001",
-        "dns:///triton.default.svc:8001, [::1]:8001",
+        "dns:///triton.default.svc:8001, [::1]:8001, unix:/run/triton/triton:1",
     ],
 )
 def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
@@ -52,11 +52,11 @@ def test_address_of_triton_has_a_host_and_a_port(address: str) -> None:
 ADDRESSES = """
 http://triton:8001 grpc://triton:8001 https://user:secret@triton:8001/ user:secret@triton:8001 triton triton: :8001 triton:0
 triton:65536 triton:grpc triton:8001/v2 2001:db8::7:8001 dns:///triton dns://resolver/triton:8001
-a:8001, ,a:8001 a:8001,b a:8001;b:8001
+unix:triton.sock a:8001, ,a:8001 a:8001,b a:8001;b:8001
 """
 
 
-@pytest.mark.parametrize("address", [*ADDRESSES.split(), "triton :8001"])
+@pytest.mark.parametrize("address", [*ADDRESSES.split(), "triton :8001", "unix:/a b"])
 def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     """Triton would never be found there; the message shows the right form, and nothing that may be secret."""
     message = complaint({"NEREID_TRITON_ENDPOINTS": address})
@@ -67,27 +67,20 @@ def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     assert "secret" not in message
 
 
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        ({"NEREID_PORT": "4601"}, "NEREID_PORT and NEREID_TRITON_GRPC_PORT are both 4601"),
-        ({"NEREID_TRITON_HTTP_PORT": "4603"}, "NEREID_PORT and NEREID_TRITON_HTTP_PORT are both 4603"),
-        ({"NEREID_TRITON_METRICS_PORT": "4603"}, "NEREID_PORT and NEREID_TRITON_METRICS_PORT are both 4603"),
-        ({"NEREID_TRITON_GRPC_PORT": "4600"}, "NEREID_TRITON_HTTP_PORT and NEREID_TRITON_GRPC_PORT are both 4600"),
-        ({"NEREID_TRITON_HTTP_PORT": "4602"}, "NEREID_TRITON_HTTP_PORT and NEREID_TRITON_METRICS_PORT are both 4602"),
-        ({"NEREID_TRITON_METRICS_PORT": "4601"}, "NEREID_TRITON_GRPC_PORT and NEREID_TRITON_METRICS_PORT are both 4601"),
-    ],
-)
-def test_ports_that_collide_are_named(environ: dict[str, str], names: str) -> None:
-    assert complaint(environ) == f"{names}: each needs a port of its own"
+@pytest.mark.parametrize("first", [4602, 4603])
+def test_ports_that_collide_are_named(first: int) -> None:
+    assert complaint({"NEREID_TRITON_PORTS": str(first)}) == (
+        f"NEREID_PORT and NEREID_TRITON_PORTS, which takes two ports from {first}, both take 4603"
+    )
 
 
 @pytest.mark.parametrize(
     "environ",
     [
-        {**REMOTE, "NEREID_PORT": "4601"},
-        {"NEREID_SOCKET": "api.sock", "NEREID_PORT": "4601"},
-        {"NEREID_INSTANCES": "2", "NEREID_PORT": "4601"},
+        {**REMOTE, "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_SOCKET": "api.sock", "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_INSTANCES": "2", "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_TRITON_PORTS": "4604"},
     ],
 )
 def test_ports_that_are_not_used_do_not_collide(environ: dict[str, str]) -> None:

@@ -17,24 +17,19 @@ def test_empty_environment_gives_the_defaults() -> None:
 
     assert settings == Settings()
     assert (settings.host, settings.port, settings.workers, settings.model) == ("127.0.0.1", 4603, 0, "yolo11n")
-    assert (settings.triton_http_port, settings.triton_grpc_port, settings.triton_metrics_port) == (4600, 4601, 4602)
+    assert settings.triton_ports == 0
 
 
 def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
-    """The address is the embedded Triton's, on whatever port, or the given one."""
-    assert load({}).triton_address == "127.0.0.1:4601"
-    assert load({"NEREID_TRITON_GRPC_PORT": "9001"}).triton_address == "127.0.0.1:9001"
+    """The address is that of the embedded Triton with this home, or the given one."""
+    assert load({}).triton_address == f"unix:{Settings().triton_folder}/triton:1"
+    assert load({"NEREID_TRITON_HOME": "/srv"}).triton_address == Settings(triton_home="/srv").triton_address
     assert load({"NEREID_TRITON_ENDPOINTS": "triton:8001"}).triton_address == "triton:8001"
 
 
-def test_control_key_is_that_of_the_triton_in_use() -> None:
-    """The embedded Triton has one for each port; another one has one only if the settings name it."""
-    embedded = load({"NEREID_TRITON_HOME": "/srv/triton", "NEREID_TRITON_GRPC_PORT": "9001"})
-    other = {"NEREID_TRITON_ENDPOINTS": "triton:8001"}
-
-    assert embedded.control_key_path == Path("/srv/triton/control-9001.key")
-    assert load(other).control_key_path is None
-    assert load({**other, "NEREID_TRITON_CONTROL_KEY_FILE": "/etc/key"}).control_key_path == Path("/etc/key")
+def test_control_key_is_in_a_file() -> None:
+    assert load({}).control_key_path is None
+    assert load({"NEREID_TRITON_CONTROL_KEY_FILE": "/etc/key"}).control_key_path == Path("/etc/key")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,7 @@ def test_table_has_a_row_for_each_setting() -> None:
     ]
     assert [line.split("`")[1] for line in lines[2:]] == [PREFIX + name.upper() for name in Settings.__struct_fields__]
     assert all(line.count(" | ") == 2 and line.endswith(". |") for line in lines[2:])
-    assert "| `NEREID_TRITON_GRPC_PORT` | `4601` | gRPC port of the embedded Triton, on 127.0.0.1. |" in lines
+    assert "| `NEREID_PORT` | `4603` | Port the API listens on. |" in lines
     assert any(line.startswith("| `NEREID_TRACING` | `false` | ") for line in lines)
     assert any(line.startswith("| `NEREID_TRITON_ENDPOINTS` |  | gRPC endpoints of running Tritons") for line in lines)
 

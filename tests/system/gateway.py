@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import psutil
 
-from app.host.processes import end_group, wait_for_answer
+from app.host.processes import end_group
+from bench.harness.processes import wait_for_answer
 from tests.support import REPOSITORY, ROOT, free_port
 
 _START_SECONDS = 60

@@ -13,6 +13,7 @@ from PIL import Image
 from app.embedded.inference_check import check_inference
 from app.main import create_app
 from app.settings.schema import Settings
+from app.triton.blocking_client import BlockingClient
 from tests.fakes import classifiers
 from tests.fakes.classifiers import CLASSIFIERS, LABELS, MEAN, STD, logits_of, softmax
 from tests.support import SCENE, json, started
@@ -142,7 +143,7 @@ async def test_the_list_of_models_tells_the_task(client: httpx.AsyncClient) -> N
 def test_the_check_of_a_start_runs_a_classifier(settings: Settings, triton: object) -> None:
     """`serve` checks the default model in the same way."""
     assert triton is not None
-    check_inference(settings.triton_http_port, "bytes_to_logits", seconds=30)
+    check_inference(BlockingClient(settings.triton_address), "bytes_to_logits", seconds=30)
 
 
 @pytest.mark.parametrize("setting", ["model", "classify_model"])

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from app.embedded.install import install
-from app.host.ports import find_free
 from app.imaging.fit import Letterbox
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from tests.imaging import samples
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, store
-from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image
+from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, triton_home
 from tests.system.files import IMAGE_SETS, check_boxes, infer_files
 
 ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
@@ -53,9 +52,8 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
     change(repository / LETTERBOX / "config.pbtxt", ("KIND_GPU", "KIND_CPU"))
     shutil.copytree(repository / LETTERBOX, repository / OTHER_LETTERBOX)
     change(repository / OTHER_LETTERBOX / "config.pbtxt", (LETTERBOX, OTHER_LETTERBOX), *OTHER_PARAMETERS)
-    http, grpc_port, metrics = find_free(3)
-    ports = {"triton_http_port": http, "triton_grpc_port": grpc_port, "triton_metrics_port": metrics}
-    return msgspec.structs.replace(settings, model_repository=str(repository), **ports)
+    home = triton_home(tmp_path_factory.mktemp("triton"))
+    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
 
 
 def change(config: Path, *replacements: tuple[str, str]) -> None:

@@ -13,11 +13,11 @@ import pytest
 from app.embedded.inference_check import check_inference
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError
-from app.host.ports import find_free
 from app.settings.schema import Settings
+from app.triton.blocking_client import BlockingClient
 from app.zoo import registry
 from app.zoo.pull import pull
-from tests.support import REPOSITORY, json, sample_image
+from tests.support import REPOSITORY, json, sample_image, triton_home
 from tests.system.files import IMAGE_SETS, check_boxes
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
@@ -34,12 +34,8 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
     network = networks[PIXEL_MODEL]
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
     pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], repository, source=network, sha256=digest)
-    return with_own_ports(msgspec.structs.replace(settings, model_repository=str(repository)))
-
-
-def with_own_ports(settings: Settings) -> Settings:
-    http, grpc, metrics = find_free(3)
-    return msgspec.structs.replace(settings, triton_http_port=http, triton_grpc_port=grpc, triton_metrics_port=metrics)
+    home = triton_home(tmp_path_factory.mktemp("triton"))
+    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
 
 
 @IMAGE_SETS
@@ -74,20 +70,21 @@ async def test_requests_that_triton_batches_keep_their_own_answers(gateway: http
             assert json(answer)["detections"] == json(expected)["detections"]
 
 
-def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings) -> None:
+def test_serve_notices_that_a_process_of_the_model_has_died(own: Settings, tmp_path: Path) -> None:
     """The checks of `serve` need no image, so they succeed until then."""
-    mortal = with_own_ports(own)
+    mortal = msgspec.structs.replace(own, triton_home=triton_home(tmp_path))
     server = EmbeddedTriton(mortal)
     server.start()
     try:
-        check_inference(mortal.triton_http_port, FILE_MODEL, 30)
+        client = BlockingClient(mortal.triton_address)
+        check_inference(client, FILE_MODEL, 30)
         children = psutil.Process(server.pid).children(recursive=True)
         processes = [child for child in children if FILE_MODEL in " ".join(child.cmdline())]
         assert processes
         for process in processes:
             process.kill()
         with pytest.raises(CheckError, match="has died") as caught:
-            check_inference(mortal.triton_http_port, FILE_MODEL, 30)
+            check_inference(client, FILE_MODEL, 30)
     finally:
         server.stop()
         assert caught.value.is_final

@@ -57,7 +57,6 @@ def options_of(settings: Settings) -> dict[str, object]:
     return {
         "model": "six_columns",
         "model_repository": settings.model_repository,
-        "triton_control_key_file": settings.control_key_path,
         "workers": 1,
     }
 

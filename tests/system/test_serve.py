@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from app.embedded.launch import shm_prefix
 from app.host.ports import find_free
 from app.settings.schema import Settings
 from app.triton import shared_memory
@@ -26,7 +28,7 @@ from tests.faults.exchange import ask, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.processes import has_ended, wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import REPOSITORY, ROOT, SCENE, sample_image
+from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 
 TRITON_WAS_KILLED = "nereid: Triton exited with code -9; restarting it"
 CAT = sample_image("chelsea.jpg")
@@ -40,7 +42,8 @@ class Running:
     """A `serve` process and where it listens."""
 
     def __init__(self, settings: Settings, log: Path) -> None:
-        self.port, self.grpc_port, http_port, metrics_port = find_free(4)
+        (self.port,) = find_free(1)
+        self.settings = settings
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
         environ = {
@@ -48,9 +51,6 @@ class Running:
             "NEREID_PORT": str(self.port),
             "NEREID_MODEL_REPOSITORY": settings.model_repository,
             "NEREID_TRITON_HOME": settings.triton_home,
-            "NEREID_TRITON_HTTP_PORT": str(http_port),
-            "NEREID_TRITON_GRPC_PORT": str(self.grpc_port),
-            "NEREID_TRITON_METRICS_PORT": str(metrics_port),
             "NEREID_MAX_FILE_SIZE_MB": "1",
             "NEREID_TIMEOUT_SECONDS": "30",  # nothing is rejected for being late on a busy machine, nor because others wait
             "NEREID_MAX_REQUESTS": "64",
@@ -80,7 +80,7 @@ class Running:
 
     def shm(self) -> list[Path]:
         """List the files of its Triton in /dev/shm."""
-        return list(shared_memory.SHM.glob(f"nereid_{self.grpc_port}_*"))
+        return list(shared_memory.SHM.glob(f"{shm_prefix(self.settings)}*"))
 
     @property
     def messages(self) -> str:
@@ -131,6 +131,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
         shared_memory.sweep()  # killed processes could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
+        shutil.rmtree(settings.triton_folder)
 
 
 @pytest.fixture(scope="module")
@@ -204,17 +205,38 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
-def test_a_port_in_use_is_reported_in_one_line(settings: Settings, running: Running) -> None:
+@pytest.mark.parametrize("is_port_free", [False, True])
+def test_a_port_or_a_home_in_use_is_reported(settings: Settings, running: Running, is_port_free: bool) -> None:  # noqa: FBT001
     """The second server says why it does not start, and the first one goes on."""
-    environ = {**os.environ, "NEREID_PORT": str(running.port), "NEREID_TRITON_HOME": settings.triton_home}
+    port = free_port() if is_port_free else running.port
+    environ = {**os.environ, "NEREID_PORT": str(port), "NEREID_TRITON_HOME": settings.triton_home}
     second = subprocess.run(
         [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
 
     assert second.returncode == 1
-    assert second.stderr.startswith(f"nereid: port {running.port} is in use by process ")
-    assert second.stderr.endswith(" -m app serve); end it, or choose another with --port\n")
+    assert re.fullmatch(
+        rf"(nereid: process {running.process.pid} runs the Triton in {settings.triton_home}; .*\n){{2}}"
+        if is_port_free
+        else f"nereid: port {port} is in use by process .* -m app serve\\); end it, or choose another with --port\n",
+        second.stderr,
+    )
     assert running.is_ready()
+
+
+def test_other_commands_find_triton_by_its_home(settings: Settings, running: Running) -> None:
+    """Without a port or a key; the API beside `serve` uses shared memory, too."""
+    environ = {
+        **os.environ,
+        "NEREID_PORT": str(running.port),
+        "NEREID_TRITON_HOME": settings.triton_home,
+        "NEREID_MODEL_REPOSITORY": settings.model_repository,
+    }
+    doctor = [sys.executable, "-m", "app", "doctor", "--json", "--no-burst"]
+    said = json.loads(subprocess.run(doctor, cwd=ROOT, env=environ, stdout=subprocess.PIPE, check=False).stdout)
+    severities = {finding["code"]: finding["severity"] for finding in said["findings"]}
+
+    assert (severities["triton"], severities["shared_memory"]) == ("ok", "ok")
 
 
 @asynccontextmanager

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes.otlp import attributes_of, receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, eventually, started
+from tests.support import SCENE, eventually, started, triton_home
 from tests.system.gateway import running_gateway
 
 pytestmark = pytest.mark.system
@@ -54,14 +53,12 @@ async def test_a_request_is_traced_from_its_caller_to_triton(tmp_path: Path, mon
     assert ids[traced.headers["x-request-id"]] == (TRACE, request.span_id.hex())
 
 
-async def test_the_embedded_triton_continues_the_trace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_embedded_triton_continues_the_trace(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its own spans are under that of the request; it makes none of requests that are not sampled."""
-    http, grpc_port, metrics = find_free(3)
     with receiving_traces() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds; Triton's default is five seconds
-        ports = {"triton_http_port": http, "triton_grpc_port": grpc_port, "triton_metrics_port": metrics}
-        traced = msgspec.structs.replace(settings, **ports, model="six_columns", tracing=True)
+        traced = msgspec.structs.replace(settings, triton_home=triton_home(tmp_path), model="six_columns", tracing=True)
         triton = EmbeddedTriton(traced)
         triton.start()
         try:

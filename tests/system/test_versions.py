@@ -13,11 +13,10 @@ import pytest
 
 from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.scrape import scrape
-from tests.support import SCENE, eventually, json, started
+from tests.support import SCENE, eventually, json, started, triton_home
 
 REQUESTS = 24
 SCORES = {"1": [0.9, 0.8], "2": [0.6, 0.5]}
@@ -88,9 +87,9 @@ def loading_triton(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monke
         return [*line, "--repository-poll-secs=1"]
 
     monkeypatch.setattr("app.embedded.server.command", command_of_it)
-    http, grpc, metrics = find_free(3)
-    ports = {"triton_http_port": http, "triton_grpc_port": grpc, "triton_metrics_port": metrics}
-    own = msgspec.structs.replace(settings, **ports, model_repository=str(repository), model="two_versions", workers=1)
+    (tmp_path / "triton").mkdir()
+    home = triton_home(tmp_path / "triton")
+    own = msgspec.structs.replace(settings, triton_home=home, model_repository=str(repository), model="two_versions", workers=1)
     server = EmbeddedTriton(own)
     server.start()
     yield own

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError, TritonUnavailable
 from app.settings.schema import Settings
@@ -16,6 +18,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 from app.triton.statistics import read_statistics
 from tests.fakes.triton import SPEC, FakeTriton, serving
+from tests.support import triton_home
 
 KEY = "0123456789abcdef"
 HEADER = "triton-grpc-protocol-nereid"
@@ -135,39 +138,36 @@ async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Pat
     await client.close()
 
 
-@pytest.mark.parametrize("key", ["", "0" * 64])
+@pytest.mark.system
 async def test_a_real_triton_refuses_its_controls_without_its_key(
-    settings: Settings, triton: EmbeddedTriton, tmp_path: Path, key: str
+    settings: Settings, key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error differs from that of a Triton that does not answer; other RPCs still work."""
-    assert triton.poll() is None
-    path = tmp_path / "control.key"
-    write(path, key)
-    client, owner = TritonClient(settings.triton_address, path), TritonClient(settings.triton_address, settings.control_key_path)
-    arena = Arena(4096)
-    for control in (client.register(arena), client.list_regions(), client.list_models()):
-        with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
-            await control
-        assert not isinstance(caught.value, TritonUnavailable)
-    await owner.register(arena)
-    await client.unregister(arena.region)
-    assert arena.region in await owner.list_regions()
-    assert (await client.read_server()).version
-    assert await client.is_ready("six_columns")
-    await owner.unregister(arena.region)
 
-    assert arena.region not in await owner.list_regions()
-    await asyncio.gather(client.close(), owner.close())
+    def command_with_key(settings: Settings, folder: Path) -> list[str]:
+        return [*command(settings, folder), f"--grpc-restricted-protocol=model-repository,shared-memory:{control_key.HEADER}={KEY}"]
+
+    monkeypatch.setattr("app.embedded.server.command", command_with_key)
+    (tmp_path / "home").mkdir()
+    own = msgspec.structs.replace(settings, triton_home=triton_home(tmp_path / "home"), model="six_columns")
+    triton, arena = EmbeddedTriton(own), Arena(4096)
+    await asyncio.to_thread(triton.start)
+    owner = TritonClient(own.triton_address, key_file)
+    write(tmp_path / "other.key", "0" * 64)
+    for path in (None, tmp_path / "other.key"):
+        client = TritonClient(own.triton_address, path)
+        for control in (client.register(arena), client.list_regions(), client.list_models()):
+            with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
+                await control
+            assert not isinstance(caught.value, TritonUnavailable)
+        await owner.register(arena)
+        await client.unregister(arena.region)
+        assert arena.region in await owner.list_regions()
+        assert (await client.read_server()).version
+        assert await client.is_ready("six_columns")
+        await owner.unregister(arena.region)
+        assert arena.region not in await owner.list_regions()
+        await client.close()
+    await owner.close()
+    await asyncio.to_thread(triton.stop)
     arena.close()
-
-
-@pytest.mark.usefixtures("triton")
-async def test_a_triton_whose_key_is_not_known_yet_has_not_rejected(settings: Settings, tmp_path: Path) -> None:
-    """Triton was just started; the next request will find the key."""
-    client = TritonClient(settings.triton_address, tmp_path / "missing")
-    arena = Arena(4096)
-    with pytest.raises(TritonUnavailable, match="not known yet"):
-        await client.register(arena)
-
-    arena.close()
-    await client.close()

@@ -66,7 +66,7 @@ def test_differences_between_two_readings() -> None:
 
 async def test_a_real_triton_counts_images_and_batches(settings: Settings, triton: EmbeddedTriton) -> None:
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     spec = from_triton_config(*await client.read_config("six_columns"))
     before = await read_statistics(client, SECONDS)
     for images in (3, 1, 1):

@@ -83,7 +83,7 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
     """A separate transport to the real Triton."""
     assert triton.poll() is None
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     made = transport_to(client)
     yield made
     await made.close()
@@ -479,7 +479,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
     """When Triton runs, shared memory is used at once, also if it is required."""
     settings, server = own_triton
     server.stop()
-    client = TritonClient(settings.triton_address, settings.control_key_path)
+    client = TritonClient(settings.triton_address)
     transport = transport_to(client, "shm")
     with pytest.raises(TritonUnavailable):
         await taken(transport)
@@ -582,14 +582,14 @@ from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.transport import Transport
 async def main():
-    transport = Transport("shm", Regions(TritonClient(sys.argv[1], Path(sys.argv[2]))))
+    transport = Transport("shm", Regions(TritonClient(sys.argv[1])))
     await transport.prepare(4096)
     slot = transport.take(4096, 4096)
     print(slot.arena.name, flush=True)
     sys.stdin.read()
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", script, settings.triton_address, str(settings.control_key_path)]
+    command = [sys.executable, "-c", script, settings.triton_address]
     worker = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     name = (await worker.stdout.readline()).decode().strip()

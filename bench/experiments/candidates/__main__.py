@@ -2,7 +2,7 @@
 
 NAME is a candidate, FOLDER contains the images, and STEPs select the steps to time. The last line of the output is JSON:
 `images`, their number; `seconds`, the duration; and `milliseconds`, the CPU time per image by step. With a Triton at
-BENCH_TRITON (host:port of gRPC; BENCH_TRITON_KEY is the file with the key of its controls), `client` is a whole inference
+BENCH_TRITON (its gRPC endpoint), `client` is a whole inference
 (message, RPC, result) by the model `null`, and `framework` a whole request to the web application with a pipeline that returns a
 constant result.
 

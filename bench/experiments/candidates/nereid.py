@@ -79,8 +79,7 @@ def _serving(transport: str) -> dict[str, Step]:
     address = os.environ.get("BENCH_TRITON")
     if not address:
         return {}
-    key = os.environ.get("BENCH_TRITON_KEY", "")
-    values = {"triton_endpoints": address, "triton_control_key_file": key, "model": _MODEL, "transport": transport}
+    values = {"triton_endpoints": address, "model": _MODEL, "transport": transport}
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
     logging.configure("info")

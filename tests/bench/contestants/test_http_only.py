@@ -25,16 +25,15 @@ def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton:
     """With a Triton, each body reaches it, and no shared memory is left behind."""
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
-    before = read_counters(fixtures.url, "null_file")
-    settings = fixtures.settings
-    triton = {"BENCH_TRITON": settings.triton_address, "BENCH_TRITON_KEY": str(settings.control_key_path)} if with_triton else {}
+    before = read_counters(fixtures.address, "null_file")
+    triton = {"BENCH_TRITON": fixtures.address} if with_triton else {}
     with running(command, triton, port, "/", tmp_path / "log") as server:
         outcome = run(drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=20))
         pids = [process.pid for process in family(server.process)]
         assert bool(arenas_of(pids)) is with_triton
 
     assert outcome.statuses == {"200": 20}
-    assert read_counters(fixtures.url, "null_file").since(before).inferences == (20 if with_triton else 0)
+    assert read_counters(fixtures.address, "null_file").since(before).inferences == (20 if with_triton else 0)
     assert not arenas_of(pids)
     assert is_free("127.0.0.1", port)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.host.ports import is_free
 from app.settings.schema import Settings
 from bench.harness.lineup import Lineup
@@ -19,7 +20,7 @@ from tests.bench.support import needs_reference
 @needs_reference
 def test_it_finds_what_is_in_the_images_without_a_triton(settings: Settings, tmp_path: Path) -> None:
     """The composed network runs in its one process, so it needs no Triton; each sample contains an object that is known."""
-    lineup = Lineup(Triton(settings, psutil.Process()), 2, tmp_path)
+    lineup = Lineup(Triton(settings, psutil.Process(), EmbeddedTriton(settings)), 2, tmp_path)
     contestant = lineup.contestant("in_process", "yolo11n")
     with lineup.start(contestant) as server:
         load = drive_closed_loop(f"{server.url}/detect", coco_samples(SAMPLE_FOLDER), clients=2, seconds=60, requests=3)

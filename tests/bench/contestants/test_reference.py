@@ -22,7 +22,7 @@ def test_it_takes_images_as_nereid_does(fixtures: Triton, tmp_path: Path, name: 
     """Each request is one inference of the model, and the server stops without leaving a process behind."""
     lineup = Lineup(fixtures, 1, tmp_path)
     contestant = lineup.contestant(name, "null")
-    before = read_counters(fixtures.url, model)
+    before = read_counters(fixtures.address, model)
     with lineup.start(contestant) as server:
         load = drive_closed_loop(f"{server.url}/detect", unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=20, requests=6)
         outcome = run(load)
@@ -30,6 +30,6 @@ def test_it_takes_images_as_nereid_does(fixtures: Triton, tmp_path: Path, name: 
         assert sum(map(cpu_seconds, family(server.process))) > 0
 
     assert outcome.statuses == {"200": 6}
-    assert read_counters(fixtures.url, model).since(before).inferences == 6
+    assert read_counters(fixtures.address, model).since(before).inferences == 6
     assert memory.resident > 10 * MIB
     assert is_free("127.0.0.1", contestant.port)

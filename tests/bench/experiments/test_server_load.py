@@ -1,13 +1,17 @@
 """The ways to load a running server, against a server that stands for Nereid and Triton."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
-import msgspec
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 from bench.__main__ import main
 from bench.experiments import server_load
@@ -20,7 +24,7 @@ UNNAMED = b'{"detections":[{"class_name":"cat"}]}'
 
 
 class Everything(BaseHTTPRequestHandler):
-    """Nereid and Triton's statistics in one server; each request is a batch of two that waited 3 ms."""
+    """Nereid, and Triton's statistics over gRPC; each request is a batch of two that waited 3 ms."""
 
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet
@@ -32,20 +36,6 @@ class Everything(BaseHTTPRequestHandler):
         type(self).counted += 1
         self._send(self.answer)
 
-    def do_GET(self) -> None:
-        count = self.counted
-        times = {
-            part: {"count": count, "ns": count * 1_000_000}
-            for part in ("compute_input", "compute_infer", "compute_output", "success")
-        }
-        stats = {
-            "inference_count": 2 * count,
-            "execution_count": count,
-            "inference_stats": times | {"queue": {"count": 2 * count, "ns": 2 * count * 3_000_000}},
-            "batch_stats": [{"batch_size": 2, "compute_infer": {"count": count}}],
-        }
-        self._send(msgspec.json.encode({"model_stats": [stats]}) if self.path == "/v2/models/yolox_nano/stats" else b"{}")
-
     def _send(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -53,6 +43,20 @@ class Everything(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_arguments: object) -> None: ...
+
+
+class Statistics(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
+    def ModelStatistics(self, request: Any, context: grpc.ServicerContext) -> messages.ModelStatisticsResponse:  # noqa: ANN401, N802
+        if request.name != "yolox_nano":
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
+        count = Everything.counted
+        answer = messages.ModelStatisticsResponse()
+        stats = answer.model_stats.add(inference_count=2 * count, execution_count=count)
+        for part in ("compute_input", "compute_infer", "compute_output", "success"):
+            getattr(stats.inference_stats, part).MergeFrom(messages.StatisticDuration(count=count, ns=count * 1_000_000))
+        stats.inference_stats.queue.MergeFrom(messages.StatisticDuration(count=2 * count, ns=2 * count * 3_000_000))
+        stats.batch_stats.add(batch_size=2).compute_infer.count = count
+        return answer
 
 
 class Server(ThreadingHTTPServer):
@@ -66,14 +70,20 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server = Server(("127.0.0.1", 0), Everything)
     thread = Thread(target=partial(server.serve_forever, poll_interval=0.01))
     thread.start()
+    triton = grpc.server(ThreadPoolExecutor(1))
+    add_GRPCInferenceServiceServicer_to_server(Statistics(), triton)
+    port = triton.add_insecure_port("127.0.0.1:0")
+    triton.start()
+    monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", f"127.0.0.1:{port}")
     yield f"http://127.0.0.1:{server.server_port}"
+    triton.stop(None).wait()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 def command(mode: list[str], url: str, file: Path) -> list[str]:
-    return [*mode, "--url", url, "--triton", url, "--image", str(SAMPLE_FOLDER / "chelsea.jpg"), "--json", str(file)]
+    return [*mode, "--url", url, "--image", str(SAMPLE_FOLDER / "chelsea.jpg"), "--json", str(file)]
 
 
 @pytest.mark.parametrize(

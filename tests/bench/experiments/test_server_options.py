@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from bench.__main__ import main
 from bench.experiments import server_options
@@ -35,7 +36,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     @contextmanager
     def no_triton() -> Iterator[Triton]:
         write_models(tmp_path / "models")
-        yield Triton(Settings(model_repository=str(tmp_path / "models")), psutil.Process())
+        settings = Settings(model_repository=str(tmp_path / "models"))
+        yield Triton(settings, psutil.Process(), EmbeddedTriton(settings))
 
     def measure_alone(lineup: Lineup, name: str, model: str, load: Load, disturb: Callable[[Running], None]) -> Measurement:
         disturb(server)

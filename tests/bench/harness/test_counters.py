@@ -1,12 +1,14 @@
 """Triton's own counters."""
 
-import re
+import asyncio
 
+import grpc
 import pytest
 
+from app.triton.client import TritonClient
 from bench.harness.counters import Counters, CountersError, read_counters
 from bench.report.measurements import TritonUse
-from tests.fakes.http import answering
+from tests.fakes.triton import FakeTriton
 
 ZERO = Counters(inferences=0, executions=0, successes=0, compute_ns=0, waits=0, queue_ns=0, batches={})
 
@@ -28,20 +30,20 @@ def test_a_model_that_did_nothing_divides_nothing_by_zero() -> None:
     assert ZERO.since(ZERO) == TritonUse(inferences=0, executions=0, queue_ms=0.0, compute_ms=0.0, batches={})
 
 
-def test_what_triton_leaves_out_is_zero() -> None:
-    version = b'{"name":"m","inference_count":"3","inference_stats":{"queue":{"count":3,"ns":6}}}'
-    with answering(b'{"model_stats":[' + version + b"," + version + b"]}") as url:
-        assert read_counters(url, "m") == ZERO._replace(inferences=6, waits=6, queue_ns=12)
+async def test_versions_of_a_model_are_added_up(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    fake, _ = fake_triton
+    for _ in range(2):
+        stats = fake.statistics.model_stats.add(name="m", inference_count=3)
+        stats.inference_stats.queue.count, stats.inference_stats.queue.ns = 3, 6
+        batch = stats.batch_stats.add(batch_size=2)
+        batch.compute_infer.count = 1
+
+    expected = ZERO._replace(inferences=6, waits=6, queue_ns=12, batches={"2": 2})
+    assert await asyncio.to_thread(read_counters, fake.url, "m") == expected
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [(b'{"error":"unknown model"}', 400), (b"no JSON", 200), (b"[]", 200), (b"{}", 200)],
-    ids=["refused", "broken", "list", "empty"],
-)
-def test_an_unusable_answer_is_one_line(body: bytes, status: int) -> None:
-    with answering(body, status) as url, pytest.raises(CountersError, match=re.escape(url)) as caught:
-        read_counters(url, "m")
-
-    assert "\n" not in str(caught.value)
-    assert status == 200 or "400 " in str(caught.value)
+async def test_a_refusal_is_one_line(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
+    fake, _ = fake_triton
+    fake.query_refusal = grpc.StatusCode.NOT_FOUND, "unknown model\nsomewhere"
+    with pytest.raises(CountersError, match=f"^Triton at {fake.url}: NOT_FOUND unknown model$"):
+        await asyncio.to_thread(read_counters, fake.url, "m")

@@ -7,6 +7,7 @@ import msgspec
 import psutil
 import pytest
 
+from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Lineup, comparisons
@@ -21,7 +22,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Triton:
     """A Triton with the fixture models that is not started."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    return Triton(Settings(model_repository=str(repository), triton_grpc_port=12345), psutil.Process())
+    settings = Settings(model_repository=str(repository))
+    return Triton(settings, psutil.Process(), EmbeddedTriton(settings))
 
 
 def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from time import process_time
 
 import psutil
@@ -23,6 +24,7 @@ from bench.harness.meters import (
 )
 from bench.report.measurements import TritonUse
 from tests.bench.support import make_outcome
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 
 CHILD = "import signal; held = bytearray(50 << 20); print(flush=True); signal.pause()"
 
@@ -60,12 +62,16 @@ def test_cpu_time_is_read_to_less_than_a_tick() -> None:
         precise_cpu_seconds(2**22 + 1)  # Linux gives no process this id
 
 
-def test_the_listener_of_a_port_is_found(parent: psutil.Process) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/detect"
-        assert parent.pid in [process.pid for process in listeners(url)]
+@pytest.mark.parametrize("kind", ["http://{}/detect", "{}", "unix:"])
+def test_the_listener_at_an_address_is_found(parent: psutil.Process, tmp_path: Path, kind: str) -> None:
+    with socket.socket(socket.AF_UNIX if kind == "unix:" else socket.AF_INET) as server:
+        server.bind(str(tmp_path / "s") if kind == "unix:" else ("127.0.0.1", 0))
+        server.listen()
+        name = server.getsockname()
+        address = f"unix:{name}" if kind == "unix:" else kind.format(f"127.0.0.1:{name[1]}")
+        assert parent.pid in [process.pid for process in listeners(address)]
 
-    assert listeners(url) == []
+    assert listeners(address) == []
 
 
 def test_cpu_time_is_that_since_the_start_per_request(parent: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +109,8 @@ def test_what_several_tritons_did_is_added_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_counters_that_cannot_be_read_are_explained() -> None:
-    measured = Meters(dict, ["http://127.0.0.1:1"], "m").read(make_outcome([1.0]))
+    measured = Meters(dict, ["127.0.0.1:1"], "m").read(make_outcome([1.0]))
 
     assert measured.triton is None
-    assert "http://127.0.0.1:1" in measured.triton_note
+    assert "127.0.0.1:1" in measured.triton_note
     assert measured.figures["requests/s"] == 0.5

@@ -1,6 +1,7 @@
 """Servers as child processes."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from app.host.ports import find_free, is_free
 from bench.harness.errors import ContestantError
-from bench.harness.processes import ROOT, environment_of, require_checkout, running
+from bench.harness.processes import ROOT, environment_of, require_checkout, running, wait_for_answer
+from tests.fakes.http import scripted
 
 SERVER = """
 import http.server, os, sys
@@ -74,3 +76,26 @@ def test_a_checkout_is_recognised_and_the_one_file_where_it_will_do(tmp_path: Pa
     for other, or_file in ((file, False), (tmp_path / "text", True)):
         with pytest.raises(ContestantError, match="is not a checkout of this project"):
             require_checkout(other, or_file=or_file)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        *(([status], 1) for status in (200, 204, 400, 404, 500)),
+        ([503, 400, 503, 404], 4),  # those to retry are not final
+        *(([said, 200], 2) for said in (b"", b"220 mail.example.org ESMTP\r\n", b"HTTP/1.1 twohundred OK\r\n\r\n")),
+        ([None, 200], 2),  # given up after a second
+    ],
+)
+def test_a_server_is_asked_until_an_answer_is_final(answers: list[int | bytes | None], asked: int) -> None:
+    with scripted(*answers) as server, subprocess.Popen(["sleep", "60"]) as sleeper:
+        assert wait_for_answer(server.url, sleeper, 60, retry={503, 400} if asked > 2 else ()) == answers[-1]
+        assert len(server.asked) == asked
+        sleeper.kill()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_waiting_ends_with_the_process_or_the_time(ends: bool) -> None:  # noqa: FBT001
+    with scripted(*[503] * 1000) as server, subprocess.Popen(["true" if ends else "sleep", "60"]) as process:
+        assert wait_for_answer(server.url, process, 60 if ends else 0.3, retry={503}) is None
+        process.kill()

@@ -10,14 +10,14 @@ from bench.harness.triton import Triton, fixture_triton
 
 
 def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
-    """Logs and ports are apart from those of the installed Triton, whose server and environment it uses."""
+    """Log and socket are apart from those of the installed Triton, whose server and environment it uses."""
     base = environment.load()
     home, installed = Path(fixtures.settings.triton_home), Path(base.triton_home).resolve()
 
     assert home.resolve() != installed
     assert (home / "server").resolve() == installed / "server"
     assert (home / "python").resolve() == installed / "python"
-    assert fixtures.settings.triton_http_port != base.triton_http_port
+    assert fixtures.settings.triton_folder != base.triton_folder
     assert fixtures.process.is_running()
 
 

@@ -29,7 +29,7 @@ def blank(spec: ModelSpec) -> NDArray[np.generic]:
 
 
 def read_log(triton: Triton) -> str:
-    return Path(triton.settings.triton_home, f"triton-{triton.settings.triton_grpc_port}.log").read_text(encoding="utf-8")
+    return Path(triton.settings.triton_home, "triton.log").read_text(encoding="utf-8")
 
 
 async def read_spec(client: TritonClient, name: str) -> ModelSpec:
@@ -38,8 +38,8 @@ async def read_spec(client: TritonClient, name: str) -> ModelSpec:
 
 async def use_since(before: Counters, triton: Triton, name: str, inferences: int) -> TritonUse:
     """Return what a model has done once so many inferences are counted: Triton counts them after it has sent the answers."""
-    assert await eventually(lambda: read_counters(triton.url, name).since(before).inferences == inferences)
-    return read_counters(triton.url, name).since(before)
+    assert await eventually(lambda: read_counters(triton.address, name).since(before).inferences == inferences)
+    return read_counters(triton.address, name).since(before)
 
 
 @pytest.mark.parametrize("name", FIXTURES)
@@ -58,7 +58,7 @@ async def test_the_simulated_gpu_answers_many_requests_in_one_batch(fixtures: Tr
     used = {}
     for name in ("sim_gpu_file", "sim_gpu_batch1_file"):
         spec = await read_spec(fixture_client, name)
-        before = read_counters(fixtures.url, name)
+        before = read_counters(fixtures.address, name)
         await asyncio.gather(*(fixture_client.infer(spec, [blank(spec)], timeout_seconds=10) for _ in range(64)))
         used[name] = await use_since(before, fixtures, name, 64)
 

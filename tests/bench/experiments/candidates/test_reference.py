@@ -15,8 +15,8 @@ pytestmark = [needs_reference, pytest.mark.system]
 
 def test_with_a_triton_its_client_and_framework_are_steps(fixtures: Triton, tmp_path: Path) -> None:
     (tmp_path / "image").write_bytes((IMAGES / "coffee.jpg").read_bytes())
-    before = read_counters(fixtures.url, "null_fp32")
+    before = read_counters(fixtures.address, "null_fp32")
     (spent,) = spend("reference", tmp_path, 0.05, triton=fixtures.settings)
 
     assert list(spent.milliseconds) == ["decode and letterbox", "normalize", "client", "framework", "encode", "free"]
-    assert read_counters(fixtures.url, "null_fp32").since(before).inferences == spent.images + 1  # one warms up
+    assert read_counters(fixtures.address, "null_fp32").since(before).inferences == spent.images + 1  # one warms up

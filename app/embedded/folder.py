@@ -1,0 +1,139 @@
+"""The private folder of an embedded Triton: its socket, and links to the server, its environment and the loadable models.
+
+The links give them paths without special characters: Triton starts the processes of its Python backend with a shell command that
+contains unquoted paths.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from app.embedded.launch import loadable_models
+from app.embedded.service import StartError
+from app.host import ports
+from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
+from app.telemetry.logging import say
+
+# Triton ends within five seconds, and then its models.
+_CLAIM_ATTEMPTS = 150
+_POLL_SECONDS = 0.1
+
+
+def check_private(path: Path) -> None:
+    """Check that nobody but this user can listen in the folder for Triton's socket, if it exists.
+
+    Raises:
+        StartError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
+    """
+    with suppress(FileNotFoundError):
+        found, user = path.lstat(), os.geteuid()
+        if found.st_uid != user:
+            raise StartError(
+                f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
+                f"run this as that user (sudo -u '#{found.st_uid}') or, if no Triton of that user is meant, remove the folder"
+            )
+        if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+            raise StartError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
+
+
+def make_private(path: Path) -> None:
+    """Make the folder for Triton's socket, if there is none. Because /dev/shm is sticky, no other user can replace it from then on.
+
+    Raises:
+        StartError: As for `check_private`; or it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        check_private(path)
+    except OSError as error:
+        raise StartError(f"{path}, for Triton's socket, cannot be made: {error.strerror}") from error
+
+
+class TritonFolder:
+    """The folder in the settings. It belongs to one process at a time, and is never removed: an API may go on connecting to it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = settings.triton_folder
+        self.socket = self.path / TRITON_SOCKET
+        self._home = Path(settings.triton_home).resolve()
+        self._repository = Path(settings.model_repository).resolve()
+        self.descriptor = -1
+        """Locks the folder, also for a Triton that inherits it; -1 while the folder does not belong to this process."""
+
+    def claim(self) -> None:
+        """Make the folder, or take over that of an ended process, unless it belongs to this one.
+
+        A Triton whose starter was killed ends, too, but needs a moment for that; it is waited for.
+
+        Raises:
+            StartError: It belongs to another process or to another user, or cannot be made.
+        """
+        if self._is_held():
+            return
+        self._close()
+        make_private(self.path)
+        for attempt in range(_CLAIM_ATTEMPTS):
+            if self._lock():
+                return
+            if attempt == 1:
+                say(f"{self._describe_holder()}; waiting for its end")
+            time.sleep(_POLL_SECONDS)
+        raise StartError(f"{self._describe_holder()}; end it, or choose another folder with {PREFIX}TRITON_HOME")
+
+    def fill(self) -> None:
+        """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
+
+        Raises:
+            OSError: They cannot be made.
+        """
+        self.clear()
+        for name in ("server", "python"):
+            (self.path / name).symlink_to(self._home / name)
+        models = self.path / "models"
+        models.mkdir()
+        for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
+            (models / name).symlink_to(self._repository / name)
+
+    def clear(self) -> None:
+        """Remove what is in the folder, if it belongs to this process."""
+        for entry in list(self.path.iterdir()) if self._is_held() else ():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Leave the folder, empty, to other processes."""
+        self.clear()
+        self._close()
+
+    def _lock(self) -> bool:
+        """Lock the folder; return whether this succeeded."""
+        try:
+            self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another process has locked it, or systemd has just removed it
+            self._close()
+        return self._is_held()
+
+    def _describe_holder(self) -> str:
+        found = ports.holder(self.path)
+        holder = f"process {found[0]}" if found else "another process, perhaps of another container with this /dev/shm,"
+        return f"{holder} runs the Triton in {self._home}"
+
+    def _is_held(self) -> bool:
+        """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(self.descriptor), self.path.lstat())
+        return False
+
+    def _close(self) -> None:
+        """Unlock the folder, unless a Triton that has inherited the descriptor still runs."""
+        with suppress(OSError):
+            os.close(self.descriptor)
+        self.descriptor = -1

@@ -1,0 +1,73 @@
+"""Calls to one Triton from a program without an event loop."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from app.model.spec import ModelSpec, from_triton_config
+from app.triton.client import MODEL_INFER, OPTIONS
+from app.triton.messages import infer_request
+from app.triton.status import NoReply, from_query_error
+
+_QUERY_SECONDS = 5.0
+
+
+class BlockingClient:
+    """Calls one Triton, whose process may be replaced by another one meanwhile. It may be used in any thread."""
+
+    def __init__(self, address: str) -> None:
+        """Prepare a connection to an address in gRPC's form, such as `unix:/path`; it is made by the first call."""
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._left: list[grpc.Future] = []
+        """Inferences that were not answered in time. Without a reference, gRPC would cancel them, which may crash Triton."""
+
+    def is_ready(self, model: str) -> bool:
+        """Return whether a model is ready.
+
+        Raises:
+            GatewayError: Triton does not answer, or rejects the request.
+        """
+        with _translated_errors():
+            return bool(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS).ready)
+
+    def read_spec(self, model: str) -> ModelSpec:
+        """Return the spec of a model, without a version.
+
+        Raises:
+            UnsupportedModel: The gateway does not support the model.
+            GatewayError: Triton does not answer, or does not have the model.
+        """
+        with _translated_errors():
+            answer = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS)
+        return from_triton_config(MessageToDict(answer.config, preserving_proto_field_name=True), "")
+
+    def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
+        """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.
+
+        Raises:
+            GatewayError: Triton did not answer within these seconds, after which the inference goes on, or rejected the request.
+        """
+        request = infer_request(spec, [tensor], timeout_seconds=seconds, request_id="", slot=None)
+        infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
+        with _translated_errors():
+            call = infer.future(request)
+            self._left = [left for left in self._left if not left.done()] + [call]
+            answer = call.result(seconds)
+        return {output.name: content for output, content in zip(answer.outputs, answer.raw_output_contents, strict=False)}
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except grpc.FutureTimeoutError as error:
+        raise NoReply("Triton did not answer in time") from error
+    except grpc.RpcError as error:
+        raise from_query_error(error) from error

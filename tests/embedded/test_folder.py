@@ -1,0 +1,177 @@
+"""The private folder of an embedded Triton: found by its home, used by one process of one user, and never given to another user."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app import preflight
+from app.embedded.folder import TritonFolder
+from app.embedded.service import StartError
+from app.settings.schema import Settings
+from tests.support import ROOT
+
+# As `serve`: with a child that inherits the lock, and outlives it for a moment.
+CLAIM = """
+import subprocess, sys
+from app.embedded.folder import TritonFolder
+from app.settings.schema import Settings
+folder = TritonFolder(Settings(triton_home=sys.argv[1]))
+folder.claim()
+folder.fill()
+subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[folder.descriptor], stdout=subprocess.DEVNULL)
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["plain", "with a space", "quote's", "$(touch me)", "a;b&c", "ünïcode", "x" * 200])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """A home, and a repository with a model that was pulled and one that was not."""
+    folder = tmp_path / request.param
+    for path in ("models/pulled/config.pbtxt", "models/pulled/1/model.onnx", "models/listed/config.pbtxt", "home/triton.log"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text('name: "pulled"', encoding="utf-8")
+    return Settings(model_repository=str(folder / "models"), triton_home=str(folder / "home"))
+
+
+one_home = pytest.mark.parametrize("settings", ["home"], indirect=True)
+
+
+@pytest.fixture
+def folder(settings: Settings) -> Iterator[TritonFolder]:
+    folder = TritonFolder(settings)
+    yield folder
+    folder.give_up()
+    assert list(folder.path.iterdir()) == []
+
+
+def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonFolder) -> None:
+    """No path that Triton gets needs quotes or is too long for a socket, wherever it is installed; only its user has access."""
+    folder.claim()
+    for _ in range(2):
+        folder.fill()
+    home, repository = Path(settings.triton_home), Path(settings.model_repository)
+
+    assert shlex.quote(str(folder.path)) == str(folder.path)
+    assert len(os.fsencode(folder.socket)) <= 107
+    assert f"unix:{folder.socket}" == settings.triton_address
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.readlink() for path in folder.path.iterdir() if path.is_symlink()} == {
+        name: home / name for name in ("server", "python")
+    }
+    assert {path.name: path.resolve() for path in (folder.path / "models").iterdir()} == {"pulled": repository / "pulled"}
+    folder.give_up()
+    assert (repository / "pulled" / "1" / "model.onnx").is_file()
+    assert (home / "triton.log").is_file()
+
+
+@one_home
+def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
+    """However the path is written."""
+    (tmp_path / "link").symlink_to(tmp_path / "home" / "home")
+    same = [str(tmp_path / "link"), f"{settings.triton_home}/../home"]
+    assert {msgspec.structs.replace(settings, triton_home=home).triton_folder for home in same} == {settings.triton_folder}
+    assert msgspec.structs.replace(settings, triton_home=str(tmp_path)).triton_folder != settings.triton_folder
+
+
+@one_home
+def test_only_one_process_uses_it(
+    settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it and the Triton that it has started have ended, however that may happen; what they leave behind is no obstacle."""
+    command = [sys.executable, "-c", CLAIM, settings.triton_home, "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"claimed\n"
+        begun = time.monotonic()
+        monkeypatch.setattr("app.embedded.folder._CLAIM_ATTEMPTS", 2)
+        text = f"process {other.pid} runs the Triton in {settings.triton_home}"
+        with pytest.raises(StartError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
+            folder.claim()
+        folder.give_up()
+        assert (folder.path / "models").exists()
+        monkeypatch.undo()
+        other.kill()
+    folder.socket.touch()
+    folder.claim()
+    folder.claim()
+    folder.fill()
+
+    assert time.monotonic() - begun > 0.5
+    assert [path.name for path in (folder.path / "models").iterdir()] == ["pulled"]
+    assert not folder.socket.exists()
+    assert capsys.readouterr().err.endswith(f" runs the Triton in {settings.triton_home}; waiting for its end\n")
+
+
+@one_home
+def test_a_folder_that_was_removed_is_made_again(folder: TritonFolder) -> None:
+    """As systemd may do when a user logs out."""
+    folder.claim()
+    shutil.rmtree(folder.path)
+    folder.clear()
+    folder.claim()
+    folder.fill()
+
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+@one_home
+def test_an_api_makes_the_folder_where_its_triton_will_listen(settings: Settings, folder: TritonFolder) -> None:
+    """From then on no other user can listen there, whether Triton runs or not."""
+    preflight.require_usable(settings)
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.claim()
+    folder.give_up()
+    assert folder.path.exists()
+
+
+def make_open(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o755)
+
+
+def make_foreign(path: Path) -> None:
+    path.mkdir(mode=0o700)
+    os.chown(path, 12345, 12345)
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("/tmp")  # noqa: S108 - not used
+
+
+@one_home
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_open, "is not a folder of mode 700; remove it"),
+        pytest.param(
+            make_foreign,
+            "belongs to user 12345, and this is user 0; run this as that user",
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user"),
+        ),
+        (make_link, "is not a folder of mode 700; remove it"),
+        (Path.touch, "is not a folder of mode 700; remove it"),
+    ],
+)
+def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
+    path = settings.triton_folder
+    make(path)
+    try:
+        with pytest.raises(StartError, match=f"{path}, for Triton's socket, {reason}"):
+            TritonFolder(settings).claim()
+        with pytest.raises(StartError, match=reason):
+            preflight.require_usable(settings)  # before an API alone, which would send its images there
+        assert path.exists()
+    finally:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
