@@ -121,8 +121,7 @@ class BatchRequest:
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            await fetcher.batch_semaphore.acquire(call.deadline)
-            memory.on_release(fetcher.batch_semaphore.release)
+            memory.on_release((await fetcher.batch_semaphore.take(call.deadline)).release)
             reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)

@@ -253,7 +253,7 @@ class Pipeline:
     async def _attempt(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         timing, deadline = call.timing, call.deadline
         timing.lap("model")
-        async with call.semaphore.take(deadline) if call.semaphore else nullcontext():
+        with await call.semaphore.take(deadline) if call.semaphore else nullcontext():
             takes_file = spec.input_format is InputFormat.FILE
             # Finding the size takes microseconds, reading the whole header may take milliseconds.
             pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)

@@ -80,7 +80,7 @@ def open_circuit(server: TritonBackend) -> None:
     """Mark a Triton as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
-    served.circuit.state = "open"
+    served.circuit.is_open = True
 
 
 @pytest.mark.parametrize("has_it", [0, 1])
