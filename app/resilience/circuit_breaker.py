@@ -41,7 +41,8 @@ class CircuitBreaker:
         self._succeeded_at = 0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
-        self._restart()
+        self._buckets: dict[int, list[int]] = {}
+        """Successes and failures by second."""
 
     def note_success(self) -> None:
         """Count a successful call."""
@@ -99,7 +100,7 @@ class CircuitBreaker:
                 LOG.exception("probe failed unexpectedly", **self._context)
         self._table.set(self._opened, 0)
         self._succeeded_at = _now()
-        self._restart()
+        self.consecutive, self._buckets = 0, {}
         LOG.warning("circuit closed", **self._context, open_seconds=round(monotonic() - opened_at, 2))
 
     def _fails_often(self) -> bool:
@@ -113,10 +114,6 @@ class CircuitBreaker:
             self._buckets = {past: counts for past, counts in self._buckets.items() if second - past < _WINDOW_SECONDS}
             self._buckets[second] = [0, 0]
         return self._buckets[second]
-
-    def _restart(self) -> None:
-        self.consecutive = 0
-        self._buckets: dict[int, list[int]] = {}
 
 
 def _now() -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from app.resilience import worker_table
-from app.resilience.worker_table import TableView, WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, TableView, WorkerTable
 from tests.fakes.clock import Clock
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
@@ -121,14 +121,14 @@ def test_a_key_has_the_same_column_in_all_workers(open_table: OpenTable) -> None
 
 def test_keys_are_known_to_all_workers(open_table: OpenTable) -> None:
     first, second = open_table(), open_table()
-    first.gauge("größe")
-    second.gauge("b")
-    second.counter("b")
+    first.column(GAUGE + "größe")
+    second.column(GAUGE + "b")
+    second.column(COUNTER + "b")
     second.column("c")
 
-    assert first.gauges() == second.gauges() == ["größe", "b"]
-    assert first.counters() == second.counters() == ["b"]
-    assert len({first.counter("b"), second.counter("b"), first.gauge("b"), first.column("b")}) == 3
+    assert first.keys(GAUGE) == second.keys(GAUGE) == ["größe", "b"]
+    assert first.keys(COUNTER) == second.keys(COUNTER) == ["b"]
+    assert len({first.column(COUNTER + "b"), second.column(COUNTER + "b"), first.column(GAUGE + "b"), first.column("b")}) == 3
 
 
 def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
@@ -136,8 +136,8 @@ def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
     longest, longer = "x" * 384, "x" * 385
 
     longest = longest.removeprefix("x" * len("gauge "))
-    assert table.gauge(longer) == table.column("y" * 1000) != table.gauge(longest)
-    assert table.gauges() == [longest]
+    assert table.column(GAUGE + longer) == table.column("y" * 1000) != table.column(GAUGE + longest)
+    assert table.keys(GAUGE) == [longest]
 
 
 def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
@@ -148,7 +148,9 @@ def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
 
 
 def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
-    metrics = [table.gauge(str(number)) for number in range(7_000)] + [table.counter(str(number)) for number in range(7_000)]
+    metrics = [table.column(GAUGE + str(number)) for number in range(7_000)] + [
+        table.column(COUNTER + str(number)) for number in range(7_000)
+    ]
     columns = [table.column(str(number)) for number in range(4_000)]
 
     assert len(set(metrics)) < 14_000
@@ -175,28 +177,28 @@ def test_the_columns_of_a_name_that_has_gone_are_used_again(open_table: OpenTabl
     """What was counted can still be read for ten minutes; then it is no more, in no worker."""
     first, second = open_table(), open_table()
     for worker in (first, second):
-        worker.add(worker.counter(f"calls {worker.alias('a')}"), 5)
+        worker.add(worker.column(COUNTER + f"calls {worker.alias('a')}"), 5)
     gone = first.alias("a")
     for worker in (first, second):
         worker.keep_aliases(["b"])
     assert second.alias("b") != gone
-    assert second.total_ever(second.counter(f"calls {gone}")) == 10
+    assert second.total_ever(second.column(COUNTER + f"calls {gone}")) == 10
     clock.now += 601
     assert first.alias("c") == second.alias("c") == gone
 
     assert second.aliases()[gone] == "c"
-    assert second.total_ever(second.counter(f"calls {gone}")) == 0
+    assert second.total_ever(second.column(COUNTER + f"calls {gone}")) == 0
 
 
 def test_a_name_that_comes_back_goes_on(open_table: OpenTable, clock: Clock) -> None:
     own = open_table()
     alias = own.alias("a")
-    own.add(own.counter(f"calls {alias}"), 5)
+    own.add(own.column(COUNTER + f"calls {alias}"), 5)
     own.keep_aliases([])
     clock.now += 601
 
     assert own.alias("a") == alias
-    assert own.total_ever(own.counter(f"calls {alias}")) == 5
+    assert own.total_ever(own.column(COUNTER + f"calls {alias}")) == 5
 
 
 def test_the_columns_of_a_name_that_another_worker_uses_stay(open_table: OpenTable, clock: Clock) -> None:
@@ -206,9 +208,9 @@ def test_the_columns_of_a_name_that_another_worker_uses_stay(open_table: OpenTab
     assert own.alias("a") == alias
     own.keep_aliases([])
     clock.now += 10_000
-    late.add(late.counter(f"calls {alias}"), 1)
+    late.add(late.column(COUNTER + f"calls {alias}"), 1)
     assert own.alias("b") != alias
-    assert own.total_ever(own.counter(f"calls {alias}")) == 1
+    assert own.total_ever(own.column(COUNTER + f"calls {alias}")) == 1
     late.close()
 
     assert own.alias("c") == alias
@@ -227,15 +229,15 @@ def test_more_names_than_aliases(table: WorkerTable) -> None:
 
 def test_counters_of_killed_workers_count(open_table: OpenTable) -> None:
     own = open_table()
-    column = own.counter("requests")
+    column = own.column(COUNTER + "requests")
     own.add(column, 1)
-    with running_worker(WORKER.replace("table.column", "table.counter")) as worker:
+    with running_worker(WORKER.replace('"requests"', repr(COUNTER + "requests"))) as worker:
         assert own.total_ever(column) == 6
         worker.kill()
         worker.wait()
     assert own.total_ever(column) == 6
     following = open_table()
-    following.add(following.counter("requests"), 1)
+    following.add(following.column(COUNTER + "requests"), 1)
 
     assert own.total_ever(column) == 7
 
@@ -292,10 +294,10 @@ def test_what_is_counted_after_the_end_counts_nowhere(open_table: OpenTable) -> 
     ending.set(column, 7)
 
     ending.add(ending.column("another key"), 7)
-    ending.add(ending.counter("another key"), 7)
+    ending.add(ending.column(COUNTER + "another key"), 7)
 
     assert own.total(column) == following.total(column) == 0
-    assert own.total(own.column("another key")) == own.total_ever(own.counter("another key")) == 0
+    assert own.total(own.column("another key")) == own.total_ever(own.column(COUNTER + "another key")) == 0
     assert ending.workers == 1
 
 
