@@ -20,9 +20,8 @@ from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
-from app.pipeline.aggregation import Aggregation
 from app.pipeline.pipeline import Limits, Models, Pipeline
-from app.pipeline.triton_calls import TritonCalls
+from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
@@ -57,11 +56,7 @@ _GROWTH = 1.1
 
 
 def create_app(settings: Settings | None = None) -> application.Application:
-    """Build the application of one worker.
-
-    Args:
-        settings: The settings; None to read them from the environment.
-    """
+    """Build the application of one worker, by default with the settings in the environment."""
     allocator.keep_freed_memory()
     settings = settings or environment.load()
     logging.configure(settings.log_level)
@@ -106,11 +101,10 @@ async def open_resources(
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        aggregation = Aggregation(settings.calls_in_flight, lambda: table.workers)
         origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
         stack.callback(fetcher.close)
-        calls = TritonCalls(pool, metrics, aggregation.max_calls, settings.timeout_seconds)
+        calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         try:

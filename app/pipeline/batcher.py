@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections import defaultdict
 from functools import partial
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
@@ -126,16 +127,12 @@ class Batcher:
         self._triton.abandon(image, call)
 
 
-class Batchers(dict[str, Batcher]):
+class Batchers(defaultdict[str, Batcher]):
     """Batchers of one worker by model reference, created on first use. A batch has images for one version of a model only."""
 
     def __init__(self, calls: TritonCalls) -> None:
-        super().__init__()
-        self._calls = calls
-
-    def __missing__(self, reference: str) -> Batcher:
-        self[reference] = Batcher(self._calls)
-        return self[reference]
+        super().__init__(partial(Batcher, calls))
+        self._tritons = calls.pool
 
     def send(self) -> None:
         """Send waiting images if calls are allowed again, because a Triton has recovered. Call this regularly."""
@@ -143,15 +140,14 @@ class Batchers(dict[str, Batcher]):
             batcher.send()
 
     async def close(self, seconds: float) -> None:
-        """Wait for calls under way, also abandoned ones: Triton reads their slots, and may crash if the connection is closed.
+        """Wait for calls under way, also abandoned ones, and stop probing.
 
-        Args:
-            seconds: Maximum wait.
+        Triton reads the slots of these calls, and may crash if the connection is closed.
         """
         tasks = [task for batcher in self.values() for task in batcher.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        await self._calls.close()
+        await self._tritons.stop_probing()
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:

@@ -14,6 +14,7 @@ from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.concurrency import BatchTimes
 from app.resilience.retry_budget import RetryBudget
+from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
@@ -71,7 +72,7 @@ class TritonCalls:
         Args:
             pool: The Tritons.
             metrics: Counts inferences, batches and retries.
-            max_calls: Returns the maximum number of calls for a model under way at one Triton.
+            max_calls: As `calls_per_worker`, for a spec.
             hang_seconds: A call without an answer for this long has failed, unless Triton has answered others for its model.
         """
         self.pool = pool
@@ -88,11 +89,7 @@ class TritonCalls:
         return served
 
     async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
-        """Run the inference of a batch, with at most one retry, and return the result of each image.
-
-        Args:
-            batch: The images.
-            in_flight: Records the Triton that is called; a retry may move it.
+        """Run the inference of a batch, with at most one retry, which may move the call; return the result of each image.
 
         Raises:
             DeadlinePassed: Triton dropped the request, or there is no time for a retry.
@@ -117,12 +114,7 @@ class TritonCalls:
         return result.split(batch.spec, len(batch.images))
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
-        """Record that a request has left without a result, and cancel its call if possible.
-
-        Args:
-            image: The image of the request.
-            call: The call with the image; None if it was still waiting.
-        """
+        """Record that a request has left without a result, and cancel its call (None if it was still waiting) if possible."""
         waited = monotonic() - image.ready_at
         goes_on = call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel)
         if call is not None and not goes_on and call.batch.is_abandoned:
@@ -134,10 +126,6 @@ class TritonCalls:
             call.task.add_done_callback(lambda _: timer.cancel())
         elif waited > self._hang_seconds / 2:  # a shorter wait is no sign of a hang
             self._note_hang(image, call, goes_on)
-
-    async def close(self) -> None:
-        """Stop probing."""
-        await self.pool.stop_probing()
 
     async def _try(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         slot = self._readable_slot(batch, in_flight)
@@ -214,7 +202,7 @@ class TritonCalls:
         try:
             result = await server.client.infer(
                 batch.spec.pinned if batch.is_pinned else batch.spec,
-                batch.tensors,
+                [image.buffer.tensor for image in batch.images],
                 timeout_seconds=batch.remaining_seconds,
                 request_id=batch.request_id,
                 trace=batch.trace,
@@ -279,10 +267,7 @@ class TritonCalls:
     def _note_hang(self, image: PendingImage, call: Call | None, goes_on: bool) -> None:  # noqa: FBT001 - for `call_later`
         """Record a failure for an image without a result, unless Triton has answered others for the model meanwhile.
 
-        Args:
-            image: The image.
-            call: Its call; None if it was still waiting.
-            goes_on: Whether the call goes on, and keeps the permit.
+        If the call goes on, it keeps the permit.
         """
         for served in self._waited_for(image, call):
             if served.images and served.answered_at < image.ready_at:
@@ -321,6 +306,21 @@ class TritonCalls:
             if other is not None and await run_probe(other.server.client, spec):
                 raise ModelFailed("another Triton runs the model")
         served.forget_speed()
+
+
+def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
+    """Return how many calls for a model this worker may have under way at one Triton, so that other images wait and form batches.
+
+    There is no limit if waiting would not form a batch, because images should then wait in Triton's own queue.
+
+    Args:
+        calls: The number for all workers in the table; 0: one more than Triton runs at a time.
+        table: The workers' table.
+        spec: Spec of the model.
+    """
+    if spec.max_batch == 1:
+        return math.inf
+    return math.ceil((calls or spec.instances + 1) / table.workers)
 
 
 def _no_limit(_: ModelSpec) -> float:

@@ -30,11 +30,7 @@ class BatchQueue:
         return self._table.own(self._waiting)
 
     def check(self, images: int, seconds: float) -> None:
-        """Reject a batch if the images ahead of it would make it miss its deadline.
-
-        Args:
-            images: Number of images in the batch.
-            seconds: Time until its deadline.
+        """Reject a batch of `images` if those ahead of it would make it miss its deadline, which is in `seconds`.
 
         Raises:
             GatewayFull: The batch would be too late.

@@ -45,13 +45,7 @@ class ConcurrencyLimit:
     """The limit as measured by one worker, in requests of the whole host."""
 
     def __init__(self, initial: float, ceiling: float, target_seconds: float) -> None:
-        """Start with a limit.
-
-        Args:
-            initial: The limit until the first measurement.
-            ceiling: The maximum limit.
-            target_seconds: Target duration of requests at the limit.
-        """
+        """Start with an initial limit until the first measurement; requests should take `target_seconds` at the limit."""
         self.value = min(initial, ceiling)
         self.pace = 0.0
         """Seconds between the ends of requests while requests are in progress; 0 until measured."""

@@ -277,9 +277,7 @@ class WorkerTable(TableView):
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.
 
-        Args:
-            name: The name.
-            users: For each alias, the column that is positive while a worker uses it, and then minus the time when it stopped.
+        `users` are the columns that are positive while a worker uses the alias, and then minus the time when it stopped.
         """
         names = self._names()
         if name in names:

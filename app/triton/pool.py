@@ -73,8 +73,6 @@ class TritonPool:
         spec = self.cached(model)
         if spec is not None:
             return spec
-        if len(self.servers) == 1:
-            return await self.servers[0].specs.get(model)
         failed: list[GatewayError] = []
         for answer in asyncio.as_completed([self._start(server.specs.get(model)) for server in self.servers]):
             try:
@@ -116,7 +114,7 @@ class TritonPool:
 
         Args:
             spec: Spec of the model.
-            max_calls: Returns the maximum number of calls for the model, from a Triton's own spec.
+            max_calls: Returns this number from a Triton's own spec.
             besides: Where the call has just failed; only another Triton that runs the model is returned.
         """
         if len(self.servers) == 1 and besides is None:

@@ -44,11 +44,9 @@ class Silence:
         return is_silent
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
-        """Ask until Triton answers or its connection breaks, unless it has answered an inference since a time.
+        """Ask until Triton answers or its connection breaks, unless it has answered an inference since this `time.monotonic`.
 
-        Args:
-            since: This time, on the `time.monotonic` clock.
-            on_silent: Called after each time-out.
+        After each time-out, `on_silent` is called.
         """
         if self._asking is None and self.heard_at < since:
             self._asked_at = monotonic()

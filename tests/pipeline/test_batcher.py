@@ -48,7 +48,7 @@ class Calls:
         return self._served if self._served.calls < self.max_calls else None
 
     async def infer(self, batch: Batch, _: InFlightCall) -> list[InferResult]:
-        numbers = [int(tensor[0]) for tensor in batch.tensors]
+        numbers = [int(image.buffer.tensor[0]) for image in batch.images]
         self.batches.append(numbers)
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)

@@ -94,7 +94,7 @@ async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker
     if context.scopes is not None and "detect" not in context.scopes:
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    if route.takes != "text" and (not model or pipeline.is_usable(model)):
+    if route.takes != "text" and (not model or pipeline.tritons.is_usable(model)):
         await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
 
 
