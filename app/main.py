@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from app.telemetry.metrics import Metrics
 from app.triton import credentials
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.credentials import Credentials
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
@@ -86,18 +87,17 @@ async def open_resources(
         metrics.worker_starts.add(1)
         metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
-        beating = asyncio.create_task(_beat(table, is_started))
-        stack.push_async_callback(_cancel, beating)
+        stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started)))
         if tracing is not None:
             stack.push_async_callback(tracing.close)
         transport = Transport(settings.transport)
         await transport.sweep()
         pool = TritonPool(transport)
         stack.push_async_callback(pool.close)
-        membership = Membership(pool, settings.triton_addresses, _connector(settings, table))
+        tls = credentials.load(settings.triton_tls_folder)
+        membership = Membership(pool, settings.triton_addresses, partial(_connect, settings, tls, table))
         await membership.refresh()
-        following = asyncio.create_task(membership.run())
-        stack.push_async_callback(_cancel, following)
+        stack.push_async_callback(_cancel, asyncio.create_task(membership.run()))
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
@@ -122,15 +122,10 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
-def _connector(settings: Settings, table: WorkerTable) -> Callable[[Target], TritonBackend]:
-    """Return a function that connects to a Triton according to the settings."""
-    tls = credentials.load(settings.triton_tls_folder)
-
-    def connect(target: Target) -> TritonBackend:
-        client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
-        return TritonBackend(client, table)
-
-    return connect
+def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
+    """Connect to a Triton according to the settings."""
+    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    return TritonBackend(client, table)
 
 
 def deployment_of(settings: Settings) -> Deployment:

@@ -57,6 +57,7 @@ _REASONS: dict[type[GatewayError], str] = {
     UnknownModel: "not_ready",
 }
 _NOT_ANSWERED = tuple(_REASONS)
+_UNKNOWN_REGION = "unknown_region"  # another such label
 
 
 class TritonCalls:
@@ -67,19 +68,17 @@ class TritonCalls:
     """
 
     def __init__(self, pool: TritonPool, metrics: Metrics, max_calls: Callable[[ModelSpec], float], hang_seconds: float) -> None:
-        """Start without calls.
+        """Start without calls. `max_calls` is as `calls_per_worker`, for a spec.
 
-        Args:
-            pool: The Tritons.
-            metrics: Counts inferences, batches and retries.
-            max_calls: As `calls_per_worker`, for a spec.
-            hang_seconds: A call without an answer for this long has failed, unless Triton has answered others for its model.
+        A call without an answer for `hang_seconds` has failed, unless Triton has answered others for its model.
         """
         self.pool = pool
         self.metrics = metrics
         self._max_calls = max_calls
         self._hang_seconds = hang_seconds
         self._retries = RetryBudget()
+        for reason in (*_REASONS.values(), _UNKNOWN_REGION):
+            metrics.retries.add(0, reason)  # exported before the first one
 
     def find(self, spec: ModelSpec) -> ModelOnServer | None:
         """Select the Triton for the next call for a model; None while no more calls are allowed."""
@@ -134,7 +133,7 @@ class TritonCalls:
             try:
                 return await self._call(batch, in_flight, slot)
             except UnknownRegion:  # Triton was restarted, and has not run the model: the retry costs it nothing
-                reason = "unknown_region"
+                reason = _UNKNOWN_REGION
                 slot = await self._restore_slot(batch, in_flight, slot)
         except _NOT_ANSWERED as error:
             reason = _REASONS[type(error)]
@@ -313,10 +312,7 @@ def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
 
     There is no limit if waiting would not form a batch, because images should then wait in Triton's own queue.
 
-    Args:
-        calls: The number for all workers in the table; 0: one more than Triton runs at a time.
-        table: The workers' table.
-        spec: Spec of the model.
+    `calls` is the number for all workers in the table; 0: one more than Triton runs at a time.
     """
     if spec.max_batch == 1:
         return math.inf

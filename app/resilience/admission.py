@@ -165,7 +165,7 @@ class Admission:
             raise GatewayFull("the memory for images is in use", "memory")
         queue = self.queues.get(model)
         if queue is not None:
-            queue.check(*share, self._table.own(self._uploads))
+            queue.check(*share, self._table.cells[self._uploads])
         batches = self._batch_queues.get((model, share.key)) if is_batch else None
         if batches is not None:
             batches.check(1, 2 * self._capacity.target_seconds)

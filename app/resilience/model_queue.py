@@ -107,10 +107,7 @@ class ModelQueue:
     async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
         """Admit a request, now or when its turn comes.
 
-        Args:
-            key: Name of the part: the API key that has a share, or empty.
-            fraction: How much of the limit the part may use, 0 to 1.
-            deadline: Deadline of the request.
+        `key` and `fraction` are those of a `Share`.
 
         Raises:
             GatewayFull: There is no room, or the request would miss its deadline.

@@ -201,10 +201,6 @@ class WorkerTable(TableView):
         """Set this worker's cell."""
         self.cells[column] = value
 
-    def own(self, column: int) -> int:
-        """Return this worker's cell."""
-        return self.cells[column]
-
     def alias(self, name: str) -> str:
         """Return what stands for a name in keys, the same in all workers; it is the name's at least until `keep_aliases`.
 

@@ -15,18 +15,6 @@ from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for rejecting a request while the gateway is full."""
-RETRIES = (
-    "unreachable",
-    "disconnected",
-    "draining",
-    "unknown_region",
-    "not_ready",
-    "model_died",
-    "model_failed",
-    "refused",
-    "overloaded",
-)
-"""Reasons for retrying an inference."""
 
 MODEL_DEATHS = "api_model_deaths"
 """`serve` reads it, too, and restarts the embedded Triton."""
@@ -61,7 +49,7 @@ class Metrics:
         self.deadlines_missed = Counter(
             table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], (*STAGES, FETCH, DRAW)
         )
-        self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"], RETRIES)
+        self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"])
         self.inferences = Counter(
             table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
         )
