@@ -25,16 +25,11 @@ class Batcher:
 
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
-        self._waiting: list[PendingImage] = []
-        """In order of arrival."""
+        self.waiting: list[PendingImage] = []
+        """Images that wait for a call, in order of arrival."""
         self._under_way: dict[PendingImage, Call] = {}
         self._isolation = RetryBudget(_MAX_ISOLATED)
         """Retries of single images after their batch has failed; limits batches, so that each of their images can be retried."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of images that wait for a call."""
-        return len(self._waiting)
 
     @property
     def calls(self) -> int:
@@ -56,7 +51,7 @@ class Batcher:
         if image.call.deadline.remaining <= 0:
             raise DeadlinePassed(LATE)
         self._isolation.note_request()
-        self._waiting.append(image)
+        self.waiting.append(image)
         self.send()
         # A timer costs half as much as `asyncio.timeout`.
         timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
@@ -77,16 +72,16 @@ class Batcher:
 
     def send(self) -> None:
         """Send waiting images as long as calls are allowed."""
-        self._waiting = [image for image in self._waiting if not image.result.done()]
-        while self._waiting and (served := self._triton.find(self._waiting[0].spec)) is not None:
-            spec = served.server.specs.known(self._waiting[0].spec)
+        self.waiting = [image for image in self.waiting if not image.result.done()]
+        while self.waiting and (served := self._triton.find(self.waiting[0].spec)) is not None:
+            spec = served.server.specs.known(self.waiting[0].spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))
-            batch = next_batch(self._waiting, max_images, served.server.regions.__contains__)
+            batch = next_batch(self.waiting, max_images, served.server.regions.__contains__)
             in_flight = InFlightCall(served, len(batch.images))
             task = asyncio.create_task(self._triton.infer(batch, in_flight))
             call = Call(batch, task, in_flight)
             for image in batch.images:
-                self._waiting.remove(image)
+                self.waiting.remove(image)
                 self._under_way[image] = call
                 image.permit.keep_for(task)
                 image.call.timing.lap("batch", str(len(batch.images)))
@@ -110,7 +105,7 @@ class Batcher:
             self._isolation.spend(len(asked))
             for _, image in asked:
                 image.goes_alone = True
-            self._waiting[:0] = [image for _, image in asked]
+            self.waiting[:0] = [image for _, image in asked]
         else:
             for _, image in asked:
                 image.result.set_exception(_copy(error))
@@ -122,8 +117,8 @@ class Batcher:
         if call is not None and call.batch.is_abandoned:
             call.in_flight.leave()  # the call may never end
             self.send()
-        elif image in self._waiting:
-            self._waiting.remove(image)
+        elif image in self.waiting:
+            self.waiting.remove(image)
         self._triton.abandon(image, call)
 
 

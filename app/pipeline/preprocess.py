@@ -25,13 +25,9 @@ class Workspace(NamedTuple):
     """Limits and memory of a worker, shared by all images."""
 
     limits: PixelLimits
-    """Maximum sizes of images."""
     memory: MemoryBudget
-    """Memory for decoding."""
     backlog: DecodeBacklog
-    """Measures the decoding speed."""
     transport: Transport
-    """Allocates input tensors."""
 
 
 def is_quick_to_check(data: bytes) -> bool:

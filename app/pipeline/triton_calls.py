@@ -169,8 +169,7 @@ class TritonCalls:
         """Move a failed call to another Triton, if one works and accepts batches of this size; return whether it was moved."""
         if batch.is_abandoned:
             return False
-        images = len(batch.images)
-        other = self.pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=in_flight.served)
+        other = self.pool.find_other(in_flight.served, batch.spec, len(batch.images))
         if other is None:
             return False
         self._note_end(batch, in_flight, error)
@@ -193,7 +192,7 @@ class TritonCalls:
     async def _call(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> InferResult:
         served = in_flight.served
         server = served.server
-        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._ask, served, monotonic())
+        asyncio.get_running_loop().call_later(QUIET_SECONDS, server.silence.ask, monotonic(), partial(self._note_silence, served))
         in_flight.reads_slot = slot is not None
         images = len(batch.images)
         server.new_images += images
@@ -238,10 +237,6 @@ class TritonCalls:
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
             self.pool.forget(served, spec.reference)
 
-    def _ask(self, served: ModelOnServer, began_at: float) -> None:
-        """Check whether Triton answers at all, if it has answered no call since the given one began."""
-        served.server.silence.ask(began_at, partial(self._note_silence, served))
-
     def _note_silence(self, called: ModelOnServer) -> None:
         """Open the circuits of all models with calls under way at a Triton that answers nothing."""
         models = next((server.models.values() for server in self.pool.servers if server is called.server), ())
@@ -280,7 +275,7 @@ class TritonCalls:
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
-        if is_lost and self.pool.find(spec, _no_limit, besides=served) is not None:
+        if is_lost and self.pool.find_other(served, spec) is not None:
             circuit.open()
 
     def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
@@ -301,7 +296,7 @@ class TritonCalls:
             self.metrics.model_deaths.add(1, spec.reference)
             raise
         if not is_well:
-            other = self.pool.find(spec, _no_limit, besides=served)
+            other = self.pool.find_other(served, spec)
             if other is not None and await run_probe(other.server.client, spec):
                 raise ModelFailed("another Triton runs the model")
         served.forget_speed()
@@ -317,7 +312,3 @@ def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
     if spec.max_batch == 1:
         return math.inf
     return math.ceil((calls or spec.instances + 1) / table.workers)
-
-
-def _no_limit(_: ModelSpec) -> float:
-    return math.inf

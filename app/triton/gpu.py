@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
 
 
 async def read_gpus(metrics_urls: Iterable[str]) -> list[Gpu]:
-    """Return the GPUs of the Tritons that answer at URLs such as `http://127.0.0.1:4602/metrics`, each GPU once."""
+    """Return the GPUs of the Tritons that answer at URLs such as `http://127.0.0.1:8002/metrics`, each GPU once."""
     found = await asyncio.gather(*map(_read_gpus, metrics_urls))
     return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share a GPU
 
