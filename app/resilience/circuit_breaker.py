@@ -69,8 +69,7 @@ class CircuitBreaker:
     def open(self, opened_at: int | None = None) -> None:
         """Open the circuit, and start probing to close it again.
 
-        Args:
-            opened_at: When another worker opened it, in microseconds; None if none did. A worker that is back is not told again.
+        If another worker has opened it, `opened_at` is its time, in microseconds, so that a worker that is back is not told again.
         """
         if not self.is_open:
             LOG.warning("circuit opened", **self._context)

@@ -66,13 +66,8 @@ class ConcurrencyLimit:
     ) -> bool:
         """Add the measurement of a request that has ended, in time or not; return whether `value` was updated.
 
-        Args:
-            seconds: Duration of the request.
-            position: Number of requests in progress when it began, including itself.
-            limit: The effective limit, an average over workers.
-            is_near: Whether the limit, or the share of its API key, was nearly reached when it began.
-            batch: Waiting times in a batch, if it was in one.
-            workers: Number of workers, each of which measures its own requests.
+        When it began, `position` requests were in progress, including itself, and `is_near` tells whether the limit, or the share
+        of its API key, was nearly reached. `limit` is the effective one, an average over `workers`.
         """
         is_first = not self.pace
         if is_first:

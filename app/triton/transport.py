@@ -245,7 +245,7 @@ class Transport:
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
         """Remove an arena if it was not used for this time and no slot is lent."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire_unused():
+        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire(only_unused=True):
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
