@@ -80,7 +80,7 @@ class DecodeThreads:
 
 
 class _Job(Generic[T]):
-    """Work for a thread."""
+    """Work for a thread. All methods but `run` and `take` are called in the event loop."""
 
     def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_end: Callable[["_Job[T]"], object]) -> None:
         self.queued = [work]
@@ -92,7 +92,7 @@ class _Job(Generic[T]):
         """Done when the thread has ended the work, even if nobody waits for the result any more."""
 
     def take(self) -> Callable[[], T] | None:
-        """Take the work, to run or to drop it; None if that was done before. May be called from any thread."""
+        """Take the work, to run or to drop it; None if that was done before."""
         try:
             return self.queued.pop()
         except IndexError:
@@ -104,7 +104,7 @@ class _Job(Generic[T]):
             self.result.set_exception(DeadlinePassed(_LATE))
 
     def run(self) -> None:
-        """Run the work in this thread, unless it was dropped. The other methods are called in the event loop."""
+        """Run the work in this thread, unless it was dropped."""
         work = self.take()
         if work is None:
             return
