@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,8 @@ from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
-from app.pipeline.aggregation import Aggregation
 from app.pipeline.pipeline import Limits, Models, Pipeline
-from app.pipeline.triton_calls import TritonCalls
+from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
@@ -34,6 +33,7 @@ from app.telemetry.metrics import Metrics
 from app.triton import credentials
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.credentials import Credentials
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
@@ -57,11 +57,7 @@ _GROWTH = 1.1
 
 
 def create_app(settings: Settings | None = None) -> application.Application:
-    """Build the application of one worker.
-
-    Args:
-        settings: The settings; None to read them from the environment.
-    """
+    """Build the application of one worker, by default with the settings in the environment."""
     allocator.keep_freed_memory()
     settings = settings or environment.load()
     logging.configure(settings.log_level)
@@ -91,26 +87,24 @@ async def open_resources(
         metrics.worker_starts.add(1)
         metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
-        beating = asyncio.create_task(_beat(table, is_started))
-        stack.push_async_callback(_cancel, beating)
+        stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started)))
         if tracing is not None:
             stack.push_async_callback(tracing.close)
         transport = Transport(settings.transport)
         await transport.sweep()
         pool = TritonPool(transport)
         stack.push_async_callback(pool.close)
-        membership = Membership(pool, settings.triton_addresses, _connector(settings, table))
+        tls = credentials.load(settings.triton_tls_folder)
+        membership = Membership(pool, settings.triton_addresses, partial(_connect, settings, tls, table))
         await membership.refresh()
-        following = asyncio.create_task(membership.run())
-        stack.push_async_callback(_cancel, following)
+        stack.push_async_callback(_cancel, asyncio.create_task(membership.run()))
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        aggregation = Aggregation(settings.calls_in_flight, lambda: table.workers)
         origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
         fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
         stack.callback(fetcher.close)
-        calls = TritonCalls(pool, metrics, aggregation.max_calls, settings.timeout_seconds)
+        calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         try:
@@ -128,15 +122,10 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
-def _connector(settings: Settings, table: WorkerTable) -> Callable[[Target], TritonBackend]:
-    """Return a function that connects to a Triton according to the settings."""
-    tls = credentials.load(settings.triton_tls_folder)
-
-    def connect(target: Target) -> TritonBackend:
-        client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
-        return TritonBackend(client, table)
-
-    return connect
+def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
+    """Connect to a Triton according to the settings."""
+    client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
+    return TritonBackend(client, table)
 
 
 def deployment_of(settings: Settings) -> Deployment:

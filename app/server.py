@@ -225,10 +225,6 @@ def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: Abstr
     """Make a worker handle only the first stop signal: terminals and systemd signal each worker in addition to Granian.
 
     Granian's handler puts each signal in a queue with room for one, which is read once the worker serves; the next call blocks.
-
-    Args:
-        set_loop_signals: Granian's function.
-        loop: The worker's event loop.
     """
     event = set_loop_signals(loop)
     stop = cache(event.set)

@@ -22,7 +22,6 @@ from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
-from app.pipeline.aggregation import Aggregation
 from app.pipeline.pipeline import Limits
 from app.pipeline.preprocess import Workspace, fill_input
 from app.resilience.admission import Admission, Capacity
@@ -51,7 +50,6 @@ SHARED = ROOT.parent / "shared"
 """More test data; tests that need it are skipped where it does not exist."""
 LIMITS = Limits(1, PixelLimits(10**7, 10**7), timeout_seconds=10, max_timeout_seconds=30)
 """Of a pipeline with one thread."""
-AGGREGATION = Aggregation(calls=0, workers=lambda: 1)
 """Of a pipeline that is the only worker of its host."""
 TABLE_VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 """Environment variable by which processes inherit the table of workers."""

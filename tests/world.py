@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -18,7 +18,7 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Models, Pipeline
-from app.pipeline.triton_calls import TritonCalls
+from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.resilience.admission import WHOLE, Admission, Share
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
@@ -32,7 +32,7 @@ from app.triton.pool import TritonPool
 from app.triton.shared_memory import Slot
 from app.triton.transport import Mode, Transport
 from tests.fakes.triton import SPEC, FakeTriton, serving
-from tests.support import AGGREGATION, LIMITS, METRICS, SCENE, TABLE, eventually, open_admission
+from tests.support import LIMITS, METRICS, SCENE, TABLE, eventually, open_admission
 
 HANG_SECONDS = 60.0
 """An inference without an answer for so long has failed."""
@@ -97,7 +97,7 @@ class World:
         self.transport = Transport(mode)
         self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         self.batchers = Batchers(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
-        calls = TritonCalls(self.pool, METRICS, AGGREGATION.max_calls, LIMITS.timeout_seconds)
+        calls = TritonCalls(self.pool, METRICS, partial(calls_per_worker, 0, TABLE), LIMITS.timeout_seconds)
         self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)
         self.slot: Slot | None = None
         """Of the last inference."""

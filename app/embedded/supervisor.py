@@ -9,7 +9,7 @@ from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
 from app.host.signals import StopSignals
 from app.resilience import worker_table
-from app.resilience.worker_table import TableView
+from app.resilience.worker_table import COUNTER, TableView
 from app.settings.schema import Settings
 from app.telemetry.instruments import SEPARATOR
 from app.telemetry.logging import say
@@ -100,8 +100,8 @@ def _look_after(
 
 def _count_deaths(table: TableView) -> dict[str, int]:
     """Count for each model how often workers have found that a process of it had died."""
-    keys = {key: key.split(SEPARATOR) for key in table.counters()}
-    return {names[1]: table.total_ever(table.counter(key)) for key, names in keys.items() if names[0] == MODEL_DEATHS}
+    keys = {key: key.split(SEPARATOR) for key in table.keys(COUNTER)}
+    return {names[1]: table.total_ever(table.column(COUNTER + key)) for key, names in keys.items() if names[0] == MODEL_DEATHS}
 
 
 def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:

@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import monotonic
-from typing import Any, NamedTuple
-
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
@@ -52,11 +50,6 @@ class Batch(NamedTuple):
         return self.images[0].spec
 
     @property
-    def tensors(self) -> list[NDArray[Any]]:
-        """Input tensors, in the order of `images`."""
-        return [image.buffer.tensor for image in self.images]
-
-    @property
     def remaining_seconds(self) -> float:
         """Seconds until the latest deadline."""
         return max(image.call.deadline.remaining for image in self.images)
@@ -91,12 +84,9 @@ class Call(NamedTuple):
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
-    """Select the image that has waited longest, and other images that can be sent in the same call.
+    """Select from images in order of arrival the one that has waited longest, and others that can be sent in the same call.
 
-    Args:
-        waiting: Waiting images in order of arrival; at least one.
-        max_images: Maximum number of images in the batch.
-        is_mapped: Returns whether the called Triton has mapped an arena.
+    `is_mapped` returns whether the called Triton has mapped an arena.
     """
     oldest = waiting[0]
     slot = oldest.buffer.slot

@@ -50,11 +50,7 @@ class BatchRequest:
     async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
         """Reserve memory for the images and check the options. Call `run` afterwards, which releases the memory.
 
-        Args:
-            pipeline: Processes the images.
-            images: At least one. `run` empties the list, so that each image can be freed when it is done.
-            options: Options for all images.
-            call: Context of the request.
+        There is at least one image. `run` empties the list, so that each image can be freed when it is done.
 
         Raises:
             GatewayFull: There is not enough memory for the images now.
@@ -78,9 +74,6 @@ class BatchRequest:
     @asynccontextmanager
     async def run(self, report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
         """Process the images; those that are not done at the end of the `with` block are abandoned.
-
-        Args:
-            report: Called for each image when it is done.
 
         Yields:
             The return values of `report`, in order of completion.
@@ -121,8 +114,7 @@ class BatchRequest:
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            await fetcher.batch_semaphore.acquire(call.deadline)
-            memory.on_release(fetcher.batch_semaphore.release)
+            memory.on_release((await fetcher.batch_semaphore.take(call.deadline)).release)
             reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
@@ -152,14 +144,7 @@ class Download:
     """
 
     def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: Reservation, deadline: Deadline) -> None:
-        """Start without memory.
-
-        Args:
-            fetcher: Fetches the image.
-            address: Address of the image.
-            memory: Counts the bytes of the image.
-            deadline: Deadline of the request.
-        """
+        """Start with an empty reservation."""
         self._fetcher = fetcher
         self._address = address
         self._memory = memory

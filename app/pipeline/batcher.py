@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+from collections import defaultdict
 from functools import partial
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
@@ -24,16 +25,11 @@ class Batcher:
 
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
-        self._waiting: list[PendingImage] = []
-        """In order of arrival."""
+        self.waiting: list[PendingImage] = []
+        """Images that wait for a call, in order of arrival."""
         self._under_way: dict[PendingImage, Call] = {}
         self._isolation = RetryBudget(_MAX_ISOLATED)
         """Retries of single images after their batch has failed; limits batches, so that each of their images can be retried."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of images that wait for a call."""
-        return len(self._waiting)
 
     @property
     def calls(self) -> int:
@@ -55,7 +51,7 @@ class Batcher:
         if image.call.deadline.remaining <= 0:
             raise DeadlinePassed(LATE)
         self._isolation.note_request()
-        self._waiting.append(image)
+        self.waiting.append(image)
         self.send()
         # A timer costs half as much as `asyncio.timeout`.
         timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
@@ -76,16 +72,16 @@ class Batcher:
 
     def send(self) -> None:
         """Send waiting images as long as calls are allowed."""
-        self._waiting = [image for image in self._waiting if not image.result.done()]
-        while self._waiting and (served := self._triton.find(self._waiting[0].spec)) is not None:
-            spec = served.server.specs.known(self._waiting[0].spec)
+        self.waiting = [image for image in self.waiting if not image.result.done()]
+        while self.waiting and (served := self._triton.find(self.waiting[0].spec)) is not None:
+            spec = served.server.specs.known(self.waiting[0].spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))
-            batch = next_batch(self._waiting, max_images, served.server.regions.__contains__)
+            batch = next_batch(self.waiting, max_images, served.server.regions.__contains__)
             in_flight = InFlightCall(served, len(batch.images))
             task = asyncio.create_task(self._triton.infer(batch, in_flight))
             call = Call(batch, task, in_flight)
             for image in batch.images:
-                self._waiting.remove(image)
+                self.waiting.remove(image)
                 self._under_way[image] = call
                 image.permit.keep_for(task)
                 image.call.timing.lap("batch", str(len(batch.images)))
@@ -109,7 +105,7 @@ class Batcher:
             self._isolation.spend(len(asked))
             for _, image in asked:
                 image.goes_alone = True
-            self._waiting[:0] = [image for _, image in asked]
+            self.waiting[:0] = [image for _, image in asked]
         else:
             for _, image in asked:
                 image.result.set_exception(_copy(error))
@@ -121,21 +117,17 @@ class Batcher:
         if call is not None and call.batch.is_abandoned:
             call.in_flight.leave()  # the call may never end
             self.send()
-        elif image in self._waiting:
-            self._waiting.remove(image)
+        elif image in self.waiting:
+            self.waiting.remove(image)
         self._triton.abandon(image, call)
 
 
-class Batchers(dict[str, Batcher]):
+class Batchers(defaultdict[str, Batcher]):
     """Batchers of one worker by model reference, created on first use. A batch has images for one version of a model only."""
 
     def __init__(self, calls: TritonCalls) -> None:
-        super().__init__()
-        self._calls = calls
-
-    def __missing__(self, reference: str) -> Batcher:
-        self[reference] = Batcher(self._calls)
-        return self[reference]
+        super().__init__(partial(Batcher, calls))
+        self._tritons = calls.pool
 
     def send(self) -> None:
         """Send waiting images if calls are allowed again, because a Triton has recovered. Call this regularly."""
@@ -143,15 +135,14 @@ class Batchers(dict[str, Batcher]):
             batcher.send()
 
     async def close(self, seconds: float) -> None:
-        """Wait for calls under way, also abandoned ones: Triton reads their slots, and may crash if the connection is closed.
+        """Wait for calls under way, also abandoned ones, and stop probing.
 
-        Args:
-            seconds: Maximum wait.
+        Triton reads the slots of these calls, and may crash if the connection is closed.
         """
         tasks = [task for batcher in self.values() for task in batcher.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
-        await self._calls.close()
+        await self._tritons.stop_probing()
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:

@@ -163,11 +163,9 @@ class Detections(NamedTuple):
     class_ids: NDArray[np.int32]
     """(n,)."""
     width: int
-    """Width of the upright image, pixels."""
     height: int
-    """Height of the upright image, pixels."""
+    """Size of the upright image, pixels."""
     spec: ModelSpec
-    """Spec of the model."""
     version: str
     """Version of the model that answered."""
 
@@ -180,11 +178,9 @@ class Classifications(NamedTuple):
     scores: NDArray[np.float32]
     """(n,) 0 to 1."""
     width: int
-    """Width of the upright image, pixels."""
     height: int
-    """Height of the upright image, pixels."""
+    """Size of the upright image, pixels."""
     spec: ModelSpec
-    """Spec of the model."""
     version: str
     """Version of the model that answered."""
 

@@ -32,12 +32,12 @@ class DecodeThreads:
     @property
     def waiting(self) -> int:
         """Number of jobs that wait for a thread."""
-        return sum(job.is_queued for job in self._jobs)
+        return sum(bool(job.queued) for job in self._jobs)
 
     def close(self) -> None:
         """Wait for the running jobs, and cancel the others."""
         for job in self._jobs.copy():
-            if job.drop():
+            if job.take() is not None:
                 job.result.cancel()
         for _ in self._threads:
             self._queue.put(None)
@@ -48,8 +48,8 @@ class DecodeThreads:
         """Run `work` in a thread.
 
         Args:
-            work: The function to run. If this call is cancelled or misses its deadline while `work` is queued, `work` is dropped
-                and the objects that it refers to are freed. Running work continues, because a thread cannot be stopped.
+            work: Dropped, so that what it refers to is freed, if this call is cancelled or misses its deadline before a thread has
+                taken it. Running work continues, because a thread cannot be stopped.
             deadline: Deadline of this call.
             leases: Leases of resources that the work uses; kept until it has ended, which may be later than this call.
 
@@ -69,7 +69,7 @@ class DecodeThreads:
             return await job.result
         finally:
             timer.cancel()
-            if job.drop():
+            if job.take() is not None:
                 self._jobs.discard(job)
             elif job in self._jobs:
                 for lease in leases:
@@ -80,10 +80,10 @@ class DecodeThreads:
 
 
 class _Job(Generic[T]):
-    """Work for a thread. All methods but `run` are called in the event loop."""
+    """Work for a thread. All methods but `run` and `take` are called in the event loop."""
 
     def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop, on_end: Callable[["_Job[T]"], object]) -> None:
-        self._queued = [work]
+        self.queued = [work]
         """Empty once a thread has taken the work, or it was dropped."""
         self._loop = loop
         self._on_end = on_end
@@ -91,18 +91,12 @@ class _Job(Generic[T]):
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done when the thread has ended the work, even if nobody waits for the result any more."""
 
-    @property
-    def is_queued(self) -> bool:
-        """Whether the work waits for a thread."""
-        return bool(self._queued)
-
-    def drop(self) -> bool:
-        """Drop the work unless a thread has taken it; return whether it was dropped."""
+    def take(self) -> Callable[[], T] | None:
+        """Take the work, to run or to drop it; None if that was done before."""
         try:
-            self._queued.pop()
+            return self.queued.pop()
         except IndexError:
-            return False
-        return True
+            return None
 
     def miss_deadline(self) -> None:
         """Stop waiting for the result."""
@@ -111,9 +105,8 @@ class _Job(Generic[T]):
 
     def run(self) -> None:
         """Run the work in this thread, unless it was dropped."""
-        try:
-            work = self._queued.pop()
-        except IndexError:
+        work = self.take()
+        if work is None:
             return
         result: T | None = None
         error: BaseException | None = None

@@ -14,20 +14,10 @@ _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
 async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
-    """Draw boxes, names and scores on the upright image, at its full size.
+    """Draw boxes, names and scores on the upright image, at its full size; return the encoded picture.
 
     The request has no permit for the model any more. Drawing is limited by the memory for images, the decoding threads and the
     deadline.
-
-    Args:
-        pipeline: Provides threads, memory and limits.
-        data: The encoded image.
-        found: The detections.
-        picture_type: Format of the result.
-        call: Context of the request; records the stage `draw`.
-
-    Returns:
-        The encoded picture.
 
     Raises:
         GatewayFull: There is not enough memory or time to draw the picture now.
@@ -50,6 +40,6 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
         encoded = admission.memory.reserve()
         counted.on_release(encoded.release)
         encoded.add(len(data))
-        picture = await pipeline.run_in_thread(work, call.deadline, counted)
+        picture = await pipeline.threads.run(work, call.deadline, counted)
     call.timing.lap(DRAW)
     return picture

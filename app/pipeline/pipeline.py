@@ -1,11 +1,11 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
 from app.imaging.header import PixelLimits, count_pixels
@@ -23,7 +23,6 @@ from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
-from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
@@ -31,8 +30,6 @@ from app.triton.status import ModelReplaced
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
-
-T = TypeVar("T")
 
 
 class Models(NamedTuple):
@@ -58,10 +55,7 @@ class Limits(NamedTuple):
     """Maximum of the time that a caller may ask for."""
 
     def timeout(self, timeout_ms: int | None) -> float:
-        """Return the time that a request has from the end of its body to its response, seconds.
-
-        Args:
-            timeout_ms: The time that the caller asks for; None for the default.
+        """Return how many seconds a request has from the end of its body to its response.
 
         Raises:
             InvalidParameter: The caller asks for too much time.
@@ -79,15 +73,7 @@ class Pipeline:
     def __init__(
         self, calls: TritonCalls, admission: Admission, models: Models, limits: Limits, fetcher: Fetcher | None = None
     ) -> None:
-        """Create the threads and batchers of a worker.
-
-        Args:
-            calls: Calls the Tritons.
-            admission: Admits requests, for the whole host.
-            models: Default models, and models that can be pulled.
-            limits: Limits of requests.
-            fetcher: Fetches images by URL; None to allow no URLs.
-        """
+        """Create the threads and batchers of a worker; without a fetcher, images cannot be given by URL."""
         self.admission = admission
         self.fetcher = fetcher or Fetcher()
         self.limits = limits
@@ -97,8 +83,10 @@ class Pipeline:
         self._transport = calls.pool.transport
         self._workspace = Workspace(limits.pixels, admission.memory, admission.decode_backlog, self._transport)
         self._metrics = calls.metrics
-        self._threads = DecodeThreads(limits.decode_threads)
-        self._apart_threads = DecodeThreads(1)
+        self.threads = DecodeThreads(limits.decode_threads)
+        """For blocking work, such as decoding images and parsing large bodies."""
+        self.apart_threads = DecodeThreads(1)
+        """For blocking work of anonymous requests, so that no other request waits for it."""
         self.batch_semaphore = DeadlineSemaphore(2 * limits.decode_threads)
         """For `CallContext.semaphore`: admits enough images of batches to keep the threads busy."""
         self._batchers = Batchers(calls)
@@ -117,28 +105,12 @@ class Pipeline:
         Raises:
             CircuitOpen: The model's circuit is open for each Triton that has the model.
         """
-        if not self.is_usable(model):
+        if not self.tritons.is_usable(model):
             raise CircuitOpen("Triton failed repeatedly with this model, and has not recovered yet")
-
-    def is_usable(self, model: str) -> bool:
-        """Return whether any Triton can run a model, as far as is known."""
-        return self.tritons.is_usable(model)
 
     def is_known(self, name: str) -> bool:
         """Return whether a model with this name exists or has existed, in any version."""
         return name in self._default_names or name in self.pullable or self.tritons.has_had(name)
-
-    async def run_in_thread(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
-        """Run blocking work, such as parsing a large body, in a decoding thread; see `DecodeThreads.run`."""
-        return await self._threads.run(work, deadline, lease)
-
-    async def run_apart(self, work: Callable[[], T], deadline: Deadline, lease: Lease) -> T:
-        """Run blocking work for an anonymous request in a separate thread, so that no other request waits for it."""
-        return await self._apart_threads.run(work, deadline, lease)
-
-    def cached(self, model: str) -> ModelSpec | None:
-        """Return the cached spec of a model; None if Triton has to be asked."""
-        return self.tritons.cached(model)
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask Triton if necessary.
@@ -176,7 +148,7 @@ class Pipeline:
 
     def sample(self) -> None:
         """Set the gauges of this worker. Call this about once a second."""
-        saturation.sample(self._metrics, self.admission, self.tritons, self._threads, self._batchers)
+        saturation.sample(self._metrics, self.admission, self.tritons, self.threads, self._batchers)
 
     async def refresh(self) -> None:
         """Update admission, Tritons and shared memory. Call this about once a second."""
@@ -196,12 +168,7 @@ class Pipeline:
         await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
     async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about one image.
-
-        Args:
-            data: The encoded image.
-            question: The question.
-            call: Context of the request.
+        """Answer a question about one encoded image.
 
         Raises:
             DeadlinePassed: The deadline passed; the message names the step.
@@ -229,18 +196,9 @@ class Pipeline:
     async def process(  # noqa: PLR0913, PLR0917 - the parts of a request
         self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> Result:
-        """Answer a question about an image that has been admitted; start over if the model is replaced meanwhile.
+        """Answer a question about an encoded image that has been admitted; start over if the model is replaced meanwhile.
 
-        Args:
-            data: The encoded image.
-            spec: Spec of the model.
-            question: The question.
-            reader: Its reader for this spec.
-            call: Context of the request.
-            permit: Admission to the model.
-
-        Raises:
-            GatewayError: See `run`.
+        Raises the errors of `run`. `reader` is that of the question for this spec.
         """
         for _ in range(_MAX_REPLACEMENTS):
             with suppress(ModelReplaced):
@@ -253,7 +211,7 @@ class Pipeline:
     async def _attempt(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         timing, deadline = call.timing, call.deadline
         timing.lap("model")
-        async with call.semaphore.take(deadline) if call.semaphore else nullcontext():
+        with await call.semaphore.take(deadline) if call.semaphore else nullcontext():
             takes_file = spec.input_format is InputFormat.FILE
             # Finding the size takes microseconds, reading the whole header may take milliseconds.
             pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
@@ -262,18 +220,18 @@ class Pipeline:
                 buffer, transform = fill()
             else:
                 with self.admission.decode_backlog.add(pixels, deadline) as counted:
-                    buffer, transform = await self._threads.run(fill, deadline, permit, counted)
+                    buffer, transform = await self.threads.run(fill, deadline, permit, counted)
         timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
         timing.lap("infer")
         read = partial(reader.read, result, transform)
-        answer = await self._threads.run(read, deadline, permit) if reader.is_heavy else read()
+        answer = await self.threads.run(read, deadline, permit) if reader.is_heavy else read()
         timing.lap("post")
         return answer
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for calls that requests have abandoned."""
-        self._threads.close()
-        self._apart_threads.close()
+        self.threads.close()
+        self.apart_threads.close()
         await self._batchers.close(max(self.limits.timeout_seconds, self.limits.max_timeout_seconds))

@@ -25,13 +25,9 @@ class Workspace(NamedTuple):
     """Limits and memory of a worker, shared by all images."""
 
     limits: PixelLimits
-    """Maximum sizes of images."""
     memory: MemoryBudget
-    """Memory for decoding."""
     backlog: DecodeBacklog
-    """Measures the decoding speed."""
     transport: Transport
-    """Allocates input tensors."""
 
 
 def is_quick_to_check(data: bytes) -> bool:
@@ -44,13 +40,7 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
 ) -> tuple[InputBuffer, ImageTransform]:
     """Fill the input tensor with the pixels of an image, or with the encoded file once its header is checked.
 
-    Args:
-        data: The encoded image.
-        pixels: From `count_pixels`, to measure the decoding speed.
-        spec: Spec of the model.
-        workspace: Limits and memory.
-        timing: Records the stage `queue`.
-        lease: Releases the tensor's slot.
+    The lease releases the tensor's slot.
 
     Returns:
         The input tensor, and the position of the image in it.

@@ -29,7 +29,7 @@ def sample(
     for model, images in admission.waiting_batch_images().items():
         metrics.model_waiting_batch_images.set(images, model)
     for model, batcher in batchers.items():
-        metrics.waiting_images.set(batcher.waiting, model)
+        metrics.waiting_images.set(len(batcher.waiting), model)
         metrics.calls.set(batcher.calls, model)
         metrics.circuit_open.set(int(not pool.is_usable(model)), model)
     servers = [*pool.leaving, *pool.servers]  # a leaving and a new Triton may have the same name

@@ -14,6 +14,7 @@ from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.concurrency import BatchTimes
 from app.resilience.retry_budget import RetryBudget
+from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
@@ -56,6 +57,7 @@ _REASONS: dict[type[GatewayError], str] = {
     UnknownModel: "not_ready",
 }
 _NOT_ANSWERED = tuple(_REASONS)
+_UNKNOWN_REGION = "unknown_region"  # another such label
 
 
 class TritonCalls:
@@ -66,19 +68,17 @@ class TritonCalls:
     """
 
     def __init__(self, pool: TritonPool, metrics: Metrics, max_calls: Callable[[ModelSpec], float], hang_seconds: float) -> None:
-        """Start without calls.
+        """Start without calls. `max_calls` is as `calls_per_worker`, for a spec.
 
-        Args:
-            pool: The Tritons.
-            metrics: Counts inferences, batches and retries.
-            max_calls: Returns the maximum number of calls for a model under way at one Triton.
-            hang_seconds: A call without an answer for this long has failed, unless Triton has answered others for its model.
+        A call without an answer for `hang_seconds` has failed, unless Triton has answered others for its model.
         """
         self.pool = pool
         self.metrics = metrics
         self._max_calls = max_calls
         self._hang_seconds = hang_seconds
         self._retries = RetryBudget()
+        for reason in (*_REASONS.values(), _UNKNOWN_REGION):
+            metrics.retries.add(0, reason)  # exported before the first one
 
     def find(self, spec: ModelSpec) -> ModelOnServer | None:
         """Select the Triton for the next call for a model; None while no more calls are allowed."""
@@ -88,11 +88,7 @@ class TritonCalls:
         return served
 
     async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
-        """Run the inference of a batch, with at most one retry, and return the result of each image.
-
-        Args:
-            batch: The images.
-            in_flight: Records the Triton that is called; a retry may move it.
+        """Run the inference of a batch, with at most one retry, which may move the call; return the result of each image.
 
         Raises:
             DeadlinePassed: Triton dropped the request, or there is no time for a retry.
@@ -117,12 +113,7 @@ class TritonCalls:
         return result.split(batch.spec, len(batch.images))
 
     def abandon(self, image: PendingImage, call: Call | None) -> None:
-        """Record that a request has left without a result, and cancel its call if possible.
-
-        Args:
-            image: The image of the request.
-            call: The call with the image; None if it was still waiting.
-        """
+        """Record that a request has left without a result, and cancel its call (None if it was still waiting) if possible."""
         waited = monotonic() - image.ready_at
         goes_on = call is not None and (call.in_flight.reads_slot or not call.in_flight.served.server.client.survives_cancel)
         if call is not None and not goes_on and call.batch.is_abandoned:
@@ -135,10 +126,6 @@ class TritonCalls:
         elif waited > self._hang_seconds / 2:  # a shorter wait is no sign of a hang
             self._note_hang(image, call, goes_on)
 
-    async def close(self) -> None:
-        """Stop probing."""
-        await self.pool.stop_probing()
-
     async def _try(self, batch: Batch, in_flight: InFlightCall) -> InferResult:
         slot = self._readable_slot(batch, in_flight)
         first = in_flight.served
@@ -146,7 +133,7 @@ class TritonCalls:
             try:
                 return await self._call(batch, in_flight, slot)
             except UnknownRegion:  # Triton was restarted, and has not run the model: the retry costs it nothing
-                reason = "unknown_region"
+                reason = _UNKNOWN_REGION
                 slot = await self._restore_slot(batch, in_flight, slot)
         except _NOT_ANSWERED as error:
             reason = _REASONS[type(error)]
@@ -182,8 +169,7 @@ class TritonCalls:
         """Move a failed call to another Triton, if one works and accepts batches of this size; return whether it was moved."""
         if batch.is_abandoned:
             return False
-        images = len(batch.images)
-        other = self.pool.find(batch.spec, lambda own: math.inf if own.max_batch >= images else 0, besides=in_flight.served)
+        other = self.pool.find_other(in_flight.served, batch.spec, len(batch.images))
         if other is None:
             return False
         self._note_end(batch, in_flight, error)
@@ -206,7 +192,7 @@ class TritonCalls:
     async def _call(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> InferResult:
         served = in_flight.served
         server = served.server
-        asyncio.get_running_loop().call_later(QUIET_SECONDS, self._ask, served, monotonic())
+        asyncio.get_running_loop().call_later(QUIET_SECONDS, server.silence.ask, monotonic(), partial(self._note_silence, served))
         in_flight.reads_slot = slot is not None
         images = len(batch.images)
         server.new_images += images
@@ -214,7 +200,7 @@ class TritonCalls:
         try:
             result = await server.client.infer(
                 batch.spec.pinned if batch.is_pinned else batch.spec,
-                batch.tensors,
+                [image.buffer.tensor for image in batch.images],
                 timeout_seconds=batch.remaining_seconds,
                 request_id=batch.request_id,
                 trace=batch.trace,
@@ -251,10 +237,6 @@ class TritonCalls:
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
             self.pool.forget(served, spec.reference)
 
-    def _ask(self, served: ModelOnServer, began_at: float) -> None:
-        """Check whether Triton answers at all, if it has answered no call since the given one began."""
-        served.server.silence.ask(began_at, partial(self._note_silence, served))
-
     def _note_silence(self, called: ModelOnServer) -> None:
         """Open the circuits of all models with calls under way at a Triton that answers nothing."""
         models = next((server.models.values() for server in self.pool.servers if server is called.server), ())
@@ -279,10 +261,7 @@ class TritonCalls:
     def _note_hang(self, image: PendingImage, call: Call | None, goes_on: bool) -> None:  # noqa: FBT001 - for `call_later`
         """Record a failure for an image without a result, unless Triton has answered others for the model meanwhile.
 
-        Args:
-            image: The image.
-            call: Its call; None if it was still waiting.
-            goes_on: Whether the call goes on, and keeps the permit.
+        If the call goes on, it keeps the permit.
         """
         for served in self._waited_for(image, call):
             if served.images and served.answered_at < image.ready_at:
@@ -296,7 +275,7 @@ class TritonCalls:
         served.server.specs.expire(spec.reference)
         circuit = self._circuit(served, spec)
         circuit.note_failure()
-        if is_lost and self.pool.find(spec, _no_limit, besides=served) is not None:
+        if is_lost and self.pool.find_other(served, spec) is not None:
             circuit.open()
 
     def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
@@ -317,11 +296,19 @@ class TritonCalls:
             self.metrics.model_deaths.add(1, spec.reference)
             raise
         if not is_well:
-            other = self.pool.find(spec, _no_limit, besides=served)
+            other = self.pool.find_other(served, spec)
             if other is not None and await run_probe(other.server.client, spec):
                 raise ModelFailed("another Triton runs the model")
         served.forget_speed()
 
 
-def _no_limit(_: ModelSpec) -> float:
-    return math.inf
+def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
+    """Return how many calls for a model this worker may have under way at one Triton, so that other images wait and form batches.
+
+    There is no limit if waiting would not form a batch, because images should then wait in Triton's own queue.
+
+    `calls` is the number for all workers in the table; 0: one more than Triton runs at a time.
+    """
+    if spec.max_batch == 1:
+        return math.inf
+    return math.ceil((calls or spec.instances + 1) / table.workers)

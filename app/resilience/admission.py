@@ -63,13 +63,7 @@ class Admission:
     """Admits the requests of one worker, taking all workers of the host into account."""
 
     def __init__(self, table: WorkerTable, capacity: Capacity, is_silent: Callable[[str], bool] = lambda _: False) -> None:
-        """Admit requests up to a capacity; count them in a table.
-
-        Args:
-            table: Shared by all workers.
-            capacity: Limits of the host.
-            is_silent: Tells whether a model has stopped to answer anything.
-        """
+        """Admit requests up to the capacity of the host; `is_silent` tells whether a model has stopped to answer anything."""
         self._is_silent = is_silent
         self.memory = MemoryBudget(table, "memory", capacity.memory_bytes)
         self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
@@ -111,14 +105,7 @@ class Admission:
     async def admit(
         self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
     ) -> Permit:
-        """Admit a request whose body is complete.
-
-        Args:
-            model: Reference of an existing model.
-            parallel_images: Number of images that the model processes in parallel.
-            memory: The request's reservation; if the request is admitted, it is released with the permit.
-            deadline: Deadline of the request.
-            share: The share of the limit that the request may use.
+        """Admit a request for an existing model, whose body is complete. Its memory is then released with the permit.
 
         Raises:
             GatewayFull: The request would miss its deadline, or a resource is exhausted.
@@ -178,7 +165,7 @@ class Admission:
             raise GatewayFull("the memory for images is in use", "memory")
         queue = self.queues.get(model)
         if queue is not None:
-            queue.check(*share, self._table.own(self._uploads))
+            queue.check(*share, self._table.cells[self._uploads])
         batches = self._batch_queues.get((model, share.key)) if is_batch else None
         if batches is not None:
             batches.check(1, 2 * self._capacity.target_seconds)

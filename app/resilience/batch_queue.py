@@ -1,5 +1,7 @@
 """Images of batch requests that wait to be admitted to one model, behind all single requests."""
 
+import asyncio
+
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import ModelQueue, Permit
@@ -27,14 +29,10 @@ class BatchQueue:
     @property
     def waiting(self) -> int:
         """Number of images that wait in this worker."""
-        return self._table.own(self._waiting)
+        return self._table.cells[self._waiting]
 
     def check(self, images: int, seconds: float) -> None:
-        """Reject a batch if the images ahead of it would make it miss its deadline.
-
-        Args:
-            images: Number of images in the batch.
-            seconds: Time until its deadline.
+        """Reject a batch of `images` if those ahead of it would make it miss its deadline, which is in `seconds`.
 
         Raises:
             GatewayFull: The batch would be too late.
@@ -75,5 +73,5 @@ class BatchQueue:
 
     def _leave(self) -> None:
         self._table.add(self._active, -1)
-        # Soon, not now: the permit's other resources are released first.
-        self._images.wake_soon()
+        if self._images:  # soon, not now: the permit's other resources are released first
+            asyncio.get_running_loop().call_soon(self._images.wake)

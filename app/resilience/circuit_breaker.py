@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Literal
 
 import structlog
 
@@ -13,14 +12,11 @@ from app.resilience.worker_table import WorkerTable
 _CONSECUTIVE_FAILURES = 5
 _WINDOW_SECONDS = 10
 _MIN_CALLS = 20
-_FAILURE_RATE = 0.5
 _FIRST_PROBE_SECONDS = 0.1
 _MAX_PROBE_SECONDS = 1.0
 _MICRO = 1_000_000
 
 LOG = structlog.get_logger()
-
-State = Literal["closed", "open", "half_open"]
 
 
 class CircuitBreaker:
@@ -33,15 +29,8 @@ class CircuitBreaker:
     """
 
     def __init__(self, table: WorkerTable, model: str, triton: str, probe: Callable[[], Awaitable[object]]) -> None:
-        """Start closed.
-
-        Args:
-            table: Shared by all workers.
-            model: Reference of the model.
-            triton: Address of the Triton that runs it.
-            probe: Tests whether requests would succeed; raises a `GatewayError` if not. It may take long.
-        """
-        self.state: State = "closed"
+        """Start closed. `probe` tests whether requests would succeed; it raises a `GatewayError` if not, and may take long."""
+        self.is_open = False
         """As of this worker; `is_closed` takes the others into account."""
         self.consecutive = 0
         """Failures in a row."""
@@ -52,7 +41,8 @@ class CircuitBreaker:
         self._succeeded_at = 0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
-        self._restart()
+        self._buckets: dict[int, list[int]] = {}
+        """Successes and failures by second."""
 
     def note_success(self) -> None:
         """Count a successful call."""
@@ -70,21 +60,20 @@ class CircuitBreaker:
     @property
     def is_closed(self) -> bool:
         """Whether calls may be made. Opens the circuit if another worker has opened it since a call succeeded here."""
-        if self.state == "closed" and self._table.total(self._opened):  # rarely
+        if not self.is_open and self._table.total(self._opened):  # rarely
             opened = max(self._table.values(self._opened))
             if opened > self._succeeded_at:
                 self.open(opened)
-        return self.state == "closed"
+        return not self.is_open
 
     def open(self, opened_at: int | None = None) -> None:
         """Open the circuit, and start probing to close it again.
 
-        Args:
-            opened_at: When another worker opened it, in microseconds; None if none did. A worker that is back is not told again.
+        If another worker has opened it, `opened_at` is its time, in microseconds, so that a worker that is back is not told again.
         """
-        if self.state == "closed":
+        if not self.is_open:
             LOG.warning("circuit opened", **self._context)
-            self.state = "open"
+            self.is_open = True
             self._table.set(self._opened, opened_at or _now())
             self._probing = asyncio.create_task(self._recover())
 
@@ -98,43 +87,32 @@ class CircuitBreaker:
     async def _recover(self) -> None:
         opened_at = monotonic()
         wait = _FIRST_PROBE_SECONDS
-        while self.state != "closed":
+        while self.is_open:
             await asyncio.sleep(wait)
             wait = min(2 * wait, _MAX_PROBE_SECONDS)
-            self.state = "half_open"
             try:
                 await self._probe()
-                self.state = "closed"
+                self.is_open = False
             except GatewayError:
-                self.state = "open"
+                pass
             except Exception:
-                self.state = "open"
                 LOG.exception("probe failed unexpectedly", **self._context)
         self._table.set(self._opened, 0)
         self._succeeded_at = _now()
-        self._restart()
+        self.consecutive, self._buckets = 0, {}
         LOG.warning("circuit closed", **self._context, open_seconds=round(monotonic() - opened_at, 2))
 
     def _fails_often(self) -> bool:
-        now = int(monotonic())
-        recent = [bucket for bucket, second in zip(self._buckets, self._seconds, strict=True) if now - second < _WINDOW_SECONDS]
-        failures = sum(failed for _, failed in recent)
-        calls = failures + sum(succeeded for succeeded, _ in recent)
-        return calls >= _MIN_CALLS and failures >= _FAILURE_RATE * calls
+        successes, failures = map(sum, zip(*self._buckets.values(), strict=True))
+        return successes + failures >= _MIN_CALLS and failures >= successes
 
     def _bucket(self) -> list[int]:
-        """Return the mutable pair of successes and failures in this second."""
+        """Return the mutable pair of successes and failures in this second, and forget those outside of the window."""
         second = int(monotonic())
-        index = second % _WINDOW_SECONDS
-        if self._seconds[index] != second:
-            self._seconds[index] = second
-            self._buckets[index] = [0, 0]
-        return self._buckets[index]
-
-    def _restart(self) -> None:
-        self.consecutive = 0
-        self._seconds = [-_WINDOW_SECONDS] * _WINDOW_SECONDS
-        self._buckets = [[0, 0] for _ in range(_WINDOW_SECONDS)]
+        if second not in self._buckets:
+            self._buckets = {past: counts for past, counts in self._buckets.items() if second - past < _WINDOW_SECONDS}
+            self._buckets[second] = [0, 0]
+        return self._buckets[second]
 
 
 def _now() -> int:

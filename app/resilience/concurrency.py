@@ -45,13 +45,7 @@ class ConcurrencyLimit:
     """The limit as measured by one worker, in requests of the whole host."""
 
     def __init__(self, initial: float, ceiling: float, target_seconds: float) -> None:
-        """Start with a limit.
-
-        Args:
-            initial: The limit until the first measurement.
-            ceiling: The maximum limit.
-            target_seconds: Target duration of requests at the limit.
-        """
+        """Start with an initial limit until the first measurement; requests should take `target_seconds` at the limit."""
         self.value = min(initial, ceiling)
         self.pace = 0.0
         """Seconds between the ends of requests while requests are in progress; 0 until measured."""
@@ -72,13 +66,8 @@ class ConcurrencyLimit:
     ) -> bool:
         """Add the measurement of a request that has ended, in time or not; return whether `value` was updated.
 
-        Args:
-            seconds: Duration of the request.
-            position: Number of requests in progress when it began, including itself.
-            limit: The effective limit, an average over workers.
-            is_near: Whether the limit, or the share of its API key, was nearly reached when it began.
-            batch: Waiting times in a batch, if it was in one.
-            workers: Number of workers, each of which measures its own requests.
+        When it began, `position` requests were in progress, including itself, and `is_near` tells whether the limit, or the share
+        of its API key, was nearly reached. `limit` is the effective one, an average over `workers`.
         """
         is_first = not self.pace
         if is_first:

@@ -40,12 +40,7 @@ def create() -> int:
 def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: type[Exception]) -> T:  # noqa: ANN401 - a type form
     """Read a file, or recall its last valid content if it is invalid now.
 
-    Args:
-        file: Its name in the log and the metrics.
-        source: Its path, or several.
-        read: Reads it.
-        kind: Type of the result, for msgspec.
-        invalid: What `read` raises if the file is invalid.
+    `source` is its path, or several, and `kind` the type of the result, for msgspec. `read` raises one of `invalid`.
 
     Raises:
         Exception: One of `invalid`, if the file has never been valid.

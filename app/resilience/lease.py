@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -35,7 +34,7 @@ class Lease:
         self._users += 1
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove_user()
 
     def _remove_user(self, _: object = None) -> None:

@@ -1,7 +1,6 @@
 """Memory budgets that all workers of a host share."""
 
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 from app.errors import GatewayFull
@@ -31,7 +30,7 @@ class MemoryBudget:
     @property
     def own_bytes(self) -> int:
         """Bytes in use by this worker."""
-        return self._table.own(self._column)
+        return self._table.cells[self._column]
 
     def reserve(self, purpose: str = "an image of this size") -> "Reservation":
         """Return an empty reservation; `purpose` appears in errors."""
@@ -81,5 +80,5 @@ class Reservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

@@ -37,7 +37,7 @@ class Permit(Lease):
         self._position = position
         self._is_near = is_near
         self._began = monotonic()
-        self.on_release(self._leave)
+        self.on_release(partial(queue.leave, part))
 
     @property
     def is_last(self) -> bool:
@@ -47,9 +47,6 @@ class Permit(Lease):
     def measure(self, batch: BatchTimes | None = None) -> None:
         """Record the duration of the request. Call this when its result arrives, in time or not."""
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
-
-    def _leave(self) -> None:
-        self._queue.leave(self._part)
 
 
 class _Part:
@@ -96,12 +93,7 @@ class ModelQueue:
         return sum(len(part.waiting) for part in self._parts.values())
 
     def check(self, key: str, fraction: float, uploads: int) -> None:
-        """Reject a request early.
-
-        Args:
-            key: As for `admit`.
-            fraction: As for `admit`.
-            uploads: Number of bodies that this worker is receiving; their requests may come first.
+        """Reject a request early. The requests of the bodies that this worker is receiving, `uploads`, may come first.
 
         Raises:
             GatewayFull: There is no room now or soon.
@@ -115,10 +107,7 @@ class ModelQueue:
     async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
         """Admit a request, now or when its turn comes.
 
-        Args:
-            key: Name of the part: the API key that has a share, or empty.
-            fraction: How much of the limit the part may use, 0 to 1.
-            deadline: Deadline of the request.
+        `key` and `fraction` are those of a `Share`.
 
         Raises:
             GatewayFull: There is no room, or the request would miss its deadline.

@@ -1,11 +1,10 @@
 """A semaphore with deadlines, for work such as decoding images of batches."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
+from app.resilience.lease import Lease
 
 
 class DeadlineSemaphore:
@@ -15,8 +14,8 @@ class DeadlineSemaphore:
         """Allow `number` holders at a time."""
         self._free = asyncio.Semaphore(number)
 
-    async def acquire(self, deadline: Deadline) -> None:
-        """Wait until the semaphore is acquired; call `release` afterwards.
+    async def take(self, deadline: Deadline) -> Lease:
+        """Wait until the semaphore is acquired; it is released with the lease.
 
         Raises:
             DeadlinePassed: The deadline passed first.
@@ -26,16 +25,6 @@ class DeadlineSemaphore:
                 await self._free.acquire()
         except TimeoutError:
             raise DeadlinePassed("the images before it took too long") from None
-
-    def release(self) -> None:
-        """Release the semaphore."""
-        self._free.release()
-
-    @asynccontextmanager
-    async def take(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold the semaphore during a block. Raises the same errors as `acquire`."""
-        await self.acquire(deadline)
-        try:
-            yield
-        finally:
-            self.release()
+        turn = Lease()
+        turn.on_release(self._free.release)
+        return turn

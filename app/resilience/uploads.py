@@ -72,7 +72,7 @@ class AnonymousUploads:
         Raises:
             GatewayFull: There are too many anonymous bodies.
         """
-        free_column = next((column for column in self._columns if not self._table.own(column)), None)
+        free_column = next((column for column in self._columns if not self._table.cells[column]), None)
         if free_column is None:
             raise _full()
         upload = Upload(self.memory, self._table, free_column, _mark_of(address))  # first: two workers never use the same room

@@ -59,11 +59,6 @@ class WaitQueue(Generic[L]):
                 return
             turn.set_result(lease)
 
-    def wake_soon(self) -> None:
-        """Call `wake` in the next iteration of the event loop."""
-        if self._turns:
-            asyncio.get_running_loop().call_soon(self.wake)
-
     def _look(self) -> None:
         """Check periodically whether requests of other workers have ended."""
         self._poll = None

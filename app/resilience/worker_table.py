@@ -33,7 +33,8 @@ _SIZE = _NAMES + _ALIASES * _KEY_BYTES
 _LAST = _COLUMNS - 1
 # Columns that metrics cannot take.
 _RESERVED = 4096
-_COUNTER, _GAUGE = "counter ", "gauge "
+COUNTER, GAUGE = "counter ", "gauge "
+"""Prefixes of the keys of metrics. Counters are never reset."""
 # How long metrics can still be read under a name that no worker uses any more.
 _KEEP_NAME_SECONDS = 600
 _VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
@@ -80,21 +81,10 @@ class TableView:
                 self._columns[key] = self._find_column(key)
         return self._columns[key]
 
-    def counter(self, key: str) -> int:
-        """Return the column of a counter, which is never reset. Counters have a key namespace of their own."""
-        return self.column(_COUNTER + key)
-
-    def gauge(self, key: str) -> int:
-        """Return the column of any other metric. Gauges have a key namespace of their own."""
-        return self.column(_GAUGE + key)
-
-    def counters(self) -> list[str]:
-        """List the keys of the counters that any worker has used."""
-        return self._keys(_COUNTER)
-
-    def gauges(self) -> list[str]:
-        """List the keys of the gauges that any worker has used."""
-        return self._keys(_GAUGE)
+    def keys(self, kind: str) -> list[str]:
+        """List the keys with the prefix `COUNTER` or `GAUGE` that any worker has used, without this prefix."""
+        self._learn()
+        return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
 
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers ever started."""
@@ -123,10 +113,6 @@ class TableView:
         self._memory.close()
         os.close(self._descriptor)
 
-    def _keys(self, kind: str) -> list[str]:
-        self._learn()
-        return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
-
     def _learn(self) -> None:
         """Read the keys that other processes have added."""
         while self._known < _LAST and (length := self._cells[self._known]):
@@ -139,7 +125,7 @@ class TableView:
         if key in self._columns:
             return self._columns[key]
         encoded = key.encode()
-        free = _LAST - self._known - (_RESERVED if key.startswith((_COUNTER, _GAUGE)) else 0)
+        free = _LAST - self._known - (_RESERVED if key.startswith((COUNTER, GAUGE)) else 0)
         if free <= 0 or len(encoded) > _KEY_BYTES:
             return _LAST
         start = _CELLS_SIZE + self._known * _KEY_BYTES
@@ -195,7 +181,7 @@ class WorkerTable(TableView):
         with self._locked():
             self._learn()
             for key, column in self._columns.items():
-                if not key.startswith(_COUNTER):
+                if not key.startswith(COUNTER):
                     self.set(column, 0)
             self.set(_LAST, 0)
             workers, highest = divmod(self._cells[_LAST], _ROWS)
@@ -214,10 +200,6 @@ class WorkerTable(TableView):
     def set(self, column: int, value: int) -> None:
         """Set this worker's cell."""
         self.cells[column] = value
-
-    def own(self, column: int) -> int:
-        """Return this worker's cell."""
-        return self.cells[column]
 
     def alias(self, name: str) -> str:
         """Return what stands for a name in keys, the same in all workers; it is the name's at least until `keep_aliases`.
@@ -291,9 +273,7 @@ class WorkerTable(TableView):
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.
 
-        Args:
-            name: The name.
-            users: For each alias, the column that is positive while a worker uses it, and then minus the time when it stopped.
+        `users` are the columns that are positive while a worker uses the alias, and then minus the time when it stopped.
         """
         names = self._names()
         if name in names:

@@ -7,12 +7,13 @@ workers are replaced, and a full disk kills the process with SIGBUS.
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import ClassVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 
 SEPARATOR = "\x1f"
 """Between a metric's name and its label values, in the key of their column."""
@@ -26,15 +27,11 @@ Names = Mapping[str, Sequence[Labels]]
 class _Labelled:
     """A metric with a column for each combination of label values."""
 
-    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = ()) -> None:
-        """Count in a table.
+    _kind: ClassVar[str] = GAUGE
+    _family: ClassVar[type[GaugeMetricFamily | CounterMetricFamily]] = GaugeMetricFamily
 
-        Args:
-            table: The workers' table.
-            name: Name of the metric; of a counter, without the suffix `_total`.
-            description: Help text.
-            labels: Names of the labels.
-        """
+    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = ()) -> None:
+        """Count in a table; the name of a counter has no suffix `_total`."""
         self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._columns: dict[Labels, int] = {}
@@ -48,15 +45,26 @@ class _Labelled:
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
         if column is None:
-            column = self._columns[values] = self._find_column(SEPARATOR.join((self.name, *values)))
+            column = self._columns[values] = self._table.column(self._kind + SEPARATOR.join((self.name, *values)))
         return column
 
-    def _find_column(self, key: str) -> int:
-        return self._table.gauge(key)
+    def collect(self, names: Names) -> Metric:
+        """Return the numbers of all workers; `names` are those of all counters, or of all gauges."""
+        family = self._family(self.name, self._description, labels=self._labels)
+        for values in names.get(self.name, ()):
+            number = self._merge(self._column(values))
+            if number is not None:
+                family.add_metric(values, number)
+        return family
+
+    def _merge(self, column: int) -> int | None:
+        return self._table.total(column)
 
 
 class Counter(_Labelled):
     """Counts events, by label values."""
+
+    _kind, _family = COUNTER, CounterMetricFamily
 
     def __init__(
         self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
@@ -66,30 +74,15 @@ class Counter(_Labelled):
         for value in known:
             self.add(0, value)
 
-    def collect(self, counters: Names) -> Metric:
-        """Return the counts of all workers."""
-        family = CounterMetricFamily(self.name, self._description, labels=self._labels)
-        for values in counters.get(self.name, ()):
-            family.add_metric(values, self._table.total_ever(self._column(values)))
-        return family
-
-    def _find_column(self, key: str) -> int:
-        return self._table.counter(key)
+    def _merge(self, column: int) -> int:
+        return self._table.total_ever(column)
 
 
 class Histogram:
     """Counts durations or sizes in buckets, by label value."""
 
     def __init__(self, table: WorkerTable, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
-        """Count in a table.
-
-        Args:
-            table: The workers' table.
-            name: Name of the metric, with the suffix `_seconds` for durations.
-            description: Help text.
-            label: Name of the label.
-            bounds: Upper bounds of the buckets, ascending; one more bucket contains larger values.
-        """
+        """Count in a table; `bounds` of the buckets are upper ones, ascending, and one more bucket contains larger values."""
         self.name, self._description, self._label = name, description, label
         self._table = table
         self._bounds = bounds
@@ -115,7 +108,7 @@ class Histogram:
         return family
 
     def _find_columns(self, value: str) -> list[int]:
-        return [self._table.counter(SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
+        return [self._table.column(COUNTER + SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
 
 
 class Gauge(_Labelled):
@@ -131,24 +124,12 @@ class Gauge(_Labelled):
             if values[0] not in known:
                 self._table.set(column, 0)
 
-    def collect(self, gauges: Names) -> Metric:
-        """Return the numbers of all workers."""
-        family = GaugeMetricFamily(self.name, self._description, labels=self._labels)
-        for values in gauges.get(self.name, ()):
-            number = self._merge(self._table.values(self._column(values)))
-            if number is not None:
-                family.add_metric(values, number)
-        return family
-
-    def _merge(self, numbers: list[int]) -> int | None:
-        return sum(numbers)
-
 
 class CommonGauge(Gauge):
     """A number that is the same for all workers, or 0 if a worker does not know it; exported as the maximum unless that is 0."""
 
-    def _merge(self, numbers: list[int]) -> int | None:
-        return max(numbers) or None
+    def _merge(self, column: int) -> int | None:
+        return max(self._table.values(column)) or None
 
 
 class WorkerGauge(Gauge):

@@ -46,9 +46,7 @@ def configure(level: str) -> None:
 def forward(library: str, *, silent: str) -> None:
     """Forward a library's messages from Python's `logging` to the structured log; by default they go to stderr as plain text.
 
-    Args:
-        library: Name of its logger.
-        silent: Name of a logger to disable, because its messages may contain secrets.
+    The logger `silent` is disabled, because its messages may contain secrets.
     """
     logger = logging.getLogger(library)
     logger.handlers, logger.propagate = [_Forwarder()], False

@@ -9,24 +9,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding")
 """Reasons for rejecting a request while the gateway is full."""
-RETRIES = (
-    "unreachable",
-    "disconnected",
-    "draining",
-    "unknown_region",
-    "not_ready",
-    "model_died",
-    "model_failed",
-    "refused",
-    "overloaded",
-)
-"""Reasons for retrying an inference."""
 
 MODEL_DEATHS = "api_model_deaths"
 """`serve` reads it, too, and restarts the embedded Triton."""
@@ -61,7 +49,7 @@ class Metrics:
         self.deadlines_missed = Counter(
             table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], (*STAGES, FETCH, DRAW)
         )
-        self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"], RETRIES)
+        self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"])
         self.inferences = Counter(
             table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
         )
@@ -115,7 +103,7 @@ class Metrics:
         build = GaugeMetricFamily("api_build_info", "Version of Nereid and of Python.", labels=["version", "python"])
         build.add_metric([self._version, platform.python_version()], 1)
         yield build
-        counters, gauges = read_names(self.table.counters()), read_names(self.table.gauges())
+        counters, gauges = read_names(self.table.keys(COUNTER)), read_names(self.table.keys(GAUGE))
         aliases = self.table.aliases()
         for instrument in vars(self).values():
             if isinstance(instrument, Counter | Histogram | Gauge):
@@ -127,13 +115,13 @@ class Metrics:
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:
         """Return the values of a metric that has one label, by this label, without those that are 0."""
-        keys = self.table.gauges() if isinstance(instrument, Gauge) else self.table.counters()
-        samples = instrument.collect(read_names(keys)).samples
+        names = read_names(self.table.keys(GAUGE if isinstance(instrument, Gauge) else COUNTER))
+        samples = instrument.collect(names).samples
         return {label: int(sample.value) for sample in samples if sample.value for label in sample.labels.values()}
 
     def models(self) -> set[str]:
         """Return the models that any worker has used, by reference."""
-        return {model for (model,) in read_names(self.table.gauges()).get(self.model_active.name, ())}
+        return {model for (model,) in read_names(self.table.keys(GAUGE)).get(self.model_active.name, ())}
 
 
 class _Families(Collector):

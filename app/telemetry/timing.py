@@ -57,9 +57,8 @@ class Timing:
     def intervals(self) -> list[tuple[str, float, float]]:
         """Return the name, begin and end of each stage, in milliseconds since the start."""
         # Copied because a thread may still record a stage after a timeout.
-        stages = list(self.stages.copy().items())
-        begun = [(self._starts[stage] - self._start) * 1e3 for stage, _ in stages]
-        return [(stage, begin, begin + duration) for (stage, duration), begin in zip(stages, begun, strict=True)]
+        stages = self.stages.copy()
+        return [(stage, begin := (self._starts[stage] - self._start) * 1e3, begin + took) for stage, took in stages.items()]
 
     def server_timing(self) -> str:
         """Render the value of a Server-Timing header."""

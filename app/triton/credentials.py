@@ -29,14 +29,9 @@ class Credentials:
 
 
 def load(folder: str) -> Credentials | None:
-    """Read and check credentials, or return the last valid ones.
+    """Read and check credentials, or return the last valid ones; None without TLS, for an empty path.
 
-    Args:
-        folder: Path of a folder with the certificates of the CAs, `ca.crt`, and optionally the client certificate and its key,
-            `tls.crt` and `tls.key`. Empty without TLS.
-
-    Returns:
-        The credentials; None without TLS.
+    The folder has the certificates of the CAs, `ca.crt`, and optionally a client certificate and its key, `tls.crt` and `tls.key`.
 
     Raises:
         CredentialsError: A file cannot be read or is not valid, and no process of this host has read valid ones before.

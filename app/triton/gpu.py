@@ -3,12 +3,13 @@
 import asyncio
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 _SECONDS = 1.0
+_PREFIX = "nv_gpu_"
 
 
 class Gpu(NamedTuple):
@@ -16,25 +17,14 @@ class Gpu(NamedTuple):
 
     id: str
     """NVIDIA's id: `GPU-` and a UUID."""
-    utilization: float | None
+    utilization: float | None = None
     """0 to 1, over about the last second."""
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-
-
-_FIELDS = {
-    "nv_gpu_utilization": "utilization",
-    "nv_gpu_memory_used_bytes": "memory_used_bytes",
-    "nv_gpu_memory_total_bytes": "memory_total_bytes",
-}
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
 
 
 async def read_gpus(metrics_urls: Iterable[str]) -> list[Gpu]:
-    """Return the GPUs of the Tritons that answer, each GPU once.
-
-    Args:
-        metrics_urls: URLs of metrics endpoints, such as `http://127.0.0.1:8002/metrics`.
-    """
+    """Return the GPUs of the Tritons that answer at URLs such as `http://127.0.0.1:8002/metrics`, each GPU once."""
     found = await asyncio.gather(*map(_read_gpus, metrics_urls))
     return list({gpu.id: gpu for gpus in found for gpu in gpus}.values())  # two Tritons may share a GPU
 
@@ -47,16 +37,11 @@ async def _read_gpus(metrics_url: str) -> list[Gpu]:
         families = list(text_string_to_metric_families(answer.text))
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError):
         return []
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for family in families:
         for sample in family.samples:
-            if sample.name in _FIELDS and math.isfinite(sample.value):
-                found.setdefault(sample.labels.get("gpu_uuid", ""), {})[_FIELDS[sample.name]] = sample.value
-    return [
-        Gpu(id_, fields.get("utilization"), _whole(fields.get("memory_used_bytes")), _whole(fields.get("memory_total_bytes")))
-        for id_, fields in sorted(found.items())
-    ]
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+            field = sample.name.removeprefix(_PREFIX)
+            if sample.name.startswith(_PREFIX) and field in Gpu._fields and math.isfinite(sample.value):
+                number = sample.value if field == "utilization" else int(sample.value)
+                found.setdefault(sample.labels.get("gpu_uuid", ""), {})[field] = number
+    return [Gpu(id_, **fields) for id_, fields in sorted(found.items())]

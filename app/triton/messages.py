@@ -55,9 +55,7 @@ def bytes_element_size(data: bytes) -> int:
 def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
     """Write a file as an element of a BYTES tensor: its length, four bytes little-endian, then the file itself.
 
-    Args:
-        data: The file.
-        out: UINT8 (`bytes_element_size(data)`,), written to.
+    `out` is UINT8 (`bytes_element_size(data)`,).
     """
     out[:_LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
     out[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
@@ -66,15 +64,7 @@ def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
 def infer_request(
     spec: ModelSpec, tensors: Sequence[NDArray[Any]], *, timeout_seconds: float, request_id: str, slot: Slot | None
 ) -> bytes:
-    """Serialize an inference request.
-
-    Args:
-        spec: Spec of the model.
-        tensors: Input tensor of each image, contiguous.
-        timeout_seconds: Maximum time in Triton's queue.
-        request_id: Request id, for Triton's log.
-        slot: Slot of the first tensor, directly followed by the others; None to send them inline.
-    """
+    """Serialize an inference request; arguments as for `TritonClient.infer`."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
     message = service_pb2.ModelInferRequest(model_name=spec.name, id=request_id)
     if spec.is_pinned:
@@ -105,11 +95,8 @@ def _varint(number: int) -> bytes:
 def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult:
     """Return the output tensors of a response as read-only views.
 
-    Args:
-        message: The response; None if gRPC could not parse it.
-
     Raises:
-        InvalidModelOutput: The message is None, or a tensor's size does not match its shape, or its type is not numeric.
+        InvalidModelOutput: gRPC could not parse it (None), or a tensor's size does not match its shape, or its type is not numeric.
     """
     if message is None:
         raise InvalidModelOutput("Triton's answer cannot be read")

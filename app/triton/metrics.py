@@ -38,12 +38,8 @@ class Reading(NamedTuple):
 async def read_regularly(pool: TritonPool, table: WorkerTable, metrics: Metrics) -> None:
     """Publish the readings of the last 30 s whenever this worker is the host's first one; never returns.
 
-    All workers wake up at the same times, so that the readings continue if the first worker ends.
-
-    Args:
-        pool: The Tritons.
-        table: The workers' table.
-        metrics: Lists the models in use; Triton may have many more.
+    All workers wake up at the same times, so that the readings continue if the first worker ends. Only the models in `metrics` are
+    read, because Triton may have many more.
     """
     while True:
         number = int(monotonic() // _INTERVAL_SECONDS)

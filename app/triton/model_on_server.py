@@ -60,12 +60,7 @@ class ModelOnServer:
         self.images += images
 
     def note_answer(self, images: int, began_at: float) -> None:
-        """Measure a call that was answered.
-
-        Args:
-            images: Number of processed images; 0 if the answer was an error.
-            began_at: When the call began, on the `time.monotonic` clock.
-        """
+        """Measure a call that began at this `time.monotonic` and was answered; with 0 images if the answer was an error."""
         now = monotonic()
         if began_at >= self.measured_since:
             self._answered_images = self._answered_images * _MEMORY + images
@@ -74,11 +69,7 @@ class ModelOnServer:
         self.answered_at = now
 
     def is_silent(self, hang_seconds: float) -> bool:
-        """Return whether Triton has not answered for the model for much longer than expected.
-
-        Args:
-            hang_seconds: Time after which an unanswered call has failed.
-        """
+        """Return whether Triton has not answered for much longer than expected; after `hang_seconds`, a call has failed anyway."""
         if not self.images:
             return False
         expected = self.images / self.speed if self.speed else hang_seconds

@@ -73,8 +73,6 @@ class TritonPool:
         spec = self.cached(model)
         if spec is not None:
             return spec
-        if len(self.servers) == 1:
-            return await self.servers[0].specs.get(model)
         failed: list[GatewayError] = []
         for answer in asyncio.as_completed([self._start(server.specs.get(model)) for server in self.servers]):
             try:
@@ -109,25 +107,23 @@ class TritonPool:
         servers = [server for server in self.servers if server.specs.has(model)] or self.servers
         return all(server.silence.missed or not server.is_usable(model) for server in servers)
 
-    def find(
-        self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float], besides: ModelOnServer | None = None
-    ) -> ModelOnServer | None:
-        """Choose the Triton for a call; None if all suitable Tritons have their maximum number of calls.
-
-        Args:
-            spec: Spec of the model.
-            max_calls: Returns the maximum number of calls for the model, from a Triton's own spec.
-            besides: Where the call has just failed; only another Triton that runs the model is returned.
-        """
-        if len(self.servers) == 1 and besides is None:
+    def find(self, spec: ModelSpec, max_calls: Callable[[ModelSpec], float]) -> ModelOnServer | None:
+        """Choose the Triton for a call; None if all suitable ones have the calls that `max_calls` allows for their own spec."""
+        if len(self.servers) == 1:
             served = self.servers[0].model(spec.reference)
             return served if served.calls < max_calls(spec) else None
-        having = [server for server in self.servers if server.takes(spec) and self.transport.reaches(server.regions)]
-        found = [served for server in having if (served := server.model(spec.reference)).is_usable and served is not besides]
-        if not found and besides is None:  # a failing Triton: its error is the answer to the requests
-            found = [server.model(spec.reference) for server in having or self.servers]
+        having = self._having(spec)
+        found = [served for served in having if served.is_usable]
+        if not found:  # a failing Triton: its error is the answer to the requests
+            found = having or [server.model(spec.reference) for server in self.servers]
         free = [served for served in found if served.calls < max_calls(served.server.specs.known(spec))]
         return choose(free) if free else None
+
+    def find_other(self, failed: ModelOnServer, spec: ModelSpec, images: int = 1) -> ModelOnServer | None:
+        """Choose another Triton that runs the model and accepts batches of this size; None if there is none."""
+        others = [served for served in self._having(spec) if served is not failed and served.is_usable]
+        found = [served for served in others if served.server.specs.known(spec).max_batch >= images]
+        return choose(found) if found else None
 
     def find_silent(self, answered: ModelOnServer, model: str, hang_seconds: float) -> list[ModelOnServer]:
         """Find the other Tritons that should have answered for a model by now, according to `ModelOnServer.is_silent`."""
@@ -186,6 +182,10 @@ class TritonPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*self._closing, *map(self._close, [*self.servers, *self.leaving]))
+
+    def _having(self, spec: ModelSpec) -> list[ModelOnServer]:
+        having = [server for server in self.servers if server.takes(spec) and self.transport.reaches(server.regions)]
+        return [server.model(spec.reference) for server in having]
 
     def _ask(self, server: Endpoint, model: str) -> None:
         """Look for a model at a Triton, if that is due."""

@@ -91,16 +91,12 @@ class Arena:
         with self._lock:
             self._ring.give_back(slot.offset)
 
-    def retire(self) -> None:
-        """Lend no more slots."""
+    def retire(self, *, only_unused: bool = False) -> bool:
+        """Lend no more slots, or only if none is lent now; return whether none is lent."""
         with self._lock:
-            self._is_retired = True
-
-    def retire_unused(self) -> bool:
-        """Lend no more slots if none is lent now; return whether none is lent."""
-        with self._lock:
-            self._is_retired = self._is_retired or not self._ring.lent_bytes
-            return not self._ring.lent_bytes
+            is_unused = not self._ring.lent_bytes
+            self._is_retired |= is_unused or not only_unused
+            return is_unused
 
     def close(self) -> None:
         """Remove the file. The memory is freed with the last array that uses it."""

@@ -44,11 +44,9 @@ class Silence:
         return is_silent
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
-        """Ask until Triton answers or its connection breaks, unless it has answered an inference since a time.
+        """Ask until Triton answers or its connection breaks, unless it has answered an inference since this `time.monotonic`.
 
-        Args:
-            since: This time, on the `time.monotonic` clock.
-            on_silent: Called after each time-out.
+        After each time-out, `on_silent` is called.
         """
         if self._asking is None and self.heard_at < since:
             self._asked_at = monotonic()
@@ -62,18 +60,18 @@ class Silence:
             await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _ask(self, on_silent: Callable[[], object]) -> None:
-        is_silent = True
         try:
-            while is_silent:
-                try:
-                    await self._client.read_server()
-                    is_silent = False
-                except NoReply:
-                    is_silent = self.heard_at < self._asked_at
-                    if is_silent:
-                        on_silent()
-                except GatewayError:
-                    is_silent = False
+            while await self._is_silent():
+                on_silent()
         finally:
             self._asking = None
             self._table.set(self._missed, 0)
+
+    async def _is_silent(self) -> bool:
+        try:
+            await self._client.read_server()
+        except NoReply:
+            return self.heard_at < self._asked_at
+        except GatewayError:
+            pass
+        return False

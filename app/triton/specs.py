@@ -85,11 +85,7 @@ class SpecCache:
             raise
 
     async def confirm(self, spec: ModelSpec, version: str) -> None:
-        """Check that the model that answered is the one for which the request was made; if in doubt, read its spec again.
-
-        Args:
-            spec: The spec that the request was made with.
-            version: The version that answered.
+        """Check that the version that answered is of the model for which the request was made; if in doubt, read its spec again.
 
         Raises:
             ModelReplaced: Another model answered.
@@ -145,7 +141,9 @@ class SpecCache:
         except UnknownModel as error:
             if name in self._had:
                 raise ModelNotReady("the model is not loaded any more") from error
-            states = await self._list_models()
+            states: dict[str, ModelState] = {}
+            with suppress(GatewayError):  # Triton may restrict its repository
+                states = await self._client.list_models()
             if name in states:
                 raise ModelNotReady("Triton could not load the model; its log says why") from error
             error.models = sorted(other for other, state in states.items() if state.is_ready)
@@ -155,8 +153,3 @@ class SpecCache:
         spec = known if known == spec else spec  # only images with the same spec object share a batch
         self._specs[model] = _Known(spec, self._client.connection, monotonic() + _KEEP_SECONDS)
         return spec
-
-    async def _list_models(self) -> dict[str, ModelState]:
-        with suppress(GatewayError):  # Triton may restrict its repository
-            return await self._client.list_models()
-        return {}

@@ -117,11 +117,7 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
-        """Take a slot; None if the tensor must be sent inline. May be called from any thread.
-
-        Args:
-            slot_bytes: The prepared size.
-            nbytes: Size of the tensor, at most `slot_bytes`.
+        """Take a slot for a tensor of at most the prepared size; None to send it inline. May be called from any thread.
 
         Raises:
             TritonUnavailable: The mode is `shm`, but no Triton has mapped an arena of this size.
@@ -134,11 +130,7 @@ class Transport:
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:
         """Allocate an uninitialised input tensor, in a slot if there is one. May be called from any thread.
 
-        Args:
-            shape: Shape of the tensor.
-            dtype: Type of the tensor.
-            slot_bytes: The prepared size; a larger tensor gets no slot.
-            lease: Gives the slot back when it is released.
+        A tensor above the prepared size gets no slot. The lease gives the slot back.
 
         Raises:
             TritonUnavailable: As `take` says.
@@ -253,7 +245,7 @@ class Transport:
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
         """Remove an arena if it was not used for this time and no slot is lent."""
         arena = self._arenas.get(slot_bytes)
-        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire_unused():
+        if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire(only_unused=True):
             del self._arenas[slot_bytes]
             await self._remove(arena)
 

@@ -202,7 +202,7 @@ async def test_the_key_in_a_body_has_two_seconds_to_be_found(gateway: Gateway) -
     path, busy = "/deepstack/v1/vision/detection?timeout_ms=30000", Event()
     body = {"type": "http.request", "body": b"--b--", "more_body": False}
     with Lease() as lease:
-        holding = asyncio.create_task(gateway.world.pipeline.run_apart(busy.wait, Deadline.after(100), lease))
+        holding = asyncio.create_task(gateway.world.pipeline.apart_threads.run(busy.wait, Deadline.after(100), lease))
         asking = [asyncio.create_task(call(gateway.app, staying(body), path, [FORM, *key])) for key in ([], [CAMERA])]
         assert (await asking[1]).status == 400
         await gateway.world.time.skip(2)

@@ -110,7 +110,7 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pyte
         assert batches == 10 * len(SCENE)
         assert images <= batches + 10 * world.admission.queues["tiny"].own * 3 * 32 * 32
         assert len(entered) == 1
-        assert world.pipeline._threads.waiting <= 1  # noqa: SLF001 - of a pool with one thread
+        assert world.pipeline.threads.waiting <= 1  # of a pool with one thread
         gate.opened.set()
         assert [name for name, _ in [await image for image in done]] == ["Detections"] * 10
     assert used(world) == (0, 0)

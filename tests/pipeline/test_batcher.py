@@ -44,7 +44,7 @@ class Calls:
         return self._served if self._served.calls < self.max_calls else None
 
     async def infer(self, batch: Batch, _: InFlightCall) -> list[InferResult]:
-        numbers = [int(tensor[0]) for tensor in batch.tensors]
+        numbers = [int(image.buffer.tensor[0]) for image in batch.images]
         self.batches.append(numbers)
         await self.may_answer.wait()
         for number in numbers:
@@ -95,7 +95,7 @@ async def setup() -> AsyncIterator[Setup]:
     yield made
     made.calls.may_answer.set()
     await turns()
-    assert made.batcher.waiting == made.batcher.calls == 0
+    assert len(made.batcher.waiting) == made.batcher.calls == 0
     assert not made.batcher.tasks
 
 
@@ -104,7 +104,7 @@ async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> Non
     asking = setup.start(8)
     await turns()
     assert setup.calls.batches == [[0]]
-    assert setup.batcher.waiting == 7
+    assert len(setup.batcher.waiting) == 7
     setup.calls.may_answer.set()
 
     assert await asyncio.gather(*asking) == list(range(8))

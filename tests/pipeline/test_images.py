@@ -212,7 +212,7 @@ class Images(Machine):
                     self.call(lambda call=call: call.answer.set_result(None))  # type: ignore[misc]
             self.let_pass(0.25)
             self.everybody_gets_what_is_theirs()
-        assert (self.batcher.waiting, self.batcher.calls, self.batcher.tasks) == (0, 0, set())
+        assert (self.batcher.waiting, self.batcher.calls, self.batcher.tasks) == ([], 0, set())
         assert self.queue.in_progress == self.queue.own == self.transport.count_slots()[1] == 0
         for server in self.pool.servers:
             assert server.model("tiny").calls == server.model("tiny").images == 0

@@ -30,6 +30,7 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
+from app.resilience.worker_table import COUNTER
 from app.settings.schema import Settings
 from app.telemetry.instruments import SEPARATOR
 from app.telemetry.metrics import MODEL_DEATHS
@@ -561,7 +562,7 @@ async def test_dead_processes_of_a_model_are_counted(world: World) -> None:
     """Probes also count, because `serve` needs the count while the circuit is open and there are no other calls."""
 
     def deaths() -> int:
-        return METRICS.table.total_ever(METRICS.table.counter(SEPARATOR.join((MODEL_DEATHS, "tiny"))))
+        return METRICS.table.total_ever(METRICS.table.column(COUNTER + SEPARATOR.join((MODEL_DEATHS, "tiny"))))
 
     before = deaths()
     world.fake.next_refusals = [SICK]

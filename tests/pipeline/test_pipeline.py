@@ -449,7 +449,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) ->
     for _ in range(5):
         with pytest.raises(TritonUnavailable):
             await world.detect()
-    assert not world.pipeline.is_usable("tiny")
+    assert not world.pipeline.tritons.is_usable("tiny")
     for model in (None, "tiny"):
         with pytest.raises(CircuitOpen):
             await world.detect(b"not an image", model=model)
@@ -460,7 +460,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) ->
     world.fake.refusal = None
     assert len((await world.detect(model="other")).scores) == 2
 
-    assert await eventually(lambda: world.pipeline.is_usable("tiny"))
+    assert await eventually(lambda: world.pipeline.tritons.is_usable("tiny"))
     assert len((await world.detect()).scores) == 2
 
 

@@ -52,7 +52,7 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
         served = server.model("tiny")
         served.calls = 1
         served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
-        served.circuit.state = "open"
+        served.circuit.is_open = True
     sample(metrics, world.admission, world.pool, decode_threads, {})
     for name in ("api_triton_left_out", "api_triton_calls"):
         assert shown(metrics, name) == {gone.address: 1, stays.address: 1}

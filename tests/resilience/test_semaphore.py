@@ -16,7 +16,7 @@ async def test_turns_come_in_order_of_arrival() -> None:
     may_end = asyncio.Event()
 
     async def use(number: int) -> None:
-        async with turns.take(Deadline.after(60)):
+        with await turns.take(Deadline.after(60)):
             begun.append(number)
             await may_end.wait()
             raise ValueError
@@ -34,9 +34,8 @@ async def test_turns_come_in_order_of_arrival() -> None:
 async def test_a_turn_that_does_not_come_in_time_is_an_error() -> None:
     """It says what was slow, and takes no later turn; what is slow in a turn is another matter."""
     turns = DeadlineSemaphore(1)
-    async with turns.take(Deadline.after(0.01)):
+    with await turns.take(Deadline.after(0.01)):
         with pytest.raises(DeadlinePassed, match=r"^the images before it took too long$"):
-            await turns.acquire(Deadline.after(0.01))
+            await turns.take(Deadline.after(0.01))
         await asyncio.sleep(0)  # by now, the time of the first turn has passed, too
-    await turns.acquire(Deadline.after(60))
-    turns.release()
+    (await turns.take(Deadline.after(60))).release()

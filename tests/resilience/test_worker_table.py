@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
-from app.resilience.worker_table import TableView, WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, TableView, WorkerTable
 from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
 # A worker: it counts five requests, its event loop runs three times, it says so, and lives until its stdin is closed.
 WORKER = """
 import sys
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import COUNTER, WorkerTable
 table = WorkerTable()
-for counted in (table.column, table.counter):
-    table.add(counted("requests"), 5)
+for kind in ("", COUNTER):
+    table.add(table.column(kind + "requests"), 5)
 for _ in range(3):
     table.beat()
 print("counted", flush=True)
@@ -96,8 +96,8 @@ def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
     longest, longer = "x" * 384, "x" * 385
 
     longest = longest.removeprefix("x" * len("gauge "))
-    assert table.gauge(longer) == table.column("y" * 1000) != table.gauge(longest)
-    assert table.gauges() == [longest]
+    assert table.column(GAUGE + longer) == table.column("y" * 1000) != table.column(GAUGE + longest)
+    assert table.keys(GAUGE) == [longest]
 
 
 def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
@@ -108,7 +108,9 @@ def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
 
 
 def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
-    metrics = [table.gauge(str(number)) for number in range(7_000)] + [table.counter(str(number)) for number in range(7_000)]
+    metrics = [table.column(GAUGE + str(number)) for number in range(7_000)] + [
+        table.column(COUNTER + str(number)) for number in range(7_000)
+    ]
     columns = [table.column(str(number)) for number in range(4_000)]
 
     assert len(set(metrics)) < 14_000
@@ -119,7 +121,7 @@ def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
 def test_a_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
     """Also one that takes the row of a killed one. Counters go on, without any help of the one that was killed."""
     own = open_table()
-    column, counter = own.column("requests"), own.counter("requests")
+    column, counter = own.column("requests"), own.column(COUNTER + "requests")
     for killed in (1, 2):
         with running_worker():
             assert (own.total(column), own.workers) == (5, 2)
@@ -194,7 +196,7 @@ def test_beats_are_those_of_living_workers(view: TableView, open_table: OpenTabl
     assert view.beats() == {os.getpid(): 1}
 
 
-KINDS = st.sampled_from(["counter", "gauge", "column"])
+KINDS = st.sampled_from(["", COUNTER, GAUGE])
 NAMES = ("a", "b", "c", "d", "e", "f")
 ALIASES = 4
 
@@ -242,7 +244,7 @@ class Workers(Machine):
         worker = Worker(min(set(range(1, 5)) - self.living.keys()))
         self.living[worker.row] = worker
         for row, kind, key in list(self.cells):
-            if row == worker.row and kind != "counter":
+            if row == worker.row and kind != COUNTER:
                 del self.cells[row, kind, key]
         for other in self.living.values():
             other.seen = set(self.living)  # as soon as it looks
@@ -263,14 +265,14 @@ class Workers(Machine):
 
     @rule(data=st.data(), kind=KINDS, key=st.sampled_from(["x", "y", "größe"]), value=st.integers(-3, 9), is_set=st.booleans())
     def count(self, data: st.DataObject, kind: str, key: str, value: int, is_set: bool) -> None:  # noqa: FBT001
-        self.write(self.any_worker(data), kind, key, value, is_set=is_set and kind != "counter")
+        self.write(self.any_worker(data), kind, key, value, is_set=is_set and kind != COUNTER)
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), kind=KINDS, key=st.sampled_from(["x", "y", "größe"]), name=st.sampled_from(NAMES))
     def count_after_the_end(self, data: st.DataObject, kind: str, key: str, name: str) -> None:
         """A thread may end after its worker has given its row to another worker."""
         table = data.draw(st.sampled_from(self.ended))
-        column = getattr(table, kind)(key + table.alias(name))
+        column = table.column(kind + key + table.alias(name))
         table.add(column, 1)
         table.set(column, 7)
         assert table.workers == 1
@@ -295,7 +297,7 @@ class Workers(Machine):
                 del self.cells[cell]
         assert self.names[alias] == name
         worker.uses.add(name)
-        self.write(worker, "counter", f"calls {alias}", value)
+        self.write(worker, COUNTER, f"calls {alias}", value)
 
     @rule(data=st.data(), names=st.sets(st.sampled_from(NAMES)))
     def keep(self, data: st.DataObject, names: set[str]) -> None:
@@ -318,7 +320,7 @@ class Workers(Machine):
         return self.living[data.draw(st.sampled_from(sorted(self.living)))]
 
     def write(self, worker: Worker, kind: str, key: str, value: int, *, is_set: bool = False) -> None:
-        column = getattr(worker.table, kind)(key)
+        column = worker.table.column(kind + key)
         assert self.columns.setdefault((kind, key), column) == column
         (worker.table.set if is_set else worker.table.add)(column, value)
         self.cells[worker.row, kind, key] = value if is_set else self.cells[worker.row, kind, key] + value
@@ -329,15 +331,15 @@ class Workers(Machine):
         for worker in self.living.values():
             worker.table.total(0)  # it notices who has started
             assert {alias: name for alias, name in worker.table.aliases().items() if name} == self.names
-            assert worker.table.counters() == [key for kind, key in self.columns if kind == "counter"]
-            assert worker.table.gauges() == [key for kind, key in self.columns if kind == "gauge"]
+            assert worker.table.keys(COUNTER) == [key for kind, key in self.columns if kind == COUNTER]
+            assert worker.table.keys(GAUGE) == [key for kind, key in self.columns if kind == GAUGE]
             for (kind, key), column in self.columns.items():
                 values = [self.cells[row, kind, key] for row in sorted(worker.seen)]
                 assert worker.table.values(column) == values
                 assert worker.table.total(column) == sum(values)
-                assert worker.table.own(column) == self.cells[worker.row, kind, key]
+                assert worker.table.cells[column] == self.cells[worker.row, kind, key]
                 ever = sum(value for (_, *cell), value in self.cells.items() if cell == [kind, key])
-                assert kind != "counter" or self.view.total_ever(column) == ever
+                assert kind != COUNTER or self.view.total_ever(column) == ever
             assert worker.table.rows() == sorted(worker.seen)
             assert worker.table.workers == len(worker.seen)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from tests.support import OpenTable
 
@@ -17,7 +17,7 @@ def tables(open_table: OpenTable) -> list[WorkerTable]:
 
 def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict[str, float]:
     """Return the samples of a metric, by name and labels as Prometheus writes them."""
-    family = instrument.collect(read_names(table.gauges() if isinstance(instrument, Gauge) else table.counters()))
+    family = instrument.collect(read_names(table.keys(GAUGE if isinstance(instrument, Gauge) else COUNTER)))
     return {
         sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for sample in family.samples

@@ -79,7 +79,7 @@ def open_circuit(server: TritonBackend) -> None:
     """Mark a Triton as one that does not run the model."""
     served = server.model("tiny")
     served.circuit = CircuitBreaker(TABLE, "tiny", server.address, noop)
-    served.circuit.state = "open"
+    served.circuit.is_open = True
 
 
 @pytest.mark.parametrize("has_it", [0, 1])
@@ -208,16 +208,14 @@ async def test_one_that_has_the_model_must_work(two: Two) -> None:
 
 
 async def test_another_triton_is_one_that_works(two: Two) -> None:
-    """It must also have room for a call. Otherwise the same Triton has to be called again."""
+    """It must also accept batches of this size. Otherwise the same Triton has to be called again."""
     await ask_both(two)
     first, second = (server.model("tiny") for server in two.servers)
-    second.begin(1)
-    assert two.pool.find(SPEC, one_call, besides=first) is None
-    second.calls = 0
-    assert two.pool.find(SPEC, one_call, besides=first) is second
+    assert two.pool.find_other(first, SPEC, SPEC.max_batch + 1) is None
+    assert two.pool.find_other(first, SPEC, SPEC.max_batch) is second
     open_circuit(two.servers[1])
 
-    assert two.pool.find(SPEC, one_call, besides=first) is None
+    assert two.pool.find_other(first, SPEC) is None
 
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_an_arena_retires_while_threads_take_slots() -> None:
         made = Arena(20)
         with ThreadPoolExecutor(2) as threads:
             lent = [threads.submit(made.take, 10) for _ in range(2)]
-            is_retired = made.retire_unused()
+            is_retired = made.retire(only_unused=True)
         slots = [slot for job in lent if (slot := job.result())]
 
         assert len(slots) == (0 if is_retired else 2)

@@ -55,7 +55,7 @@ class Parts(Machine):
     def retire(self, is_unconditional: bool) -> None:  # noqa: FBT001
         if is_unconditional:
             self.arena.retire()
-        assert self.arena.retire_unused() == (not self.lent)
+        assert self.arena.retire(only_unused=True) == (not self.lent)
         self.is_retired = self.is_retired or is_unconditional or not self.lent
 
     @invariant()

@@ -85,7 +85,7 @@ async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker
     if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    context.is_circuit_open = bool(model) and not pipeline.is_usable(model)
+    context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
     if not context.is_circuit_open:
         await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
 

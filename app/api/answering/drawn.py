@@ -50,7 +50,7 @@ async def respond_with_pictures(
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
             memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
-        body = await pipeline.run_in_thread(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
+        body = await pipeline.threads.run(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 

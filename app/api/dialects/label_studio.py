@@ -178,7 +178,7 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
             memory = pipeline.admission.memory.reserve()
             lease.on_release(memory.release)
             memory.add(regions * _REGION_BYTES)
-            body = await pipeline.run_in_thread(partial(_describe, found, controls), call.deadline, lease)
+            body = await pipeline.threads.run(partial(_describe, found, controls), call.deadline, lease)
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
     return await detect_each(request, worker, _Parameters, parse, respond)

@@ -183,7 +183,7 @@ class PathModel:
     @property
     def kind(self) -> type[Any] | None:
         """The type of the parameters; None if Triton must be asked for the task."""
-        spec = self._pipeline.cached(self._reference)
+        spec = self._pipeline.tritons.cached(self._reference)
         return None if spec is None else _kind_of(spec)
 
     async def find_kind(self, deadline: Deadline) -> type[Any]:

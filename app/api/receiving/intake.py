@@ -93,8 +93,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         if wanted.address is None:
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
-                run = pipeline.run_apart if context.is_anonymous else pipeline.run_in_thread
-                content = await run(work, Deadline(received_at + seconds), upload)
+                threads = pipeline.apart_threads if context.is_anonymous else pipeline.threads
+                content = await threads.run(work, Deadline(received_at + seconds), upload)
                 wanted = parse_parameters([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
