@@ -245,10 +245,10 @@ VALUES: list[Any] = [
     None, True, -1, 0, 10**400, 1e308, "", "x", "NaN", "\ud83d\ude00", "\u0000", [], {}, [[]], [None] * 2000, {"a": {"b": [1]}},
     {"type": 1}, {"type": "base64", "value": 7}, {"type": "url", "value": "\u2028"}, [IMAGE, 1], [IMAGE] * 3,
 ]  # fmt: skip
-NAMES = (
-    "image model_id api_key confidence iou_threshold class_filter max_detections class_agnostic_nms visualize_predictions "
-    "model version url unknown id"
-).split()
+NAMES = [
+    "image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
+    "visualize_predictions", "model", "version", "url", "unknown", "id",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(2))
