@@ -1,15 +1,15 @@
 """POST /detect, /classify and /predict/{model}: routes that run a model on one image."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from litestar import Request
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
-from app.api.answering.format import ResponseInput, select
+from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
-from app.api.context import RequestContext, context_of
+from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, operation_for
 from app.api.parameters.parse import Pairs, Parameters
@@ -18,12 +18,9 @@ from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.routes import ModelRoute
-from app.model.heads import ClassificationHead, DetectionHead, Task
+from app.model.heads import ClassificationHead, DetectionHead
 
 P = TypeVar("P", bound=Parameters)
-
-Respond = Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
-"""Makes the response, or raises a GatewayError."""
 
 
 @ModelRoute(
@@ -71,11 +68,6 @@ async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPa
 ROUTES = [detect, classify, predict]
 
 
-def choose_format(wanted: Any, task: Task, context: RequestContext) -> Respond:  # noqa: ANN401 - the parameters of the task
-    """Choose the response format by the parameters or `Accept`; raise NotAcceptable if none matches."""
-    return select(FORMS[task].formats, wanted.format, context.accept).respond
-
-
 async def handle_image(  # noqa: PLR0913 - the parts of a request
     request: Request[Any, Any, Any],
     worker: WorkerResources,
@@ -83,19 +75,20 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     in_path: Pairs = (),
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
-    choose: Callable[[P, Task, RequestContext], Respond] = choose_format,
+    respond: Respond | None = None,
 ) -> ASGIResponse:
     """Answer a request with parameters of a kind in path, query and body, unless its client disconnects.
 
-    `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `choose` chooses
-    the response format before the image is processed.
+    `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `respond` is by
+    default that of the format that the parameters or `Accept` choose; NotAcceptable is raised before the image is processed.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
         received = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
-        image, wanted, call = received.content.image, received.wanted, received.call
+        image, call = received.content.image, received.call
+        wanted: Any = received.wanted
         question = wanted.options
-        respond = choose(wanted, question.task, context)
+        respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
         model = question.model or pipeline.default_for(question.task)
         try:
             found = await pipeline.run(image, question, call)

@@ -22,7 +22,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started
+from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started, until_ready
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -114,6 +114,17 @@ async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR09
     assert problem["status"] == status
     assert problem["request_id"] == response.headers["x-request-id"]
     assert set(problem) == {"type", "title", "status", "detail", "code", "request_id"}
+
+
+async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Settings, client: httpx.AsyncClient) -> None:
+    """The RPC goes on, because cancelling it can crash Triton. The next requests may find the gateway full, or the circuit open."""
+    async with started(create_app(msgspec.structs.replace(settings, timeout_seconds=0.015))) as hasty:
+        codes = [(await hasty.post("/detect", content=CAT)).json()["code"] for _ in range(5)]
+
+    assert codes[0] == "deadline_passed"
+    assert set(codes) <= {"deadline_passed", "gateway_full", "circuit_open"}
+    await until_ready(client)
+    assert json(await client.post("/detect", content=CAT))["num_detections"] == 1
 
 
 @pytest.mark.parametrize("kind", ["multipart", "json", "query"])

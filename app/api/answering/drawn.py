@@ -56,8 +56,7 @@ async def respond_with_pictures(
 
 def _picture_type(given: ResponseInput[Detections]) -> PictureType:
     """Return the type that the caller prefers; the first one if `Accept` allows neither but `format` selected a picture."""
-    chosen = best(given.context.accept, _TYPES)
-    return next((picture_type for picture_type in _TYPES if picture_type == chosen), _TYPES[0])
+    return "image/png" if best(given.context.accept, _TYPES) == "image/png" else "image/jpeg"
 
 
 IMAGE = Format("image", _TYPES, _respond_image)

@@ -19,6 +19,8 @@ _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.AS
 _QUALITY = re.compile(r";\s*q\s*=\s*(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\s*(?:;|$)", re.ASCII | re.IGNORECASE)
 
 Found = TypeVar("Found")
+Respond = Callable[["ResponseInput[Any]"], Awaitable[ASGIResponse]]
+"""Makes the response, or raises a GatewayError."""
 
 
 class ResponseInput(NamedTuple, Generic[Found]):
@@ -41,8 +43,7 @@ class Format(NamedTuple):
     """Value of the parameter `format`."""
     media_types: tuple[str, ...]
     """Values of `Accept` that select this format; the first one is preferred. Empty if it is selected by name only."""
-    respond: Callable[[ResponseInput[Any]], Awaitable[ASGIResponse]]
-    """Makes the response, or raises a GatewayError."""
+    respond: Respond
 
 
 def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:

@@ -1,13 +1,13 @@
 """Parse the body of a batch: a multipart form with several files, or JSON with a list of base64 images or URLs."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
-from app.api.receiving.body import JSON_ERRORS, decode_base64, kind_of, parse_document
+from app.api.receiving.body import decode, decode_base64, kind_of, parse_document
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
 from app.errors import MalformedRequest
@@ -26,6 +26,9 @@ ImageList: Any = msgspec.defstruct(
 )
 """A JSON list of which at most one item more than the maximum is kept, however long it is."""
 _EXAMPLE = 'expected a JSON object such as {"images": ["<base64>", "<base64>"], "confidence": 0.4}'
+
+
+T = TypeVar("T")
 
 
 class ParsedBatch(NamedTuple):
@@ -72,10 +75,7 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
     content, pairs = parse_document(data, "images", kind, _EXAMPLE)
     if (given := kind_of(content)) not in {"", "a list"}:
         raise MalformedRequest(f'the JSON object has no list "images": it is {given}; POST /detect takes a single image')
-    try:
-        images = [_decode(image) for image in split_images(content)] if content else []
-    except JSON_ERRORS as error:
-        raise MalformedRequest(_EXAMPLE) from error
+    images = [_decode(image) for image in split_images(content, msgspec.Raw, _EXAMPLE)] if content else []
     return ParsedBatch(images, [None] * len(images), pairs)
 
 
@@ -84,12 +84,12 @@ def items_of(images: ImageList) -> list[msgspec.Raw]:
     return [image for image in msgspec.structs.astuple(images) if image]
 
 
-def split_images(content: msgspec.Raw) -> list[msgspec.Raw]:
-    """Split a JSON list of images; raise MalformedRequest if there are too many, and `JSON_ERRORS` if it is no list."""
-    images = items_of(msgspec.json.decode(content, type=ImageList))
+def split_images(content: msgspec.Raw, kind: type[T], expected: str) -> list[T]:
+    """Split a JSON list of images of a type; raise MalformedRequest if there are too many or, with this detail, if it is none."""
+    images = items_of(decode(content, ImageList, expected))
     if len(images) > MAX_IMAGES:
         raise _too_many()
-    return images
+    return [decode(image, kind, expected) for image in images]
 
 
 def _decode(content: msgspec.Raw) -> Image:

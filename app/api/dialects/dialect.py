@@ -115,7 +115,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     async def respond(given: ResponseInput[Detections]) -> JsonResponse:
         return JsonResponse(msgspec.json.encode(describe(given)))
 
-    return await handle_image(request, worker, kind, in_path, parse=parse, choose=lambda *_: respond)
+    return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
 
 
 async def detect_each(
@@ -134,7 +134,7 @@ async def detect_each(
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer = BatchAnswer(len(images), _unchanged, context, worker.metrics)
+        answer: BatchAnswer[Detections] = BatchAnswer(len(images), lambda _, found: found, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
                 answer.keep(0, await pipeline.run(images[0], wanted.options, call))
@@ -154,10 +154,6 @@ async def detect_each(
                 context.log_fields["model"] = model
         answer.log()
         return await respond(answer, call)
-
-
-def _unchanged(_: int, found: Detections) -> Detections:
-    return found
 
 
 async def receive_text(

@@ -7,7 +7,7 @@ helpers.py of NVIDIA/nv-ingest.
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from litestar import get
@@ -22,7 +22,7 @@ from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors
-from app.api.receiving.body import JSON_ERRORS, kind_of, parse_document
+from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
@@ -31,6 +31,7 @@ from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
+_EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 class _Image(msgspec.Struct):
-    type: str
+    type: Literal["image_url"]
     url: str
 
 
@@ -97,18 +98,10 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs."""
     if body_type(content_type, data) != JSON:
         raise UnsupportedMediaType(f"send {JSON}, such as {_EXAMPLE}")
-    content, pairs = parse_document(data, "input", _Parameters, f"expected a JSON object such as {_EXAMPLE}")
-    if kind_of(content) != "a list":
-        raise MalformedRequest(f'the JSON object has no list "input"; expected an object such as {_EXAMPLE}')
-    try:
-        inputs = [msgspec.json.decode(each, type=_Image) for each in split_images(content)]
-    except JSON_ERRORS as error:
-        raise MalformedRequest(f"expected a JSON object such as {_EXAMPLE}") from error
-    if any(each.type != "image_url" for each in inputs):
-        raise MalformedRequest(f"an input has another type than 'image_url'; expected an object such as {_EXAMPLE}")
-    images = [decode_text(each.url) for each in inputs]
+    content, pairs = parse_document(data, "input", _Parameters, _EXPECTED)
+    images = [decode_text(each.url) for each in split_images(content, _Image, _EXPECTED)]
     if not images:
-        raise MalformedRequest(f"the list of inputs is empty; expected an object such as {_EXAMPLE}")
+        raise MalformedRequest(f"the list of inputs is empty; {_EXPECTED}")
     return ParsedBatch(images, [None] * len(images), pairs)
 
 

@@ -37,7 +37,7 @@ from app.api.dialects.dialect import (
     receive_text,
 )
 from app.api.parameters.parse import check_model_name, split_classes
-from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, kind_of, parse_document, parse_multipart
+from app.api.receiving.body import ParsedBody, decode, decode_base64, kind_of, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
@@ -150,10 +150,8 @@ class _InferenceBody:
             content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
             self._draws = ("visualize_predictions", "true") in pairs
             self.is_list = kind_of(content) == "a list"
-            try:
-                given = [msgspec.json.decode(item, type=_Image) for item in (split_images(content) if self.is_list else [content])]
-            except JSON_ERRORS as error:
-                raise MalformedRequest(f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'") from error
+            expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"
+            given = split_images(content, _Image, expected) if self.is_list else [decode(content, _Image, expected)]
             if not given:
                 raise MalformedRequest("the list of images is empty")
             if len(given) == 1 and given[0].type == "url" and given[0].value.strip():
@@ -251,7 +249,7 @@ async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], ve
         return JsonResponse(msgspec.json.encode(describe_v0(given)))
 
     in_path = [("model", model), ("version", str(version))]
-    return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, choose=lambda *_: respond)
+    return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, respond=respond)
 
 
 def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:

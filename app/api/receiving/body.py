@@ -175,10 +175,7 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     if (found := kind_of(image)) != "a string":
         expected = _SEVERAL if found == "a list" else "expected the image in base64"
         raise MalformedRequest(f'the JSON object has no string "image": {f"it is {found}; " if found else ""}{expected}')
-    try:
-        encoded = msgspec.json.decode(image, type=str)
-    except JSON_ERRORS as error:
-        raise MalformedRequest(_EXAMPLE) from error
+    encoded = decode(image, str, _EXAMPLE)
     if is_address(encoded):
         return ParsedBody(b"", [*members, ("url", encoded)])
     return ParsedBody(decode_base64(encoded), members)
@@ -206,7 +203,8 @@ def _check_number(images: int, others: Sequence[str]) -> None:
     if images > 1:
         raise MalformedRequest(f"{expected}; {_SEVERAL}")
     if not images and "url" not in others:
-        raise MalformedRequest(f"{expected}; fields found: {multipart.quote_names(others) or 'none'}", repeats_request=True)
+        found = ", ".join(repr(name[:32]) for name in others[:4])
+        raise MalformedRequest(f"{expected}; fields found: {found or 'none'}", repeats_request=True)
 
 
 def _to_parameter(name: str, value: msgspec.Raw) -> str:
@@ -260,7 +258,12 @@ def decode_json(data: bytes, content_type: str, kind: type[T], example: str) -> 
     """
     if body_type(content_type, data) != JSON:
         raise UnsupportedMediaType(f"send {JSON}, such as {example}")
+    return decode(view_document(data), kind, f"expected a JSON object such as {example}")
+
+
+def decode(data: memoryview | msgspec.Raw, kind: type[T], expected: str) -> T:
+    """Decode JSON to a type; raise MalformedRequest with this detail if it is not of this type."""
     try:
-        return msgspec.json.decode(view_document(data), type=kind)
+        return msgspec.json.decode(data, type=kind)
     except JSON_ERRORS as error:
-        raise MalformedRequest(f"expected a JSON object such as {example}") from error
+        raise MalformedRequest(expected) from error

@@ -1,6 +1,6 @@
 """Read the parts of a multipart form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
@@ -60,17 +60,6 @@ def to_parameter(part: Part, expected: str) -> tuple[str, str]:
         return part.name, part.content.decode()
     except UnicodeDecodeError as error:
         raise InvalidParameter(f"{part.name[:64]!r} is not UTF-8 text; if it is the image, its field must be {expected}") from error
-
-
-def quote_names(names: Sequence[str]) -> str:
-    """Quote names, up to 64 characters in total."""
-    quoted, left = [], 64
-    for name in names:
-        quoted.append(repr(name[:left]))
-        left -= len(name)
-        if left <= 0:
-            break
-    return ", ".join(quoted)
 
 
 def _to_name(name: str) -> str:

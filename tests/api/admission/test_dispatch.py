@@ -11,7 +11,7 @@ from app.api.application import Application
 from app.main import create_app
 from tests.api.conftest import post_unread, settings_for
 from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, calling, captured_log, eventually, lifespan_of, receiving, staying
+from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 
@@ -54,6 +54,18 @@ async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     fake.may_answer.set()
 
     assert (await first).status == 502
+
+
+async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
+    fake, app = filling
+    first = asyncio.create_task(call(app, staying({"type": "http.request", "body": SCENE, "more_body": False}), "/predict/other"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    async with calling(app) as client:
+        answer = await client.post("/detect", files={"image": SCENE}, data={"model": "other"})
+    fake.may_answer.set()
+
+    assert json(answer, 429)["code"] == "gateway_full"
+    await first
 
 
 async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The dialect of Roboflow, as `inference-sdk` and its users' own programs speak it."""
 
+import json as stdlib_json
 from base64 import b64decode, b64encode
 from io import BytesIO
 from random import Random
@@ -238,6 +239,29 @@ async def test_the_gateways_own_paths_stay_its_own(server: httpx.AsyncClient) ->
 @pytest.mark.parametrize(("version", "status"), [("0", 404), ("7", 404), ("9" * 19, 404), ("9" * 5000, 400)])
 async def test_versions_that_no_model_has(server: httpx.AsyncClient, version: str, status: int) -> None:
     assert (await server.post(f"/six_columns/{version}", content=SCENE)).status_code == status
+
+
+VALUES: list[Any] = [
+    None, True, -1, 0, 10**400, 1e308, "", "x", "NaN", "\ud83d\ude00", "\u0000", [], {}, [[]], [None] * 2000, {"a": {"b": [1]}},
+    {"type": 1}, {"type": "base64", "value": 7}, {"type": "url", "value": "\u2028"}, [IMAGE, 1], [IMAGE] * 3,
+]  # fmt: skip
+NAMES = [
+    "image", "model_id", "api_key", "confidence", "iou_threshold", "class_filter", "max_detections", "class_agnostic_nms",
+    "visualize_predictions", "model", "version", "url", "unknown", "id",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: int) -> None:
+    random = Random(seed)  # noqa: S311 - no secret
+    for _ in range(60):
+        content = {"image": IMAGE} | {name: random.choice(VALUES) for name in random.sample(NAMES, random.randint(1, 4))}
+        text = stdlib_json.dumps(content).replace('"NaN"', random.choice(["NaN", "1e999", '"\\ud800"', "1"]))
+        for path in (V1, "/model/add", V0):
+            response = await server.post(path, content=text.encode(), headers={"Content-Type": "application/json"})
+
+            assert response.status_code < 500, (path, text[:300], response.text)
+            assert response.status_code == 200 or set(response.json()) == {"status", "message"}, text[:300]
 
 
 async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host, httpx.AsyncClient]) -> None:

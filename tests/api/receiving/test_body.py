@@ -205,9 +205,8 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
     ],
     "no image or several in a form": [
         (form(part("confidence", b"0.4"), part("boxes", b"coco")), TYPE, ONE + "0; fields found: 'confidence', 'boxes'$"),
-        (form(part("x" * 60, b"x"), part("boxes", b"x"), part("y", b"x")), TYPE, f"{ONE}0; fields found: '{'x' * 60}', 'boxe'$"),
+        (form(*[part("x" * 40, b"x")] * 5), TYPE, f"{ONE}0; fields found: {', '.join([repr('x' * 32)] * 4)}$"),
         (form(part("picture", b"x")), TYPE, ONE + "0; fields found: 'picture'$"),
-        (form(part("x" * 3000, b"x")), TYPE, f"{ONE}0; fields found: '{'x' * 64}'$"),
         (form(), TYPE, ONE + "0; fields found: none$"),
         (form(part("image", b"a"), part("image", b"b")), TYPE, ONE + "2" + SEVERAL),
         (form(part("image", b"a"), part("file", b"b")), TYPE, ONE + "2" + SEVERAL),

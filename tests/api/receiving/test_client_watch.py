@@ -142,8 +142,8 @@ class Client:
         await self.leaves.wait()
         return {"type": "http.disconnect"}
 
-    async def post(self, app: Application) -> Reply:
-        return await call(app, self.receive, "/detect", {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})
+    async def post(self, app: Application, path: str = "/detect") -> Reply:
+        return await call(app, self.receive, path, {"Content-Type": "image/bmp", "Content-Length": str(len(SCENE))})
 
 
 def after_body(client: Client) -> ClientWatch:
@@ -226,6 +226,21 @@ async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(
     assert log[0].kwargs["status"] == 499
     assert log[0].kwargs["code"] == "client_gone"
     assert len(decoded) == len(fake.requests) == 2
+
+
+async def test_a_client_that_leaves_while_the_config_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request ends at once, and is no failure of Triton's in the log."""
+    fake, client = FakeTriton(), Client(SCENE)
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
+        fake.may_tell.clear()
+        log, before = captured_log(monkeypatch, middleware), fake.config_reads
+        running = asyncio.create_task(client.post(app, "/predict/other?timeout_ms=20000"))
+        assert await eventually(lambda: fake.config_reads > before)
+        client.leaves.set()
+        await asyncio.wait_for(running, 5)
+        fake.may_tell.set()
+
+    assert [(line.kwargs["status"], line.kwargs["code"]) for line in log] == [(499, "client_gone")]
 
 
 async def test_a_client_that_leaves_during_its_inference_leaves_the_slot_to_triton(

@@ -238,6 +238,27 @@ async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> N
     assert json(await client.post("/detect", json={"image": "https"}), 400)["code"] == "malformed_request"
 
 
+async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, admissions: list[Admission]) -> None:
+    host, client, _ = remote
+    memory = admissions[0].upload_memory
+    seen: list[bool] = []
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(response(SCENE[:1000], "200 OK", f"Content-Length: {len(SCENE)}"))
+        await writer.drain()
+        seen.append(await eventually(lambda: memory.own_bytes == 1000))
+        writer.write(SCENE[1000:])
+
+    host.answers["/pause"] = answer
+    json(await client.post("/detect", params={"url": host.url("/pause")}))
+    assert seen == [True]
+
+    memory.limit_bytes = 1000
+    with memory.reserve() as others:
+        others.add(1)
+        assert json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)["code"] == "gateway_full"
+
+
 async def test_the_log_has_the_host_but_neither_path_nor_query(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Path and query may contain secrets."""
     host, client, _ = remote

@@ -176,6 +176,25 @@ async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pyt
                     await time.skip(1)
 
 
+async def test_a_model_whose_process_has_died_is_told() -> None:
+    """At once how often calls have met it, then that its requests are rejected; Triton says that it is ready."""
+    fake = FakeTriton()
+    fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
+    async with serving(fake), started(create_app(settings_for(fake.url))) as client:
+
+        async def told(name: str) -> int:
+            return int((await client.get("/health")).json()[name].get("tiny", 0))
+
+        before = await told("model_deaths")
+        assert (await client.post("/detect", content=SCENE)).status_code == 503
+        assert await told("model_deaths") > before
+        for _ in range(5):
+            assert (await client.post("/detect", content=SCENE)).status_code == 503
+        with time_of_app() as time:
+            while await told("failing_models") != 1:
+                await time.skip(1)
+
+
 async def test_the_limits_are_those_in_force() -> None:
     fake = FakeTriton()
     given = {"max_file_size_mb": 7.0, "max_megapixels": 9.0, "timeout_seconds": 3.0, "memory_mb": 900, "max_uploads": 5}
