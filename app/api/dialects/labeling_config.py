@@ -3,11 +3,10 @@
 Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
-from xml.etree import ElementTree as ET
-from xml.etree.ElementTree import Element
+from xml.parsers import expat
 
 from app.errors import MalformedRequest
 
@@ -20,6 +19,8 @@ _MAX_CONTROLS = 16
 _CONTROL, _IMAGE, _LABEL = "RectangleLabels", "Image", "Label"
 _TRUE = {"1", "true", "yes"}
 _THRESHOLDS = ("model_score_threshold", "score_threshold")
+
+Attributes = dict[str, str]
 
 
 class Label(NamedTuple):
@@ -62,37 +63,54 @@ def read(config: str) -> Sequence[Control]:
         raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
     if "<!DOCTYPE" in config:  # excludes custom entities and external references
         raise MalformedRequest("the labeling configuration has a document type, which is not supported")
+    reader = _Reader()
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
     try:
-        root = ET.fromstring(config)  # noqa: S314 - without a document type there are no entities to expand
-    except (ET.ParseError, UnicodeEncodeError) as error:
+        parser.Parse(config, True)  # noqa: FBT003 - expat's own
+    except (expat.ExpatError, UnicodeEncodeError) as error:
         raise MalformedRequest("the labeling configuration is not well formed XML") from error
-    images = [image for image in root.iter(_IMAGE) if image.get("value", "").startswith("$")]
-    keys = {image.get("name", ""): image.get("value", "")[1:] for image in images}
-    elements = [element for element in root.iter(_CONTROL) if _is_for_image(element, keys)]
-    if len(elements) > _MAX_CONTROLS:
+    controls = [found for attributes, labels in reader.controls if (found := _to_control(attributes, labels, reader.keys))]
+    if len(controls) > _MAX_CONTROLS:
         raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for rectangles")
-    controls = [_to_control(element, keys) for element in elements]
     return tuple(control for control in controls if control.to_name == controls[0].to_name)
 
 
-def _is_for_image(control: Element, keys: Iterable[str]) -> bool:
-    return bool(control.get("name")) and _image_of(control) in keys and control.get("model_skip", "").lower() not in _TRUE
+class _Reader:
+    """Collects images and controls during parsing, without building a tree."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        """Key of each image in the data of a task, by the image's name."""
+        self.controls: list[tuple[Attributes, list[Label]]] = []
+        self._open: list[list[Label] | None] = []
+        """For each open element, the label list of the enclosing control; None outside of a control."""
+
+    def start(self, tag: str, attributes: Attributes) -> None:
+        labels = self._open[-1] if self._open else None
+        if tag == _CONTROL:
+            labels = []
+            self.controls.append((attributes, labels))
+        elif tag == _IMAGE and attributes.get("value", "").startswith("$"):
+            self.keys[attributes.get("name", "")] = attributes["value"][1:]
+        elif tag == _LABEL and labels is not None and (value := attributes.get("alias") or attributes.get("value")):
+            predicted = attributes.get("predicted_values", "").split(",")
+            labels.append(Label(value, [name.strip() for name in predicted if name.strip()]))
+        self._open.append(labels)
+
+    def end(self, _: str) -> None:
+        self._open.pop()
 
 
-def _image_of(control: Element) -> str:
-    return control.get("toName", "").partition(",")[0].strip()
-
-
-def _to_control(control: Element, keys: Mapping[str, str]) -> Control:
-    to_name = _image_of(control)
-    threshold = next(filter(None, map(control.get, _THRESHOLDS)), None)
-    model = control.get("model_path", "").removesuffix(".pt") or None
-    labels = [
-        Label(value, [name.strip() for name in label.get("predicted_values", "").split(",") if name.strip()])
-        for label in control.iter(_LABEL)
-        if (value := label.get("alias") or label.get("value"))
-    ]
-    return Control(control.get("name", ""), to_name, keys[to_name], _to_threshold(threshold), model, labels)
+def _to_control(attributes: Attributes, labels: list[Label], keys: dict[str, str]) -> Control | None:
+    """Make a control; return None if it is not for an image or has `model_skip`."""
+    name, to_name = attributes.get("name"), attributes.get("toName", "").partition(",")[0].strip()
+    if not name or to_name not in keys or attributes.get("model_skip", "").lower() in _TRUE:
+        return None
+    threshold = next(filter(None, map(attributes.get, _THRESHOLDS)), None)
+    model = attributes.get("model_path", "").removesuffix(".pt") or None
+    return Control(name, to_name, keys[to_name], _to_threshold(threshold), model, labels)
 
 
 def _to_threshold(text: str | None) -> float:
