@@ -28,7 +28,7 @@ def require_usable(settings: Settings) -> None:
     The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError, StartError: A check failed.
+        SettingsError, KeysError, CredentialsError, CommandError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)

@@ -17,11 +17,8 @@ import pytest
 
 from app.__main__ import main
 from app.api.caller import keys
-from app.embedded.install import InstallError
-from app.embedded.service import StartError
-from app.host.interpreter import InterpreterError
-from app.host.packages import PackageError
 from app.host.processes import SUPERVISED
+from app.host.program import CommandError
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
@@ -575,7 +572,7 @@ def test_pulled_model_is_not_pulled_again(
 @pytest.mark.usefixtures("pulled")
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("app.__main__.install", lambda _: None)
-    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([], StartError("out of luck")))
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([], CommandError("out of luck")))
 
     assert main(["triton"]) == 1
     assert one_line(capsys) == "out of luck"
@@ -597,7 +594,7 @@ def test_signal_leaves_no_traceback(
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("failure", [SettingsError, InterpreterError, PackageError, InstallError])
+@pytest.mark.parametrize("failure", [SettingsError, CommandError])
 def test_every_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[Exception]
 ) -> None:
@@ -621,7 +618,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     def supervise(_: Settings, watched: object) -> int:
         assert watched is triton
         done.append("supervise")
-        raise StartError("Triton cannot be run here")
+        raise CommandError("Triton cannot be run here")
 
     monkeypatch.setattr("app.__main__.install", lambda _: done.append("install"))
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: triton)

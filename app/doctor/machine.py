@@ -11,9 +11,9 @@ from PIL import features
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.launch import loadable_models
 from app.host.packages import has_pillow_simd
+from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.zoo import registry
-from app.zoo.registry import RegistryError
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}
@@ -85,7 +85,7 @@ def _check_repository(settings: Settings) -> Finding:
     text = f"the model repository {repository} has {', '.join(models) or 'no model that was pulled'}"
     try:
         known = registry.load(settings.registry_path)
-    except RegistryError as error:
+    except CommandError as error:
         return failure("model_repository", str(error), f"correct it, or restore it: git checkout {settings.registry_path}")
     if settings.triton_endpoints or settings.model in models:
         return ok("model_repository", text)

@@ -13,9 +13,9 @@ from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.folder import check_private
 from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
-from app.embedded.service import StartError
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
+from app.host.program import CommandError
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.probe import run_probe
 from app.settings.schema import PREFIX, Settings
@@ -56,7 +56,7 @@ async def examine(target: Target, settings: Settings) -> Examination:
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
-    except StartError as error:
+    except CommandError as error:
         text, _, fix = str(error).partition("; ")
         return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)

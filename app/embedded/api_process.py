@@ -5,10 +5,11 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
 from app.host import cores, program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
+from app.host.program import CommandError
 from app.resilience import last_valid, worker_table
 from app.settings.schema import PREFIX, Settings
 
@@ -40,7 +41,7 @@ class ApiProcess:
         """Start the instance.
 
         Raises:
-            StartError: The process cannot be created.
+            CommandError: The process cannot be created.
         """
         inherited = [worker_table.create(), last_valid.create(), self._beats]
         try:
@@ -52,7 +53,7 @@ class ApiProcess:
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise StartError(str(error)) from error
+            raise CommandError(str(error)) from error
 
     def poll(self) -> int | None:
         """Return the exit code; None while the instance runs, or before it is started."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from app.host import interpreter
 from app.host.interpreter import Interpreter
 from app.host.packages import download_wheel, make_environment, verify_sha256
+from app.host.program import CommandError
 from app.telemetry.logging import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -29,19 +30,13 @@ _LIBPYTHON = "libpython{}.so.1.0"
 _NEEDED_BYTES = 1_500_000_000
 
 
-class InstallError(Exception):
-    """The embedded Triton cannot be installed; the message is one line for the user."""
-
-
 def install(home: Path) -> None:
     """Install the server and the environment of its Python backend in `home`, unless they are installed.
 
     Several processes may call this at once: one installs, the others wait. An existing installation is only read.
 
     Raises:
-        InterpreterError: There is no suitable Python.
-        InstallError: There is no disk space or no libpython, or `home` cannot be written.
-        PackageError: A download failed, or the wheel is not the pinned one.
+        CommandError: There is no suitable Python, no libpython or no disk space; `home` cannot be written; or a download failed.
     """
     libpython_folder()
     server, python = home / "server", home / "python"
@@ -78,7 +73,7 @@ def _lock(home: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise InstallError(f"{home} could not be created or written: {error.strerror}") from error
+        raise CommandError(f"{home} could not be created or written: {error.strerror}") from error
     try:
         _wait_for(descriptor, home)
         yield
@@ -94,7 +89,7 @@ def _wait_for(descriptor: int, home: Path) -> None:
             say(f"another process is installing in {home}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
-        raise InstallError(f"{home / _LOCK} could not be locked: {error.strerror}") from error
+        raise CommandError(f"{home / _LOCK} could not be locked: {error.strerror}") from error
 
 
 @contextmanager
@@ -102,7 +97,7 @@ def _building(target: Path, tag: str) -> Iterator[Path]:
     """Create a folder atomically."""
     free = shutil.disk_usage(target.parent).free
     if free < _NEEDED_BYTES:
-        raise InstallError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
+        raise CommandError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
     for leftover in target.parent.glob(f"{target.name}*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     # Unique per process: the pip of a killed process may still be writing into its folder.
@@ -114,7 +109,7 @@ def _building(target: Path, tag: str) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
     except OSError as error:
-        raise InstallError(f"{target} could not be written: {error.strerror}") from error
+        raise CommandError(f"{target} could not be written: {error.strerror}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -151,14 +146,13 @@ def libpython_folder() -> Path | None:
     """Return the folder of the libpython that the backend's stub is linked to; None if the loader finds it by itself.
 
     Raises:
-        InterpreterError: There is no suitable Python.
-        InstallError: The Python has no libpython.
+        CommandError: There is no suitable Python, or it has no libpython.
     """
     python = _python()
     name = _LIBPYTHON.format(python.version)
     found = next((folder for folder in python.library_folders if (folder / name).is_file()), None)
     if found is None and ctypes.util.find_library(f"python{python.version}") is None:
-        raise InstallError(f"{name} is missing; on Debian run: apt-get install libpython{python.version}")
+        raise CommandError(f"{name} is missing; on Debian run: apt-get install libpython{python.version}")
     return found
 
 

@@ -13,10 +13,11 @@ from app.embedded.folder import TritonFolder
 from app.embedded.inference_check import check_inference
 from app.embedded.launch import command, environment, loadable_models, shm_prefix
 from app.embedded.load_failures import read_load_failures
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
 from app.errors import TritonUnavailable
 from app.host.ports import is_free
 from app.host.processes import die_with_parent, end_group, kill_group
+from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 from app.triton.blocking_client import BlockingClient
@@ -50,7 +51,7 @@ class EmbeddedTriton:
         """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
 
         Raises:
-            StartError: It, or a TCP port in the settings, is used by another program; the message names the setting.
+            CommandError: It, or a TCP port in the settings, is used by another program; the message names the setting.
         """
         self._folder.claim()
         first = self._settings.triton_ports
@@ -61,13 +62,13 @@ class EmbeddedTriton:
                 reason = "it is in use"
             except OSError as error:  # only root may use the lowest ones
                 reason = str(error.strerror)
-            raise StartError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
+            raise CommandError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
 
         Raises:
-            StartError: As for `spawn`; or it did not become ready, with its log in the message.
+            CommandError: As for `spawn`; or it did not become ready, with its log in the message.
         """
         try:
             self.spawn()
@@ -77,7 +78,7 @@ class EmbeddedTriton:
                 say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
             self.stop()
-            raise StartError(str(error)) from error
+            raise CommandError(str(error)) from error
         except BaseException:
             self.stop()
             raise
@@ -86,7 +87,7 @@ class EmbeddedTriton:
         """Start the server without waiting for it.
 
         Raises:
-            StartError: As for `claim`; or the server cannot run on this machine.
+            CommandError: As for `claim`; or the server cannot run on this machine.
         """
         self.claim()
         try:
@@ -104,7 +105,7 @@ class EmbeddedTriton:
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            raise StartError(f"Triton cannot be run here: {error}") from error
+            raise CommandError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
         """Check that the default model works.
@@ -165,13 +166,13 @@ class EmbeddedTriton:
                     return
                 break
             if (code := self.poll()) is not None:
-                raise StartError(f"Triton exited with code {code} while it started; its log is {self.log}")
+                raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
             if time.monotonic() > until:
-                raise StartError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
+                raise CommandError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
             time.sleep(_POLL_SECONDS)
         is_there = model in loadable_models(self._repository)
         unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
-        raise StartError(f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}")
+        raise CommandError(f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
     def _check(self, seconds: float) -> None:
         check_inference(self._client, self._settings.model, seconds)

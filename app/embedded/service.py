@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Protocol
 
+from app.host.program import CommandError
 from app.telemetry.logging import say
 
 # The first restart is immediate; the delay doubles with each further one within a minute.
@@ -25,10 +26,6 @@ class ServiceError(Exception):
         super().__init__(message)
         self.code = code
         """The exit code of the gateway."""
-
-
-class StartError(Exception):
-    """A program cannot be started; the message is one line for the user."""
 
 
 class CheckError(Exception):
@@ -52,7 +49,7 @@ class Program(Protocol):
         """Start the program without waiting for it.
 
         Raises:
-            StartError: It cannot be started.
+            CommandError: It cannot be started.
         """
 
     def poll(self) -> int | None:
@@ -128,7 +125,7 @@ class Service:
         self._started_at = self._next_check = monotonic()
         try:
             self.program.spawn()
-        except StartError as error:
+        except CommandError as error:
             self._restart(f"could not be started ({error})", 1)
 
     def _note_check(self, error: CheckError | None) -> None:

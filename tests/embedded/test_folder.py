@@ -14,7 +14,7 @@ import pytest
 
 from app import preflight
 from app.embedded.folder import TritonFolder
-from app.embedded.service import StartError
+from app.host.program import CommandError
 from app.settings.schema import Settings
 from tests.support import ROOT
 
@@ -94,7 +94,7 @@ def test_only_one_process_uses_it(
         begun = time.monotonic()
         monkeypatch.setattr("app.embedded.folder._CLAIM_ATTEMPTS", 2)
         text = f"process {other.pid} runs the Triton in {settings.triton_home}"
-        with pytest.raises(StartError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
+        with pytest.raises(CommandError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
             folder.claim()
         folder.give_up()
         assert (folder.path / "models").exists()
@@ -165,9 +165,9 @@ def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: C
     path = settings.triton_folder
     make(path)
     try:
-        with pytest.raises(StartError, match=f"{path}, for Triton's socket, {reason}"):
+        with pytest.raises(CommandError, match=f"{path}, for Triton's socket, {reason}"):
             TritonFolder(settings).claim()
-        with pytest.raises(StartError, match=reason):
+        with pytest.raises(CommandError, match=reason):
             preflight.require_usable(settings)  # before an API alone, which would send its images there
         assert path.exists()
     finally:
