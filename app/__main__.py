@@ -29,7 +29,6 @@ from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.credentials import CredentialsError
 from app.zoo import registry
 from app.zoo.pull import pull
 
@@ -40,7 +39,7 @@ _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a one-line message for the user.
-_FAILURES = (CommandError, SettingsError, KeysError, CredentialsError)
+_FAILURES = (CommandError, SettingsError, KeysError)
 
 _KEY_HELP = (
     "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "

@@ -27,7 +27,7 @@ _LIBRARIES = (
 def check(settings: Settings) -> Iterator[Finding]:
     """Check this machine."""
     yield _check_python()
-    yield _check_pillow()
+    yield check_pillow()
     yield from _check_formats()
     yield from _check_libraries()
     yield _check_repository(settings)
@@ -40,7 +40,8 @@ def _check_python() -> Finding:
     return failure("python", text, "make the virtual environment with one of them: rm -r .venv && PYTHON=python3.12 ./just")
 
 
-def _check_pillow() -> Finding:
+def check_pillow() -> Finding:
+    """Check that nothing has overwritten pillow-simd, without which the API does not start where there is one."""
     if has_pillow_simd():
         return ok("pillow", f"pillow-simd {features.version('pil')} is installed")
     if sys.platform == "linux" and platform.machine() == "x86_64":

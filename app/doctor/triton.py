@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -11,7 +10,6 @@ from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.folder import check_private
-from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -170,7 +168,7 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         states = await client.list_models()
     except GatewayError as error:
         return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", KEY_FIX)]
-    logged = {} if settings.triton_endpoints else _read_log(settings)
+    logged = {} if settings.triton_endpoints else EmbeddedTriton(settings).load_failures()
     states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
     ready = [name for name, state in states.items() if state.state == "READY"]
     text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
@@ -195,13 +193,6 @@ async def _check_process(client: TritonClient, name: str) -> Finding | None:
     except GatewayError:  # not a model for the gateway, or not ready any more
         pass
     return None
-
-
-def _read_log(settings: Settings) -> dict[str, str]:
-    """Read the reasons of failed model loads from the embedded Triton's log; empty if the log cannot be read."""
-    with suppress(OSError):
-        return read_load_failures(EmbeddedTriton(settings).log)
-    return {}
 
 
 def _should_be_ready(state: ModelState, settings: Settings) -> bool:

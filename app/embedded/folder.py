@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
-from app.host import ports
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
@@ -81,9 +80,12 @@ class TritonFolder:
             if self._lock():
                 return
             if attempt == 1:
-                say(f"{self._describe_holder()}; waiting for its end")
+                say(f"another process runs the Triton in {self._home}; waiting for its end")
             time.sleep(_POLL_SECONDS)
-        raise CommandError(f"{self._describe_holder()}; end it, or choose another folder with {PREFIX}TRITON_HOME")
+        raise CommandError(
+            f"another process, perhaps of a container with this /dev/shm, runs the Triton in {self._home}; "
+            f"end it, or choose another folder with {PREFIX}TRITON_HOME"
+        )
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
@@ -120,11 +122,6 @@ class TritonFolder:
         except OSError:  # another process has locked it, or systemd has just removed it
             self._close()
         return self._is_held()
-
-    def _describe_holder(self) -> str:
-        found = ports.holder(self.path)
-        holder = f"process {found[0]}" if found else "another process, perhaps of another container with this /dev/shm,"
-        return f"{holder} runs the Triton in {self._home}"
 
     def _is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""

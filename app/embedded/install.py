@@ -26,8 +26,6 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 _LOCK = "install.lock"
 _LIBPYTHON = "libpython{}.so.1.0"
-# For the unpacked server and the environment, including temporary files.
-_NEEDED_BYTES = 1_500_000_000
 
 
 def install(home: Path) -> None:
@@ -95,9 +93,6 @@ def _wait_for(descriptor: int, home: Path) -> None:
 @contextmanager
 def _building(target: Path, tag: str) -> Iterator[Path]:
     """Create a folder atomically."""
-    free = shutil.disk_usage(target.parent).free
-    if free < _NEEDED_BYTES:
-        raise CommandError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
     for leftover in target.parent.glob(f"{target.name}*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     # Unique per process: the pip of a killed process may still be writing into its folder.

@@ -35,11 +35,7 @@ class EmbeddedTriton:
     ready_seconds = _READY_SECONDS
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare the server without starting it.
-
-        Args:
-            settings: The settings with its ports, folders and default model.
-        """
+        """Prepare the server without starting it."""
         self._settings = settings
         self._repository = Path(settings.model_repository).resolve()
         self._folder = TritonFolder(settings)
@@ -74,7 +70,7 @@ class EmbeddedTriton:
             self.spawn()
             self._wait()
             self._check(_READY_SECONDS)
-            for model, reason in self._load_failures().items():
+            for model, reason in self.load_failures().items():
                 say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
             self.stop()
@@ -140,6 +136,14 @@ class EmbeddedTriton:
             self._forget()
         self._folder.give_up()
 
+    def load_failures(self) -> dict[str, str]:
+        """Return the reasons of failed model loads, with the user's paths instead of links."""
+        failures = {}
+        with suppress(OSError):  # there may have been no room for it
+            failures = read_load_failures(self.log)
+        links = str(self._folder.path / "models")
+        return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
+
     def _forget(self) -> None:
         """Remove the files of the ended process."""
         self._process = None
@@ -172,7 +176,7 @@ class EmbeddedTriton:
             time.sleep(_POLL_SECONDS)
         is_there = model in loadable_models(self._repository)
         unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
-        raise CommandError(f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}")
+        raise CommandError(f"{model} could not be loaded: {self.load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
     def _check(self, seconds: float) -> None:
         check_inference(self._client, self._settings.model, seconds)
@@ -181,14 +185,6 @@ class EmbeddedTriton:
                 descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 os.fchmod(descriptor, 0o600)
                 os.close(descriptor)
-
-    def _load_failures(self) -> dict[str, str]:
-        """Return the reasons of failed model loads, with the user's paths instead of links."""
-        failures = {}
-        with suppress(OSError):  # there may have been no room for it
-            failures = read_load_failures(self.log)
-        links = str(self._folder.path / "models")
-        return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
 
     def _sweep(self) -> None:
         """Remove the shared memory of this process or a previous one, and the control keys that earlier versions needed."""

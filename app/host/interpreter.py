@@ -37,12 +37,8 @@ class Interpreter(NamedTuple):
 def find(user: str, otherwise: str) -> Interpreter:
     """Return this Python; for the one-file program, the newest one in PATH with pip and venv.
 
-    Args:
-        user: What needs it, for the error.
-        otherwise: The alternative without it, for the error.
-
     Raises:
-        CommandError: There is none.
+        CommandError: There is none; the message says what needs it, and the alternative.
     """
     found = _search(os.environ.get("PATH", os.defpath)) if program.IS_ONE_FILE else _this_one()
     if found is None:

