@@ -171,8 +171,7 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             return 0
-        say(f"Triton exited with code {code}; its log is {triton.log}")
-        return 1
+        raise CommandError(f"Triton exited with code {code}; its log is {triton.log}")
 
 
 @contextmanager
@@ -209,11 +208,9 @@ def _doctor(settings: Settings, options: argparse.Namespace) -> int:
     return report.run(settings, as_json=options.json, is_strict=options.strict)
 
 
-def _healthcheck(settings: Settings, _: argparse.Namespace) -> int:
+def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
     if wrong := healthcheck.failure(settings):
-        say(wrong)
-        return 1
-    return 0
+        raise CommandError(wrong)
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:

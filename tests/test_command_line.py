@@ -264,7 +264,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "serve | api",
             STOCK_PILLOW,
-            f"stock Pillow {features.version('pil')} is installed over pillow-simd: the API does not start with it; rm -r .venv && ./just...",
+            f"stock Pillow {features.version('pil')} is installed over pillow-simd: the API does not start with it; rm -r...",
         ),
         (
             "serve | api",

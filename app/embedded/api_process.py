@@ -13,7 +13,6 @@ from app.host.program import CommandError
 from app.resilience import last_valid, worker_table
 from app.settings.schema import PREFIX, Settings
 
-_READY_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
 # By so many checks in a row, one every five seconds: on a busy machine, a beat may be late.
 _MAX_MISSED_BEATS = 5
@@ -23,7 +22,7 @@ _OK = 200
 class ApiProcess:
     """An instance of the API."""
 
-    ready_seconds = _READY_SECONDS
+    ready_seconds = 120.0
 
     def __init__(self, settings: Settings, socket: Path | None = None) -> None:
         """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""

@@ -70,24 +70,17 @@ def _lock(home: Path) -> Iterator[None]:
     try:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise CommandError(f"{home} could not be created or written: {error.strerror}") from error
-    try:
-        _wait_for(descriptor, home)
-        yield
-    finally:
-        os.close(descriptor)  # the file stays: another process may be waiting for it
-
-
-def _wait_for(descriptor: int, home: Path) -> None:
-    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"another process is installing in {home}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
-        raise CommandError(f"{home / _LOCK} could not be locked: {error.strerror}") from error
+        raise CommandError(f"{home / _LOCK} could not be written or locked: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)  # the file stays: another process may be waiting for it
 
 
 @contextmanager

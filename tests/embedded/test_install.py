@@ -300,7 +300,7 @@ def test_lock_that_cannot_be_taken_is_an_error(tmp_path: Path, packages: Package
 
     monkeypatch.setattr(fcntl, "flock", flock)
 
-    with pytest.raises(CommandError, match=rf"{LOCK} could not be locked: No locks available"):
+    with pytest.raises(CommandError, match=rf"{LOCK} could not be written or locked: No locks available"):
         install(tmp_path)
     assert packages.steps == []
 

@@ -171,16 +171,6 @@ def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.Monk
     assert 0 < silent.call_args.kwargs["timeout"] <= 60
 
 
-def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for answer in (WHOLE, WITHOUT_LENGTH):
-        with site(answer) as url:
-            download(at(url), folder)
-
-    shown = capsys.readouterr().err.splitlines()
-    assert "nereid: 0 of 0 MiB" in shown
-    assert "nereid: 0 MiB" in shown
-
-
 def test_certificates_that_are_not_there_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error must not blame the network."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
