@@ -18,23 +18,19 @@ from typing import TYPE_CHECKING
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
-from app.embedded.install import InstallError, install
+from app.embedded.install import install
 from app.embedded.launch import loadable_models
-from app.embedded.service import StartError
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
-from app.host.interpreter import InterpreterError
-from app.host.packages import PackageError
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
+from app.host.program import CommandError
 from app.resilience import last_valid, worker_table
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.credentials import CredentialsError
 from app.zoo import registry
-from app.zoo.pull import PullError, pull
-from app.zoo.registry import RegistryError
+from app.zoo.pull import pull
 
 if TYPE_CHECKING:
     from app.embedded.server import EmbeddedTriton
@@ -43,17 +39,7 @@ _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a one-line message for the user.
-_FAILURES = (
-    SettingsError,
-    KeysError,
-    CredentialsError,
-    RegistryError,
-    InterpreterError,
-    PackageError,
-    InstallError,
-    StartError,
-    PullError,
-)
+_FAILURES = (CommandError, SettingsError, KeysError)
 
 _KEY_HELP = (
     "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "
@@ -185,8 +171,7 @@ def _triton(settings: Settings, _: argparse.Namespace) -> int:
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             return 0
-        say(f"Triton exited with code {code}; its log is {triton.log}")
-        return 1
+        raise CommandError(f"Triton exited with code {code}; its log is {triton.log}")
 
 
 @contextmanager
@@ -223,11 +208,9 @@ def _doctor(settings: Settings, options: argparse.Namespace) -> int:
     return report.run(settings, as_json=options.json, is_strict=options.strict)
 
 
-def _healthcheck(settings: Settings, _: argparse.Namespace) -> int:
+def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
     if wrong := healthcheck.failure(settings):
-        say(wrong)
-        return 1
-    return 0
+        raise CommandError(wrong)
 
 
 def _settings(_: Settings, __: argparse.Namespace) -> None:
@@ -251,10 +234,10 @@ def _entry(settings: Settings, name: str) -> registry.PublishedModel:
     known = registry.load(settings.registry_path) or registry.carried()
     if name not in known:
         if not known:
-            raise PullError(
+            raise CommandError(
                 f"{settings.registry_path} lists no model; run this in the project's folder or set {PREFIX}MODEL_REPOSITORY"
             )
-        raise PullError(f"{name} is not in {settings.registry_path}, which lists {', '.join(known)}")
+        raise CommandError(f"{name} is not in {settings.registry_path}, which lists {', '.join(known)}")
     return known[name]
 
 

@@ -8,10 +8,9 @@ _OK = 200
 
 
 def failure(settings: Settings) -> str:
-    """Request `/livez` of every instance. It does not depend on Triton, whose failures a restart of the API would not fix.
+    """Request `/livez` of every instance, and return a one-line error message; an empty one if all respond.
 
-    Returns:
-        A one-line error message; empty if all instances respond.
+    It does not depend on Triton, whose failures a restart of the API would not fix.
     """
     url = settings.local_url
     for socket in settings.sockets:

@@ -18,6 +18,7 @@ from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
+from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.pipeline.pipeline import Limits, Models, Pipeline
@@ -39,7 +40,6 @@ from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
 from app.triton.transport import Transport
 from app.zoo import registry
-from app.zoo.registry import RegistryError
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -169,7 +169,7 @@ def _models(settings: Settings) -> Models:
     models = Models(settings.model, settings.task_models)
     try:
         return models._replace(pullable=frozenset(registry.load(settings.registry_path)))
-    except RegistryError as error:
+    except CommandError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file
         return models
 

@@ -4,19 +4,17 @@ import errno
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-from app.api.caller import keys
+from app.doctor import consistency, machine
+from app.doctor.finding import Severity
 from app.embedded.folder import make_private
 from app.errors import UrlNotAllowed
 from app.host import ports, program
-from app.host.packages import has_exporter, has_pillow_simd
 from app.host.processes import SUPERVISED
 from app.remote.address import parse_origin
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry.logging import say
-from app.triton import control_key, credentials
 from app.zoo import registry
 
 _CONNECT_SECONDS = 2.0
@@ -28,21 +26,18 @@ def require_usable(settings: Settings) -> None:
     The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
 
     Raises:
-        SettingsError, KeysError, CredentialsError, RegistryError, StartError: A check failed.
+        SettingsError, CommandError: A check failed.
     """
     if SUPERVISED not in os.environ:
         registry.load(settings.registry_path)
-        if settings.tracing:
-            _require_tracing()
-    if settings.api_keys_file:
-        keys.load(Path(settings.api_keys_file))
-    credentials.load(settings.triton_tls_folder)
+    for finding in (*consistency.check_files(settings), machine.check_pillow()):
+        if finding.severity is Severity.FAILURE:
+            raise SettingsError(f"{finding.message}; {finding.fix}")
     if not settings.triton_endpoints:
         make_private(settings.triton_folder)
-    if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
-        raise SettingsError(f"{PREFIX}TRITON_CONTROL_KEY_FILE: {settings.triton_control_key_file} has no key that can be read")
     _require_origin(settings)
-    _require_simd()
+    if settings.tracing and SUPERVISED not in os.environ:
+        _require_tracing()
 
 
 def _require_origin(settings: Settings) -> None:
@@ -57,14 +52,7 @@ def _require_origin(settings: Settings) -> None:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file} has no token that can be read") from error
 
 
-def _require_simd() -> None:
-    if sys.platform == "linux" and os.uname().machine == "x86_64" and not has_pillow_simd():
-        raise SettingsError("stock Pillow is installed over pillow-simd; run: rm -r .venv && ./just")
-
-
 def _require_tracing() -> None:
-    if not has_exporter():
-        raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry is not installed; run: pip install '.[otel]'")
     # In a separate process, because it starts threads, which must not exist when workers are forked.
     command = program.command("app.telemetry.tracing")
     tried = subprocess.run(command, env=program.environment(), capture_output=True, text=True, check=False)  # noqa: S603
@@ -106,9 +94,7 @@ def require_address(settings: Settings) -> None:
         return
     if path:
         raise SettingsError(f"socket {path} is in use, or its folder does not exist; choose another with {PREFIX}SOCKET")
-    found = ports.holder(settings.port)
-    by = f" by process {found[0]} ({found[1]})" if found else ""
-    raise SettingsError(f"port {settings.port} is in use{by}; end it, or choose another with --port")
+    raise SettingsError(f"port {settings.port} is in use (ss -ltnp shows by whom); choose another with --port")
 
 
 def make_socket_folder(folder: Path) -> None:

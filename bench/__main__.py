@@ -4,11 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from app.embedded.install import InstallError
-from app.embedded.service import StartError
-from app.host.packages import PackageError
+from app.host.program import CommandError
 from app.settings.schema import SettingsError
-from app.zoo.registry import RegistryError
 from bench.experiments import (
     batch,
     dialects,
@@ -32,7 +29,7 @@ from bench.report.records import load_record
 
 _INTERRUPTED = 130
 # Each has a one-line message for the user.
-_FAILURES = (ContestantError, SettingsError, RegistryError, PackageError, InstallError, StartError)
+_FAILURES = (ContestantError, SettingsError, CommandError)
 
 
 def main(arguments: list[str] | None = None) -> int:

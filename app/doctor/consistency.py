@@ -1,6 +1,7 @@
 """Checks of settings that are individually valid, but inconsistent with each other or with the files they name."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from app.api.caller import keys
@@ -29,22 +30,17 @@ _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
     """Check the settings, which are individually valid."""
     yield from _check_listener(settings)
-    yield from _check_files(settings)
+    yield from check_files(settings)
     yield from _check_timeouts(settings)
     yield from _check_renewal(settings)
-    if settings.tracing and not has_exporter():
-        yield failure("tracing", "OpenTelemetry, which exports traces, is not installed", "pip install '.[otel]'")
     yield _check_transport(settings, is_triton_here=is_triton_here)
 
 
 def _check_listener(settings: Settings) -> Iterator[Finding]:
     """Check who can reach the API, and whether it needs a key."""
     if settings.api_keys_file:
-        try:
+        with suppress(KeysError):  # reported by the check of the files
             known = keys.load(Path(settings.api_keys_file))
-        except KeysError as error:
-            yield failure("api_keys", str(error), f"correct the file, or name another: {PREFIX}API_KEYS_FILE=/path/of/keys.toml")
-        else:
             yield ok("api_keys", f"API keys in {settings.api_keys_file}: {', '.join(known)}")
         return
     if settings.socket or settings.instances:
@@ -62,7 +58,13 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
         yield warning("api_keys", f"{text}, which other machines can reach", fix)
 
 
-def _check_files(settings: Settings) -> Iterator[Finding]:
+def check_files(settings: Settings) -> Iterator[Finding]:
+    """Check the files and packages without which the API does not start."""
+    if settings.api_keys_file:
+        try:
+            keys.load(Path(settings.api_keys_file))
+        except KeysError as error:
+            yield failure("api_keys", str(error), f"correct the file, or name another: {PREFIX}API_KEYS_FILE=/path/of/keys.toml")
     try:
         credentials.load(settings.triton_tls_folder)
     except CredentialsError as error:
@@ -70,6 +72,8 @@ def _check_files(settings: Settings) -> Iterator[Finding]:
     if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
         text = f"{settings.triton_control_key_file} has no key that can be read"
         yield failure("control_key", text, KEY_FIX)
+    if settings.tracing and not has_exporter():
+        yield failure("tracing", f"{PREFIX}TRACING needs OpenTelemetry, which is not installed", "pip install '.[otel]'")
 
 
 def _check_timeouts(settings: Settings) -> Iterator[Finding]:

@@ -5,8 +5,8 @@ They must not harm a Triton in use: they are made one by one, and none is cancel
 
 import asyncio
 from collections.abc import AsyncIterator
+from statistics import median
 from time import perf_counter
-from typing import NamedTuple
 
 from app.doctor.batching import Scheduling, check_delay
 from app.doctor.finding import Finding, failure, ok, warning
@@ -24,28 +24,22 @@ _STATISTICS_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
 
 
-class Run(NamedTuple):
-    """An inference of a blank image."""
-
-    seconds: float
-    counted: ModelStatistics | None
-    """Triton's statistics of this time, including other clients' images; None if it does not report them."""
-
-
 async def measure(
     client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, timeout_seconds: float
 ) -> AsyncIterator[Finding]:
     """Run inferences one by one, and check how long they take. The fixes name the config file."""
     try:
         await _run(client, spec)  # it also warms up the model
-        runs = sorted([await _run(client, spec) for _ in range(_RUNS)], key=lambda run: run.seconds)
+        before = await _read_counters(client, spec)
+        seconds = median([await _run(client, spec) for _ in range(_RUNS)])
+        after = await _read_counters(client, spec)
     except (GatewayError, InvalidModelOutput) as error:
         if spec.dtype is None and isinstance(error, InferenceFailed):
             yield ok("inference", f"{spec.name} takes encoded files, but not a blank PNG: nothing was measured")
         else:
             yield failed_inference(spec.name, error)
         return
-    seconds, counted = runs[_RUNS // 2]
+    counted = None if before is None or after is None else after.since(before)
     text = f"{spec.name} answers on {spec.device} in {seconds * 1e3:.1f} ms, one request at a time"
     if seconds < timeout_seconds:
         yield ok("inference", text)
@@ -68,13 +62,12 @@ def failed_inference(name: str, error: GatewayError) -> Finding:
     return failure("model_process", text, fix)
 
 
-async def _run(client: TritonClient, spec: ModelSpec) -> Run:
-    """Run one inference.
+async def _run(client: TritonClient, spec: ModelSpec) -> float:
+    """Run one inference of a blank image, and return its seconds.
 
     Raises:
         GatewayError: It failed, or its result cannot be decoded.
     """
-    before = await _read_counters(client, spec)
     start = perf_counter()
     call = asyncio.ensure_future(client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
     done, _ = await asyncio.wait({call}, timeout=_PATIENCE_SECONDS)
@@ -82,8 +75,7 @@ async def _run(client: TritonClient, spec: ModelSpec) -> Run:
     if not done:
         raise Unanswered(f"no answer for {_PATIENCE_SECONDS:g} s")
     check_result(spec, call.result())
-    after = await _read_counters(client, spec)
-    return Run(seconds, None if before is None or after is None else after.since(before))
+    return seconds
 
 
 async def _read_counters(client: TritonClient, spec: ModelSpec) -> ModelStatistics | None:

@@ -11,9 +11,9 @@ from PIL import features
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.launch import loadable_models
 from app.host.packages import has_pillow_simd
+from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.zoo import registry
-from app.zoo.registry import RegistryError
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)
 _FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}
@@ -27,7 +27,7 @@ _LIBRARIES = (
 def check(settings: Settings) -> Iterator[Finding]:
     """Check this machine."""
     yield _check_python()
-    yield _check_pillow()
+    yield check_pillow()
     yield from _check_formats()
     yield from _check_libraries()
     yield _check_repository(settings)
@@ -40,7 +40,8 @@ def _check_python() -> Finding:
     return failure("python", text, "make the virtual environment with one of them: rm -r .venv && PYTHON=python3.12 ./just")
 
 
-def _check_pillow() -> Finding:
+def check_pillow() -> Finding:
+    """Check that nothing has overwritten pillow-simd, without which the API does not start where there is one."""
     if has_pillow_simd():
         return ok("pillow", f"pillow-simd {features.version('pil')} is installed")
     if sys.platform == "linux" and platform.machine() == "x86_64":
@@ -85,7 +86,7 @@ def _check_repository(settings: Settings) -> Finding:
     text = f"the model repository {repository} has {', '.join(models) or 'no model that was pulled'}"
     try:
         known = registry.load(settings.registry_path)
-    except RegistryError as error:
+    except CommandError as error:
         return failure("model_repository", str(error), f"correct it, or restore it: git checkout {settings.registry_path}")
     if settings.triton_endpoints or settings.model in models:
         return ok("model_repository", text)

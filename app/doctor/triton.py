@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -11,11 +10,10 @@ from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.folder import check_private
-from app.embedded.load_failures import read_load_failures
 from app.embedded.server import EmbeddedTriton
-from app.embedded.service import StartError
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
+from app.host.program import CommandError
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.probe import run_probe
 from app.settings.schema import PREFIX, Settings
@@ -56,7 +54,7 @@ async def examine(target: Target, settings: Settings) -> Examination:
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
-    except StartError as error:
+    except CommandError as error:
         text, _, fix = str(error).partition("; ")
         return Examination([failure("triton", text, fix), *model.check_file(settings)], is_here)
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
@@ -170,7 +168,7 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         states = await client.list_models()
     except GatewayError as error:
         return {}, [warning("models", f"Triton does not tell which models it has: {own_message(error)}", KEY_FIX)]
-    logged = {} if settings.triton_endpoints else _read_log(settings)
+    logged = {} if settings.triton_endpoints else EmbeddedTriton(settings).load_failures()
     states |= {name: state._replace(reason=logged[name]) for name, state in states.items() if name in logged and not state.reason}
     ready = [name for name, state in states.items() if state.state == "READY"]
     text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
@@ -195,13 +193,6 @@ async def _check_process(client: TritonClient, name: str) -> Finding | None:
     except GatewayError:  # not a model for the gateway, or not ready any more
         pass
     return None
-
-
-def _read_log(settings: Settings) -> dict[str, str]:
-    """Read the reasons of failed model loads from the embedded Triton's log; empty if the log cannot be read."""
-    with suppress(OSError):
-        return read_load_failures(EmbeddedTriton(settings).log)
-    return {}
 
 
 def _should_be_ready(state: ModelState, settings: Settings) -> bool:

@@ -5,14 +5,14 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
 from app.host import cores, program
 from app.host.http import get_status
 from app.host.processes import SUPERVISED, die_with_parent, kill_group
+from app.host.program import CommandError
 from app.resilience import last_valid, worker_table
 from app.settings.schema import PREFIX, Settings
 
-_READY_SECONDS = 120.0
 _CHECK_SECONDS = 5.0
 # By so many checks in a row, one every five seconds: on a busy machine, a beat may be late.
 _MAX_MISSED_BEATS = 5
@@ -22,7 +22,7 @@ _OK = 200
 class ApiProcess:
     """An instance of the API."""
 
-    ready_seconds = _READY_SECONDS
+    ready_seconds = 120.0
 
     def __init__(self, settings: Settings, socket: Path | None = None) -> None:
         """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""
@@ -40,7 +40,7 @@ class ApiProcess:
         """Start the instance.
 
         Raises:
-            StartError: The process cannot be created.
+            CommandError: The process cannot be created.
         """
         inherited = [worker_table.create(), last_valid.create(), self._beats]
         try:
@@ -52,7 +52,7 @@ class ApiProcess:
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
             )
         except (OSError, subprocess.SubprocessError) as error:
-            raise StartError(str(error)) from error
+            raise CommandError(str(error)) from error
 
     def poll(self) -> int | None:
         """Return the exit code; None while the instance runs, or before it is started."""

@@ -23,10 +23,7 @@ class FileInput:
     """Draws files on canvases according to the parameters in a model's config."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Read the parameters.
-
-        Args:
-            config: Config of a model that takes files, as Triton's JSON.
+        """Read the parameters in the config of a model that takes files, as Triton's JSON.
 
         Raises:
             UnsupportedModel: The gateway does not support the model.

@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.launch import loadable_models
-from app.embedded.service import StartError
-from app.host import ports
+from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
 
@@ -27,31 +26,31 @@ def check_private(path: Path) -> None:
     """Check that nobody but this user can listen in the folder for Triton's socket, if it exists.
 
     Raises:
-        StartError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
+        CommandError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
     """
     with suppress(FileNotFoundError):
         found, user = path.lstat(), os.geteuid()
         if found.st_uid != user:
-            raise StartError(
+            raise CommandError(
                 f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
                 f"run this as that user (sudo -u '#{found.st_uid}') or, if no Triton of that user is meant, remove the folder"
             )
         if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            raise StartError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
+            raise CommandError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
 
 
 def make_private(path: Path) -> None:
     """Make the folder for Triton's socket, if there is none. Because /dev/shm is sticky, no other user can replace it from then on.
 
     Raises:
-        StartError: As for `check_private`; or it cannot be made.
+        CommandError: As for `check_private`; or it cannot be made.
     """
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         check_private(path)
     except OSError as error:
-        raise StartError(f"{path}, for Triton's socket, cannot be made: {error.strerror}") from error
+        raise CommandError(f"{path}, for Triton's socket, cannot be made: {error.strerror}") from error
 
 
 class TritonFolder:
@@ -71,7 +70,7 @@ class TritonFolder:
         A Triton whose starter was killed ends, too, but needs a moment for that; it is waited for.
 
         Raises:
-            StartError: It belongs to another process or to another user, or cannot be made.
+            CommandError: It belongs to another process or to another user, or cannot be made.
         """
         if self._is_held():
             return
@@ -81,9 +80,12 @@ class TritonFolder:
             if self._lock():
                 return
             if attempt == 1:
-                say(f"{self._describe_holder()}; waiting for its end")
+                say(f"another process runs the Triton in {self._home}; waiting for its end")
             time.sleep(_POLL_SECONDS)
-        raise StartError(f"{self._describe_holder()}; end it, or choose another folder with {PREFIX}TRITON_HOME")
+        raise CommandError(
+            f"another process, perhaps of a container with this /dev/shm, runs the Triton in {self._home}; "
+            f"end it, or choose another folder with {PREFIX}TRITON_HOME"
+        )
 
     def fill(self) -> None:
         """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
@@ -120,11 +122,6 @@ class TritonFolder:
         except OSError:  # another process has locked it, or systemd has just removed it
             self._close()
         return self._is_held()
-
-    def _describe_holder(self) -> str:
-        found = ports.holder(self.path)
-        holder = f"process {found[0]}" if found else "another process, perhaps of another container with this /dev/shm,"
-        return f"{holder} runs the Triton in {self._home}"
 
     def _is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""

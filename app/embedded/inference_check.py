@@ -16,11 +16,8 @@ _BUSY = ("maximum queue size", "Request timeout expired")
 def check_inference(client: BlockingClient, model: str, seconds: float) -> None:
     """Run a model once.
 
-    Args:
-        client: Connected to Triton.
-        model: Name of the model. A model that takes encoded files gets an empty file if it has the output `DECODED`; otherwise it
-            is not run, because its valid inputs are unknown.
-        seconds: Time limit.
+    A model that takes encoded files gets an empty file if it has the output `DECODED`; otherwise it is not run, because its valid
+    inputs are unknown.
 
     Raises:
         CheckError: The inference failed, or an output is empty. It is final if a process of the model has died, because other

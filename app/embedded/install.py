@@ -17,6 +17,7 @@ from pathlib import Path
 from app.host import interpreter
 from app.host.interpreter import Interpreter
 from app.host.packages import download_wheel, make_environment, verify_sha256
+from app.host.program import CommandError
 from app.telemetry.logging import say
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -25,12 +26,6 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 _LOCK = "install.lock"
 _LIBPYTHON = "libpython{}.so.1.0"
-# For the unpacked server and the environment, including temporary files.
-_NEEDED_BYTES = 1_500_000_000
-
-
-class InstallError(Exception):
-    """The embedded Triton cannot be installed; the message is one line for the user."""
 
 
 def install(home: Path) -> None:
@@ -39,9 +34,7 @@ def install(home: Path) -> None:
     Several processes may call this at once: one installs, the others wait. An existing installation is only read.
 
     Raises:
-        InterpreterError: There is no suitable Python.
-        InstallError: There is no disk space or no libpython, or `home` cannot be written.
-        PackageError: A download failed, or the wheel is not the pinned one.
+        CommandError: There is no suitable Python, no libpython or no disk space; `home` cannot be written; or a download failed.
     """
     libpython_folder()
     server, python = home / "server", home / "python"
@@ -77,32 +70,22 @@ def _lock(home: Path) -> Iterator[None]:
     try:
         home.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InstallError(f"{home} could not be created or written: {error.strerror}") from error
-    try:
-        _wait_for(descriptor, home)
-        yield
-    finally:
-        os.close(descriptor)  # the file stays: another process may be waiting for it
-
-
-def _wait_for(descriptor: int, home: Path) -> None:
-    try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"another process is installing in {home}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
-        raise InstallError(f"{home / _LOCK} could not be locked: {error.strerror}") from error
+        raise CommandError(f"{home / _LOCK} could not be written or locked: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)  # the file stays: another process may be waiting for it
 
 
 @contextmanager
 def _building(target: Path, tag: str) -> Iterator[Path]:
     """Create a folder atomically."""
-    free = shutil.disk_usage(target.parent).free
-    if free < _NEEDED_BYTES:
-        raise InstallError(f"{target.parent} has {free / 1e9:.1f} GB free; {_NEEDED_BYTES / 1e9:.1f} GB are needed")
     for leftover in target.parent.glob(f"{target.name}*.partial"):
         shutil.rmtree(leftover, ignore_errors=True)
     # Unique per process: the pip of a killed process may still be writing into its folder.
@@ -114,7 +97,7 @@ def _building(target: Path, tag: str) -> Iterator[Path]:
         shutil.rmtree(target, ignore_errors=True)
         folder.rename(target)
     except OSError as error:
-        raise InstallError(f"{target} could not be written: {error.strerror}") from error
+        raise CommandError(f"{target} could not be written: {error.strerror}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -151,14 +134,13 @@ def libpython_folder() -> Path | None:
     """Return the folder of the libpython that the backend's stub is linked to; None if the loader finds it by itself.
 
     Raises:
-        InterpreterError: There is no suitable Python.
-        InstallError: The Python has no libpython.
+        CommandError: There is no suitable Python, or it has no libpython.
     """
     python = _python()
     name = _LIBPYTHON.format(python.version)
     found = next((folder for folder in python.library_folders if (folder / name).is_file()), None)
     if found is None and ctypes.util.find_library(f"python{python.version}") is None:
-        raise InstallError(f"{name} is missing; on Debian run: apt-get install libpython{python.version}")
+        raise CommandError(f"{name} is missing; on Debian run: apt-get install libpython{python.version}")
     return found
 
 

@@ -38,13 +38,7 @@ _NO_TCP = {"allow-http": "false", "allow-metrics": "false"}
 
 
 def command(settings: Settings, folder: Path) -> list[str]:
-    """Return the command line of the server; update its backend.
-
-    Args:
-        settings: The settings with its ports, if it has any.
-        folder: The folder of links to the server and its models, and of its socket; the backend of this version is written into the
-            installation.
-    """
+    """Return the command line of the server, whose links and socket are in `folder`; write this version's backend there."""
     triton = folder / "server" / "pytriton" / "tritonserver"
     backend = triton / "backends" / "onnxruntime"
     for source in [path for pattern in MODULES for path in _PACKAGE.glob(pattern)]:

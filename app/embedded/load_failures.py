@@ -16,11 +16,7 @@ _LINE_BREAK = r"\n"
 
 
 def read_load_failures(log: Path) -> dict[str, str]:
-    """Return a one-line reason for each model that could not be loaded.
-
-    Args:
-        log: Triton's log since its start.
-    """
+    """Return a one-line reason for each model that could not be loaded."""
     failures = {}
     for found in _FAILURE.finditer(log.read_text(encoding="utf-8", errors="replace")):
         reason = found["reason"].partition(_LINE_BREAK)[0].rstrip(".")

@@ -13,10 +13,11 @@ from app.embedded.folder import TritonFolder
 from app.embedded.inference_check import check_inference
 from app.embedded.launch import command, environment, loadable_models, shm_prefix
 from app.embedded.load_failures import read_load_failures
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
 from app.errors import TritonUnavailable
 from app.host.ports import is_free
 from app.host.processes import die_with_parent, end_group, kill_group
+from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 from app.triton.blocking_client import BlockingClient
@@ -34,11 +35,7 @@ class EmbeddedTriton:
     ready_seconds = _READY_SECONDS
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare the server without starting it.
-
-        Args:
-            settings: The settings with its ports, folders and default model.
-        """
+        """Prepare the server without starting it."""
         self._settings = settings
         self._repository = Path(settings.model_repository).resolve()
         self._folder = TritonFolder(settings)
@@ -50,7 +47,7 @@ class EmbeddedTriton:
         """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
 
         Raises:
-            StartError: It, or a TCP port in the settings, is used by another program; the message names the setting.
+            CommandError: It, or a TCP port in the settings, is used by another program; the message names the setting.
         """
         self._folder.claim()
         first = self._settings.triton_ports
@@ -61,23 +58,23 @@ class EmbeddedTriton:
                 reason = "it is in use"
             except OSError as error:  # only root may use the lowest ones
                 reason = str(error.strerror)
-            raise StartError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
+            raise CommandError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
 
         Raises:
-            StartError: As for `spawn`; or it did not become ready, with its log in the message.
+            CommandError: As for `spawn`; or it did not become ready, with its log in the message.
         """
         try:
             self.spawn()
             self._wait()
             self._check(_READY_SECONDS)
-            for model, reason in self._load_failures().items():
+            for model, reason in self.load_failures().items():
                 say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
             self.stop()
-            raise StartError(str(error)) from error
+            raise CommandError(str(error)) from error
         except BaseException:
             self.stop()
             raise
@@ -86,7 +83,7 @@ class EmbeddedTriton:
         """Start the server without waiting for it.
 
         Raises:
-            StartError: As for `claim`; or the server cannot run on this machine.
+            CommandError: As for `claim`; or the server cannot run on this machine.
         """
         self.claim()
         try:
@@ -104,7 +101,7 @@ class EmbeddedTriton:
                     preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
         except (OSError, subprocess.SubprocessError) as error:
-            raise StartError(f"Triton cannot be run here: {error}") from error
+            raise CommandError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
         """Check that the default model works.
@@ -139,6 +136,14 @@ class EmbeddedTriton:
             self._forget()
         self._folder.give_up()
 
+    def load_failures(self) -> dict[str, str]:
+        """Return the reasons of failed model loads, with the user's paths instead of links."""
+        failures = {}
+        with suppress(OSError):  # there may have been no room for it
+            failures = read_load_failures(self.log)
+        links = str(self._folder.path / "models")
+        return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
+
     def _forget(self) -> None:
         """Remove the files of the ended process."""
         self._process = None
@@ -165,13 +170,13 @@ class EmbeddedTriton:
                     return
                 break
             if (code := self.poll()) is not None:
-                raise StartError(f"Triton exited with code {code} while it started; its log is {self.log}")
+                raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
             if time.monotonic() > until:
-                raise StartError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
+                raise CommandError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")
             time.sleep(_POLL_SECONDS)
         is_there = model in loadable_models(self._repository)
         unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
-        raise StartError(f"{model} could not be loaded: {self._load_failures().get(model, unknown)}; Triton's log is {self.log}")
+        raise CommandError(f"{model} could not be loaded: {self.load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
     def _check(self, seconds: float) -> None:
         check_inference(self._client, self._settings.model, seconds)
@@ -180,14 +185,6 @@ class EmbeddedTriton:
                 descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 os.fchmod(descriptor, 0o600)
                 os.close(descriptor)
-
-    def _load_failures(self) -> dict[str, str]:
-        """Return the reasons of failed model loads, with the user's paths instead of links."""
-        failures = {}
-        with suppress(OSError):  # there may have been no room for it
-            failures = read_load_failures(self.log)
-        links = str(self._folder.path / "models")
-        return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
 
     def _sweep(self) -> None:
         """Remove the shared memory of this process or a previous one, and the control keys that earlier versions needed."""

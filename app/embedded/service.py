@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Protocol
 
+from app.host.program import CommandError
 from app.telemetry.logging import say
 
 # The first restart is immediate; the delay doubles with each further one within a minute.
@@ -27,10 +28,6 @@ class ServiceError(Exception):
         """The exit code of the gateway."""
 
 
-class StartError(Exception):
-    """A program cannot be started; the message is one line for the user."""
-
-
 class CheckError(Exception):
     """A running program does not work; the message is part of a line for the user."""
 
@@ -49,21 +46,13 @@ class Program(Protocol):
     """Maximum time until it passes its first check."""
 
     def spawn(self) -> object:
-        """Start the program without waiting for it.
-
-        Raises:
-            StartError: It cannot be started.
-        """
+        """Start the program without waiting for it; raise `CommandError` if that is not possible."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while the program runs."""
 
     def check(self) -> None:
-        """Check that the program works. This may take seconds; it is called in a thread.
-
-        Raises:
-            CheckError: It does not work.
-        """
+        """Check that the program works, and raise `CheckError` if not. This may take seconds; it is called in a thread."""
 
     def kill(self) -> None:
         """Kill the program and its children."""
@@ -128,7 +117,7 @@ class Service:
         self._started_at = self._next_check = monotonic()
         try:
             self.program.spawn()
-        except StartError as error:
+        except CommandError as error:
             self._restart(f"could not be started ({error})", 1)
 
     def _note_check(self, error: CheckError | None) -> None:

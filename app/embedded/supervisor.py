@@ -24,12 +24,7 @@ _MARGIN_SECONDS = 5.0
 def supervise(settings: Settings, triton: Program | None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
-    Args:
-        settings: The settings with the sockets of the instances.
-        triton: The embedded Triton, already started; None with an external one.
-
-    Returns:
-        The exit code: 0 after a stop signal.
+    The embedded Triton has been started; it is None with an external one. The exit code is returned: 0 after a stop signal.
     """
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):

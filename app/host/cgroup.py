@@ -10,11 +10,9 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def limits(controller: str, *files: str) -> Iterator[list[int]]:
-    """Yield the numbers in files of each group around this process; nothing for a group without such a limit.
+    """Yield the numbers in files of each group around this process, together one limit; nothing for a group without such a limit.
 
-    Args:
-        controller: Its name in version 1, such as `cpu`.
-        *files: Names of files that contain one number or several; together they are one limit.
+    The controller has its name in version 1, such as `cpu`.
     """
     for folder in _folders(controller):
         with suppress(OSError, ValueError):  # not there, or "max"

@@ -7,15 +7,9 @@ from urllib.parse import urlsplit
 
 
 def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int | None:
-    """GET a URL, without any proxy.
+    """GET an http URL without any proxy, over a unix socket if one is given; return the status, or None without a response.
 
-    Args:
-        url: An http URL.
-        seconds: Timeout of each step.
-        unix_socket: Unix socket to connect to instead of host and port.
-
-    Returns:
-        The status of the response; None if there was none.
+    The seconds are the timeout of each step.
     """
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.host import program
+from app.host.program import CommandError
 
 _NAMES = ("python3.13", "python3.12", "python3.11", "python3")
 _SECONDS = 30.0
@@ -21,10 +22,6 @@ import ensurepip, json, pip, sys, sysconfig, venv
 folders = sysconfig.get_config_vars("LIBDIR", "LIBPL")
 print(json.dumps(["%d.%d" % sys.version_info[:2], *filter(None, folders), sys.base_prefix + "/lib"]))
 """
-
-
-class InterpreterError(Exception):
-    """No suitable Python was found; the message is one line for the user."""
 
 
 class Interpreter(NamedTuple):
@@ -40,16 +37,12 @@ class Interpreter(NamedTuple):
 def find(user: str, otherwise: str) -> Interpreter:
     """Return this Python; for the one-file program, the newest one in PATH with pip and venv.
 
-    Args:
-        user: What needs it, for the error.
-        otherwise: The alternative without it, for the error.
-
     Raises:
-        InterpreterError: There is none.
+        CommandError: There is none; the message says what needs it, and the alternative.
     """
     found = _search(os.environ.get("PATH", os.defpath)) if program.IS_ONE_FILE else _this_one()
     if found is None:
-        raise InterpreterError(
+        raise CommandError(
             f"{user} needs Python 3.11, 3.12 or 3.13 with pip and venv, and none is in PATH; on Debian run: "
             f"apt-get install python3-pip python3-venv; otherwise {otherwise}"
         )

@@ -15,12 +15,7 @@ def available_bytes() -> int:
 
 
 def image_budget(mebibytes: int, largest: int) -> int:
-    """Return the memory budget for the images of all requests, in bytes.
-
-    Args:
-        mebibytes: The configured budget in MiB; 0 for an eighth of the available memory.
-        largest: Memory for the largest image in bytes, the minimum of the budget.
-    """
+    """Return the memory budget for all images in bytes: `mebibytes`, or an eighth of the memory if it is 0; at least `largest`."""
     return max(mebibytes * 2**20 or available_bytes() // 8, largest)
 
 

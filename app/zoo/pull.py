@@ -4,32 +4,24 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from app.host.program import CommandError
 from app.telemetry.logging import say
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 
 
-class PullError(Exception):
-    """A model cannot be pulled; the message is one line for the user."""
-
-
-def model_file(repository: Path, name: str) -> Path:
-    """Return the path of a model's file, which may not exist yet."""
-    return repository / name / "1" / "model.onnx"
-
-
 def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
     """Pull a model into Triton's model repository, and return the path of its file. Source and SHA-256 are as for `download`.
 
     Raises:
-        PullError: The network cannot be composed, or the model cannot be written.
-        PackageError: As for `download`.
+        CommandError: The network cannot be composed, or the model cannot be written.
+        CommandError: As for `download`.
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
     say(f"source: {source or entry.source}")
-    target = model_file(repository, name)
+    target = repository / name / "1" / "model.onnx"
     try:
         target.parents[1].mkdir(parents=True, exist_ok=True)
         # On the same disk, so that the last step is a rename; with a name that is not a version.
@@ -40,7 +32,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
             target.parent.mkdir(exist_ok=True)
             model.rename(target)
     except OSError as error:
-        raise PullError(f"{name} could not be written: {error.strerror or error}") from error
+        raise CommandError(f"{name} could not be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             target.parents[1].rmdir()  # if it is empty
@@ -54,9 +46,9 @@ def _compose(network: Path, entry: PublishedModel, target: Path) -> Path:
 
         from app.zoo.compose import compose_model, load_network  # noqa: PLC0415
     except ImportError as error:
-        raise PullError("onnx is not installed; use ./just pull, or run: pip install '.[models]'") from error
+        raise CommandError("onnx is not installed; use ./just pull, or run: pip install '.[models]'") from error
     try:
         onnx.save(compose_model(load_network(network, entry.recipe), entry.recipe), target)
     except Exception as error:  # onnx has its own exception for every kind of broken file
-        raise PullError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
+        raise CommandError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
     return target

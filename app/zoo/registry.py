@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from app.host import program
+from app.host.program import CommandError
 
 
 class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
@@ -67,10 +68,6 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return (self.member or self.url or "").rpartition("/")[2]
 
 
-class RegistryError(Exception):
-    """`models.toml` is not valid; the message names the position."""
-
-
 def load(path: Path) -> dict[str, PublishedModel]:
     """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository."""
     try:
@@ -78,7 +75,7 @@ def load(path: Path) -> dict[str, PublishedModel]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise RegistryError(f"{path}: {error}") from error
+        raise CommandError(f"{path}: {error}") from error
 
 
 def carried() -> dict[str, PublishedModel]:

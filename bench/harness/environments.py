@@ -42,7 +42,7 @@ class Environment:
         """Create the environment if necessary.
 
         Raises:
-            PackageError: A package is not available; pip's output shows the reason.
+            CommandError: A package is not available; pip's output shows the reason.
         """
         if not self.is_installed():
             make_environment(self.folder, self._requirements, sys.executable)

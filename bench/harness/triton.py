@@ -42,7 +42,7 @@ def link_installation(home: Path) -> None:
     """Make a folder the home of an embedded Triton, with links to the usual installation, but a separate log and socket.
 
     Raises:
-        InstallError, PackageError: Triton cannot be installed.
+        CommandError: Triton cannot be installed.
     """
     installed = Path(environment.load().triton_home).resolve()
     install(installed)
@@ -60,8 +60,8 @@ def embedded_triton(repository: Path, model: str, ports: int = 0) -> Iterator[Tr
         ports: The first of its TCP ports; 0 for none.
 
     Raises:
-        InstallError, PackageError: Triton cannot be installed.
-        StartError: It does not start.
+        CommandError: Triton cannot be installed.
+        CommandError: It does not start.
     """
     with TemporaryDirectory(prefix="nereid-bench-") as home:
         link_installation(Path(home))
@@ -111,7 +111,7 @@ def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
 
     Raises:
         ContestantError: `yolo11n` has not been pulled.
-        InstallError, PackageError, StartError: As for `embedded_triton`.
+        CommandError: As for `embedded_triton`.
     """
     pulled = Path(environment.load().model_repository)
     if with_yolo and YOLO not in loadable_models(pulled):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from app.embedded.api_process import ApiProcess
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
+from app.host.program import CommandError
 from app.settings.schema import Settings
 from tests.fakes.http import scripted
 from tests.processes import children, nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
@@ -153,7 +154,7 @@ def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.
 def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
 
-    with pytest.raises(StartError, match="No such file"):
+    with pytest.raises(CommandError, match="No such file"):
         ApiProcess(Settings()).spawn()
 
 

@@ -22,7 +22,8 @@ import pytest
 from app.embedded.install import install
 from app.embedded.launch import loadable_models, shm_prefix
 from app.embedded.server import EmbeddedTriton
-from app.embedded.service import CheckError, StartError
+from app.embedded.service import CheckError
+from app.host.program import CommandError
 from app.main import create_app
 from app.settings.schema import TRITON_SOCKET, Settings
 from app.triton.shared_memory import Arena
@@ -172,7 +173,7 @@ def parts() -> set[psutil.Process]:
 def test_port_in_use_is_an_error(own: Settings, place: int) -> None:
     first = free_port()
     server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
-    with socket.create_server(("127.0.0.1", first + place)), pytest.raises(StartError) as caught:
+    with socket.create_server(("127.0.0.1", first + place)), pytest.raises(CommandError) as caught:
         server.start()
 
     assert (
@@ -264,7 +265,7 @@ def test_leftovers_of_other_servers_are_kept(stand_in: Settings) -> None:
     ours.touch()
     other.touch()
     try:
-        with pytest.raises(StartError):
+        with pytest.raises(CommandError):
             EmbeddedTriton(stand_in).start()
         assert not ours.exists()
         assert other.exists()
@@ -292,7 +293,7 @@ def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: P
     """The message names the model, the reason and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
-    with pytest.raises(StartError) as caught:
+    with pytest.raises(CommandError) as caught:
         server.start()
     assert str(caught.value).startswith(f"{MODEL} could not be loaded: {reason.format(tiny=tiny)}")
     assert str(caught.value).endswith(f"; Triton's log is {server.log}")
@@ -313,7 +314,7 @@ def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, versi
     (tiny / "1").rename(tiny / version)
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(StartError) as caught:
+    with pytest.raises(CommandError) as caught:
         server.start()
     reason = reason.format(repository=tiny.parent)
     assert str(caught.value) == f"{MODEL} could not be loaded: {reason}; Triton's log is {server.log}"
@@ -367,7 +368,7 @@ def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
     script(stand_in, "echo out of luck; echo really >&2; exit 3")
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(StartError, match=f"exited with code 3 while it started; its log is {server.log}"):
+    with pytest.raises(CommandError, match=f"exited with code 3 while it started; its log is {server.log}"):
         server.start()
     assert server.log.read_text(encoding="utf-8") == "out of luck\nreally\n"
     assert server.poll() is None
@@ -377,7 +378,7 @@ def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
         script(stand_in, f"echo {text}; exit 3")
-        with pytest.raises(StartError):
+        with pytest.raises(CommandError):
             server.start()
 
     assert server.log.read_text(encoding="utf-8") == "third\n"
@@ -388,7 +389,7 @@ def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
 
-    with pytest.raises(StartError, match="Triton cannot be run here"):
+    with pytest.raises(CommandError, match="Triton cannot be run here"):
         EmbeddedTriton(stand_in).start()
 
 
@@ -399,7 +400,7 @@ def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypat
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
     server = EmbeddedTriton(stand_in)
 
-    with pytest.raises(StartError, match=rf"was not ready after \d+ s; .*{server.log}"):
+    with pytest.raises(CommandError, match=rf"was not ready after \d+ s; .*{server.log}"):
         server.start()
     assert server.poll() is None
 
@@ -425,7 +426,7 @@ def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> Non
     """A server that is ready but whose model does not answer as it must is not a success."""
     server = EmbeddedTriton(imitate(stand_in, rows=0))
 
-    with pytest.raises(StartError, match=f"the inference of {MODEL} returned empty output0"):
+    with pytest.raises(CommandError, match=f"the inference of {MODEL} returned empty output0"):
         server.start()
     assert server.poll() is None
 
@@ -436,7 +437,7 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings)
     script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
     server = EmbeddedTriton(stand_in)
-    with pytest.raises(StartError):
+    with pytest.raises(CommandError):
         server.start()
     libraries, path, found, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=3)
     arguments = text.split("|")
@@ -454,7 +455,7 @@ def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
     own = {"model.py": "embedded/onnx_model.py", "app/imaging/decode.py": "imaging/decode.py", "app/errors.py": "errors.py"}
     script(stand_in, "exit 3")
     for _ in range(2):
-        with pytest.raises(StartError):
+        with pytest.raises(CommandError):
             EmbeddedTriton(stand_in).start()
         for name, source in own.items():
             assert (backend / name).read_bytes() == (ROOT / "app" / source).read_bytes()
@@ -465,7 +466,7 @@ def test_backend_has_all_modules_that_it_imports(stand_in: Settings) -> None:
     """Nothing of the application is needed besides what is copied; Triton's own module is not needed for that."""
     backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"
     script(stand_in, "exit 3")
-    with pytest.raises(StartError):
+    with pytest.raises(CommandError):
         EmbeddedTriton(stand_in).start()
     (backend / "triton_python_backend_utils.py").touch()
     program = "import model, app; from app.embedded import file_input; print(app.__file__, model.TritonPythonModel)"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.embedded.service import CheckError, Program, Service, ServiceError, StartError
+from app.embedded.service import CheckError, Program, Service, ServiceError
 from app.host.processes import kill_group
+from app.host.program import CommandError
 from tests import processes
 from tests.fakes.clock import Clock
 from tests.processes import wait_for
@@ -35,7 +36,7 @@ class Script:
         self.spawned += 1
         self.code = None
         if self.cannot_start is not None:
-            raise StartError(self.cannot_start)
+            raise CommandError(self.cannot_start)
 
     def poll(self) -> int | None:
         return self.code

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.host import interpreter, program
-from app.host.interpreter import InterpreterError
+from app.host.program import CommandError
 
 VERSION = f"3.{sys.version_info.minor}"
 
@@ -67,7 +67,7 @@ def test_none_is_one_line(path: Path) -> None:
     """It says for what it is needed, how to install it, and what to do without."""
     assert not list(path.iterdir())
 
-    with pytest.raises(InterpreterError) as caught:
+    with pytest.raises(CommandError) as caught:
         find()
 
     assert str(caught.value) == (

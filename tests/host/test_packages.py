@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from app.host.packages import (
-    PackageError,
     download_wheel,
     extract_member,
     has_exporter,
@@ -20,6 +19,7 @@ from app.host.packages import (
     make_environment,
     verify_sha256,
 )
+from app.host.program import CommandError
 from tests.support import ROOT
 from tests.wheels import write_wheel
 
@@ -55,7 +55,7 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def assert_one_line(error: PackageError) -> None:
+def assert_one_line(error: CommandError) -> None:
     assert str(error)
     assert "\n" not in str(error)
 
@@ -96,7 +96,7 @@ def test_wheel_that_does_not_exist_is_an_error(index: Path, downloads: Path, cap
     """The message says that pip failed, and pip's own message, which names the package, stands above it."""
     tiny_wheel(index, "2.0")
 
-    with pytest.raises(PackageError, match="pip download failed; the reason is above") as caught:
+    with pytest.raises(CommandError, match="pip download failed; the reason is above") as caught:
         download_wheel(f"{NAME}==1.0", downloads)
     assert_one_line(caught.value)
     out, err = capfd.readouterr()
@@ -112,7 +112,7 @@ def test_index_that_cannot_be_reached_is_one_line(
         monkeypatch.setenv(f"PIP_{name}", value)
 
     with pytest.raises(
-        PackageError, match=r"pip download failed: the package index cannot be reached; is there a network"
+        CommandError, match=r"pip download failed: the package index cannot be reached; is there a network"
     ) as caught:
         download_wheel(f"{NAME}==1.0", downloads)
     assert_one_line(caught.value)
@@ -129,7 +129,7 @@ def test_source_distribution_is_not_downloaded(index: Path, downloads: Path, tmp
     with tarfile.open(index / f"{NAME}-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)
 
-    with pytest.raises(PackageError):
+    with pytest.raises(CommandError):
         download_wheel(f"{NAME}==1.0", downloads)
     assert list(downloads.iterdir()) == []
     assert not was_run.exists()
@@ -161,7 +161,7 @@ def test_member_is_extracted(tmp_path: Path) -> None:
 def test_member_that_is_missing_is_an_error(tmp_path: Path) -> None:
     wheel = tiny_wheel(tmp_path)
 
-    with pytest.raises(PackageError, match=rf"{wheel.name} is broken or does not contain other\.bin") as caught:
+    with pytest.raises(CommandError, match=rf"{wheel.name} is broken or does not contain other\.bin") as caught:
         extract_member(wheel, "other.bin", tmp_path / "target")
     assert_one_line(caught.value)
 
@@ -224,7 +224,7 @@ def test_broken_wheel_is_an_error(tmp_path: Path, damage: Damage) -> None:
     wheel = tiny_wheel(tmp_path)
     wheel.write_bytes(damage(bytearray(wheel.read_bytes())))
 
-    with pytest.raises(PackageError, match=f"{wheel.name} is broken") as caught:
+    with pytest.raises(CommandError, match=f"{wheel.name} is broken") as caught:
         extract_member(wheel, MEMBER, tmp_path / "target")
     assert_one_line(caught.value)
 
@@ -242,7 +242,7 @@ def test_another_sha256_is_an_error(tmp_path: Path) -> None:
     file.write_bytes(CONTENT + b"\0")
     expected = hashlib.sha256(CONTENT).hexdigest()
 
-    with pytest.raises(PackageError) as caught:
+    with pytest.raises(CommandError) as caught:
         verify_sha256(file, expected)
     assert str(caught.value) == f"file.bin is not the expected file: its SHA-256 is {sha256(file)}, expected {expected}"
 
@@ -287,7 +287,7 @@ def test_requirement_must_have_the_hash_of_its_wheel(index: Path, tmp_path: Path
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"{NAME}==1.0 {options}\n", encoding="utf-8")
 
-    with pytest.raises(PackageError, match="pip install failed; the reason is above") as caught:
+    with pytest.raises(CommandError, match="pip install failed; the reason is above") as caught:
         make_environment(tmp_path / "environment", requirements, sys.executable)
     assert_one_line(caught.value)
     assert not list((tmp_path / "environment").glob("lib/python*/site-packages/nereid_test_tiny"))
@@ -298,5 +298,5 @@ def test_environment_that_cannot_be_created_is_an_error(index: Path, tmp_path: P
     folder = tmp_path / "file" / "environment"
     folder.parent.write_text("in the way", encoding="utf-8")
 
-    with pytest.raises(PackageError, match="the virtual environment could not be created; the reason is above"):
+    with pytest.raises(CommandError, match="the virtual environment could not be created; the reason is above"):
         make_environment(folder, index / "requirements.txt", sys.executable)

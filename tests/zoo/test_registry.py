@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.host import program
+from app.host.program import CommandError
 from app.zoo import registry
-from app.zoo.registry import RegistryError
 from tests.support import REPOSITORY
 
 ENTRY = """
@@ -65,7 +65,7 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
 )
 def test_invalid_registry_says_where(tmp_path: Path, right: str, wrong: str, place: str) -> None:
     path = write(tmp_path, ENTRY.replace(right, wrong))
-    with pytest.raises(RegistryError) as caught:
+    with pytest.raises(CommandError) as caught:
         registry.load(path)
 
     assert str(path) in str(caught.value)
@@ -76,7 +76,7 @@ def test_invalid_registry_says_where(tmp_path: Path, right: str, wrong: str, pla
 def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
     for path in (tmp_path / "models.toml", tmp_path):
-        with pytest.raises(RegistryError, match=str(path)):
+        with pytest.raises(CommandError, match=str(path)):
             registry.load(path)
 
 

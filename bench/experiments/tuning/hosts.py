@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from app.embedded.launch import loadable_models
-from app.embedded.service import StartError
+from app.host.program import CommandError
 from app.settings.schema import Settings
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, write_variant
@@ -66,7 +66,7 @@ class EmbeddedHost:
         write_model(self._source, repository, {self._file: config_text.edit(self._file, variant)})
         try:
             return self._triton.enter_context(embedded_triton(repository, self._source.name)).settings
-        except StartError as error:
+        except CommandError as error:
             raise ContestantError(str(error)) from error
 
 
