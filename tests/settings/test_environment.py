@@ -1,10 +1,12 @@
 """Settings from the environment."""
 
+import re
+
 import msgspec
 import pytest
 
 from app.host.processes import SUPERVISED
-from app.settings.environment import RENAMED, load
+from app.settings.environment import REMOVED, RENAMED, load
 from app.settings.schema import PREFIX, Settings, SettingsError
 
 
@@ -41,13 +43,23 @@ def test_an_old_name_is_still_read(old: str, new: str) -> None:
     assert load({PREFIX + old: "7", PREFIX + new: ""}) == load({PREFIX + new: "7"})
 
 
+def test_removed_variables_are_told_with_what_to_do_instead() -> None:
+    known = {name.upper() for name in Settings.__struct_fields__}
+    assert not REMOVED.keys() & (known | RENAMED.keys())
+    assert {name for text in REMOVED.values() for name in re.findall(f"{PREFIX}([A-Z_]+)", text)} <= known
+
+    with pytest.raises(SettingsError) as caught:
+        load({"NEREID_PROT": "1", "NEREID_SOCKET_FOLDER": "run", "NEREID_AGGREGATE": ""})
+    assert str(caught.value) == "; ".join(f"NEREID_{name} was removed: {REMOVED[name]}" for name in ("AGGREGATE", "SOCKET_FOLDER"))
+
+
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:
     assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", SUPERVISED: "4"}) == Settings()
 
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
 def test_unknown_variable_is_named(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} is not a setting; the README lists them, and .*$"):
+    with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
         load({"NEREID_PORT": "4603", name: "1"})
 
 
