@@ -85,7 +85,7 @@ async def open_resources(
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
         metrics.worker_starts.add(1)
-        metrics.workers_wanted.set(_workers(settings))
+        metrics.workers_wanted.set(cores.workers_of_host(settings.workers, settings.instances))
         is_started = asyncio.Event()
         stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started)))
         if tracing is not None:
@@ -149,13 +149,8 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.trusted_networks,
         settings.page,
         settings.dialect_names,
-        _workers(settings),
+        cores.workers_of_host(settings.workers, settings.instances),
     )
-
-
-def _workers(settings: Settings) -> int:
-    """Return how many workers this host should have."""
-    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)
 
 
 def _slow_request_ms(settings: Settings) -> float:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import trustme
 
-from app.host.ports import find_free
+from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.programs import require_program
 from tests.support import ROOT

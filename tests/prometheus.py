@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from app.host.ports import find_free
+from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, running
 from tests.programs import require_program
 

@@ -18,7 +18,6 @@ from structlog.testing import CapturedCall, CapturingLogger
 from app.api.application import Application
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce, WorkerResources
-from app.host.ports import find_free
 from app.imaging.header import PixelLimits
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
@@ -36,6 +35,7 @@ from app.triton.client import TritonClient
 from app.triton.regions import Regions
 from app.triton.shared_memory import SHM
 from app.triton.transport import InputBuffer, Mode, Transport
+from bench.harness.ports import find_free
 from tests.fakes import models
 
 T = TypeVar("T")

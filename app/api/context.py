@@ -83,11 +83,6 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-def attach(context: RequestContext, scope: Scope) -> None:
-    """Store the context of a request in its scope."""
-    scope.setdefault("state", {})["request_context"] = context
-
-
 def header_of(scope: HTTPScope, wanted: bytes) -> str:
     """Return the value of a header; empty if absent. Unlike Litestar's lookup, it builds no object of all headers."""
     return next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")

@@ -20,9 +20,6 @@ KEY_FIX = (
 """The fix if Triton requires a key."""
 WORKER_MIB = 140
 """Resident memory of a worker after many requests, without images in progress: `bench versus --contests memory`."""
-_MIN_WORKER_MIB = 2 * WORKER_MIB
-# A worker takes seconds to start, and the old worker must finish its requests.
-_MIN_AGE_SECONDS = 600
 # Default grace periods of `docker stop` and Kubernetes.
 _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 
@@ -32,7 +29,6 @@ def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
     yield from _check_listener(settings)
     yield from check_files(settings)
     yield from _check_timeouts(settings)
-    yield from _check_renewal(settings)
     yield _check_transport(settings, is_triton_here=is_triton_here)
 
 
@@ -85,15 +81,6 @@ def _check_timeouts(settings: Settings) -> Iterator[Finding]:
         stop = settings.drain_delay_seconds + settings.drain_seconds
         text = f"requests end within {maximum:g} s; give a stop {stop:.0f} s before it becomes a kill ({_USUAL_STOP_SECONDS})"
         yield ok("timeouts", text)
-
-
-def _check_renewal(settings: Settings) -> Iterator[Finding]:
-    if 0 < settings.worker_max_memory_mb < _MIN_WORKER_MIB:
-        text = f"workers are replaced at {settings.worker_max_memory_mb} MiB, but need {WORKER_MIB} MiB and their images"
-        yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_MEMORY_MB={4 * WORKER_MIB}, or 0 for no limit")
-    if 0 < settings.worker_max_age_seconds < _MIN_AGE_SECONDS:
-        text = f"workers are replaced every {settings.worker_max_age_seconds} s, which takes several seconds of a core each time"
-        yield warning("worker_renewal", text, f"{PREFIX}WORKER_MAX_AGE_SECONDS=86400, or 0 for no limit")
 
 
 def _check_transport(settings: Settings, *, is_triton_here: bool) -> Finding:

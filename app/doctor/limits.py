@@ -31,14 +31,9 @@ def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> I
     yield from _check_memory(settings, memory.available_bytes(), arena if has_arenas else 0)
 
 
-def _workers(settings: Settings) -> int:
-    """Return the number of API processes of all instances."""
-    return max(1, settings.instances) * cores.workers(settings.workers, settings.instances)
-
-
 def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
     """Check workers and decoding threads; one worker per core is best."""
-    workers, threads = _workers(settings), settings.decode_threads
+    workers, threads = cores.workers_of_host(settings.workers, settings.instances), settings.decode_threads
     best = max(1, math.floor(available) // max(1, settings.instances))
     text = f"{count(workers, 'worker')} for {count(available, 'core')}"
     if workers > max(math.ceil(available), settings.instances):
@@ -74,7 +69,7 @@ def _check_open_files(soft: int, hard: int) -> Finding:
 
 
 def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Finding:
-    workers = _workers(settings)
+    workers = cores.workers_of_host(settings.workers, settings.instances)
     need = workers * arena
     size = f"{math.ceil(need / _MIB * _SPARE)}m"
     text = f"each of {workers} workers needs {math.ceil(arena / _MIB)} MiB of /dev/shm"
@@ -104,7 +99,7 @@ def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Fi
     body = max(settings.max_body_bytes, settings.max_batch_bytes)
     largest = body + max_decode_bytes(PixelLimits(settings.max_pixels, settings.max_pixels_non_jpeg), body)
     images = memory.image_budget(settings.memory_mb, largest)
-    need = 2 * images + _workers(settings) * (WORKER_MIB * _MIB + arena)
+    need = 2 * images + cores.workers_of_host(settings.workers, settings.instances) * (WORKER_MIB * _MIB + arena)
     text = f"images and bodies may take {images / _MIB:.0f} MiB each, all in all {need / _MIB:.0f} of {available / _MIB:.0f} MiB"
     if need > available:
         fix = (

@@ -173,13 +173,14 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
     ready = [name for name, state in states.items() if state.state == "READY"]
     text = f"{len(ready)} of the {len(states)} models in Triton's repository are ready: {', '.join(ready) or 'none'}"
     others = [name for name in states if name not in ready and name != settings.model]
-    missed = [name for name in others if _should_be_ready(states[name], settings)]
+    if settings.triton_endpoints:  # it may load only selected models, unlike the embedded one
+        others = [name for name in others if states[name].state == "UNAVAILABLE" and states[name].reason != "unloaded"]
     fix = "mend it, or remove it from the repository; then start Triton again"
     texts = {
         name: f"{name} is in Triton's repository, but not ready: {states[name].reason or 'its log has the reason'}"
-        for name in missed
+        for name in others
     }
-    return states, [ok("models", text), *(warning("models", texts[name], fix) for name in missed)]
+    return states, [ok("models", text), *(warning("models", texts[name], fix) for name in others)]
 
 
 async def _check_process(client: TritonClient, name: str) -> Finding | None:
@@ -193,8 +194,3 @@ async def _check_process(client: TritonClient, name: str) -> Finding | None:
     except GatewayError:  # not a model for the gateway, or not ready any more
         pass
     return None
-
-
-def _should_be_ready(state: ModelState, settings: Settings) -> bool:
-    """Return whether a model should be ready. The embedded Triton loads all models, others may load only selected ones."""
-    return not settings.triton_endpoints or (state.state == "UNAVAILABLE" and state.reason != "unloaded")

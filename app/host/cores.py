@@ -23,6 +23,11 @@ def workers(asked: int, instances: int) -> int:
     return asked or max(1, math.floor(available()) // max(1, instances))
 
 
+def workers_of_host(asked: int, instances: int) -> int:
+    """Return the number of API processes of all instances."""
+    return max(1, instances) * workers(asked, instances)
+
+
 def used_percent() -> float:
     """Return the CPU usage of this process since its start, in percent of one core."""
     started = int(_OWN_STATE.read_text(encoding="ascii").rpartition(")")[2].split()[_STARTED_FIELD]) / os.sysconf("SC_CLK_TCK")

@@ -1,13 +1,9 @@
 """TCP ports and unix sockets of this machine."""
 
 import errno
-import secrets
 import socket
 from ipaddress import ip_address
 from pathlib import Path
-
-# Below the range from which the kernel picks ports for outgoing connections.
-_LOWEST, _HIGHEST = 10_000, 30_000
 
 
 def is_free(host: str, port: int) -> bool:
@@ -72,13 +68,3 @@ def is_this_machine(host: str) -> bool:
         return is_free(host, 0)
     except (OSError, UnicodeError):  # UnicodeError: not a valid host name
         return False
-
-
-def find_free(count: int) -> list[int]:
-    """Find `count` different free ports on loopback."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = secrets.choice(range(_LOWEST, _HIGHEST))
-        if is_free("127.0.0.1", port):
-            found.add(port)
-    return list(found)

@@ -239,8 +239,7 @@ class TritonCalls:
 
     def _note_silence(self, called: ModelOnServer) -> None:
         """Open the circuits of all models with calls under way at a Triton that answers nothing."""
-        models = next((server.models.values() for server in self.pool.servers if server is called.server), ())
-        for served in {called, *(served for served in models if served.images)}:
+        for served in {called, *(served for served in called.server.models.values() if served.images)}:
             if served.circuit is not None:
                 served.circuit.open()
 

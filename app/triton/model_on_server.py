@@ -1,9 +1,12 @@
 """The state of one model on one Triton: calls in flight, speed and circuit."""
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from app.resilience.circuit_breaker import CircuitBreaker
-from app.triton.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from app.triton.backend import TritonBackend
 
 # Weight of earlier measurements, relative to that of the newest answer.
 _MEMORY = 0.9
@@ -17,7 +20,7 @@ _LATE, _VERY_LATE = 1.5, 2.0
 class ModelOnServer:
     """One model on one Triton, as known to this worker."""
 
-    def __init__(self, server: Endpoint) -> None:
+    def __init__(self, server: "TritonBackend") -> None:
         self.server = server
         self.calls = 0
         """In-flight calls that any request still waits for."""

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
 from app.model.spec import ModelSpec
 from app.triton.backend import TritonBackend
-from app.triton.endpoint import Endpoint
 from app.triton.model_on_server import ModelOnServer
 from app.triton.server_info import ModelState, join_states
 from app.triton.transport import Transport
@@ -187,7 +186,7 @@ class TritonPool:
         having = [server for server in self.servers if server.takes(spec) and self.transport.reaches(server.regions)]
         return [server.model(spec.reference) for server in having]
 
-    def _ask(self, server: Endpoint, model: str) -> None:
+    def _ask(self, server: TritonBackend, model: str) -> None:
         """Look for a model at a Triton, if that is due."""
         if server.is_due(model):
             _ = self._start(server.look_for(model))

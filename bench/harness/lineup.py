@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from app.host.ports import find_free
 from bench.harness.environments import REFERENCE
 from bench.harness.errors import ContestantError
+from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, Running, running
 from bench.harness.triton import Triton
 from bench.models.repository import read_labels

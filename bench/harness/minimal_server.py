@@ -4,8 +4,8 @@ import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from app.host.ports import find_free
 from app.settings.schema import Settings
+from bench.harness.ports import find_free
 from bench.harness.processes import Running, running
 
 

@@ -12,8 +12,8 @@ def test_the_order_is_that_of_sorting_all(scores: list[float], top_k: int, confi
     """At most as many as asked for, none below the minimum; of equals, the lower id comes first."""
     ranked = sorted((-score, index) for index, score in enumerate(scores) if score >= np.float32(confidence))
 
-    best = rank(np.array(scores, np.float32), top_k=top_k, confidence=confidence)
+    class_ids, best = rank(np.array(scores, np.float32), top_k=top_k, confidence=confidence)
 
-    assert best.class_ids.tolist() == [index for _, index in ranked[:top_k]]
-    assert best.scores.tolist() == [-score for score, _ in ranked[:top_k]]
-    assert (best.class_ids.dtype, best.scores.dtype) == (np.dtype("i4"), np.dtype("f4"))
+    assert class_ids.tolist() == [index for _, index in ranked[:top_k]]
+    assert best.tolist() == [-score for score, _ in ranked[:top_k]]
+    assert (class_ids.dtype, best.dtype) == (np.dtype("i4"), np.dtype("f4"))

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import httpx
 import psutil
 
-from app.host.ports import find_free
 from app.settings.schema import PREFIX
+from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
 from bench.load.images import unlabelled_samples

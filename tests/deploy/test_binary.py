@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 from app.embedded.server import EmbeddedTriton
-from app.host.ports import find_free
 from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
+from bench.harness.ports import find_free
 from bench.harness.triton import link_installation
 from tests.imaging.samples import FORMATS, HEIC, encode
 from tests.processes import PATIENCE_SECONDS, wait_for, wait_until_gone

@@ -33,8 +33,6 @@ def test_the_defaults_are_consistent() -> None:
             ["30 s", "20 s"],
             "NEREID_MAX_TIMEOUT_SECONDS=30",
         ),
-        ({"worker_max_memory_mb": 150}, "worker_renewal", ["150"], "NEREID_WORKER_MAX_MEMORY_MB="),
-        ({"worker_max_age_seconds": 60}, "worker_renewal", ["60"], "NEREID_WORKER_MAX_AGE_SECONDS="),
         ({"transport": "inline"}, "transport", ["copied"], "unset NEREID_TRANSPORT"),
     ],
 )
@@ -97,7 +95,3 @@ def test_how_long_a_stop_takes_is_told() -> None:
     message = check(drain_delay_seconds=5.0, body_seconds=10.0, max_timeout_seconds=20.0)["timeouts"].message
 
     assert "40 s" in message
-
-
-def test_limits_of_workers_that_are_reasonable() -> None:
-    assert "worker_renewal" not in check(worker_max_memory_mb=1024, worker_max_age_seconds=86400)

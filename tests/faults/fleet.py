@@ -11,9 +11,9 @@ from typing import NamedTuple
 import psutil
 
 from app.host.http import get_status
-from app.host.ports import find_free
 from app.host.processes import end_group
 from app.settings.schema import Settings
+from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for

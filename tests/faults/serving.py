@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from app.host.ports import find_free
 from bench.harness.counters import read_counters
+from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import Triton
 from tests.processes import wait_for

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from app.host.ports import (
-    find_free,
     is_free,
     is_loopback,
     is_this_machine,
     remove_stale_socket,
     resolve,
 )
+from bench.harness.ports import find_free
 from tests.fakes.http import listening_on
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 

@@ -99,7 +99,7 @@ class Images(Machine):
     """Every image gets its own answer once, or an error that it may get, and everything that it took is given back."""
 
     TIMED = (
-        *("app.pipeline.batch", "app.pipeline.triton_calls", "app.triton.endpoint", "app.triton.model_on_server"),
+        *("app.pipeline.batch", "app.pipeline.triton_calls", "app.triton.backend", "app.triton.model_on_server"),
         *("app.triton.regions", "app.triton.shared_memory", "app.triton.silence", "app.triton.specs", "app.triton.transport"),
         *("app.resilience.circuit_breaker", "app.resilience.concurrency", "app.resilience.deadline"),
         *("app.resilience.model_queue", "app.resilience.retry_budget"),

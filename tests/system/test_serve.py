@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from app.embedded.launch import shm_prefix
-from app.host.ports import find_free
 from app.settings.schema import Settings
 from app.triton import shared_memory
+from bench.harness.ports import find_free
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.fakes.triton import serving as serving_fake
 from tests.faults.exchange import ask, encode

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from app.host.ports import find_free
+from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.support import sample_image
 

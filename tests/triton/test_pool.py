@@ -14,8 +14,8 @@ import pytest
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
 from app.model.spec import ModelSpec
 from app.resilience.circuit_breaker import CircuitBreaker
+from app.triton import backend
 from app.triton import client as client_module
-from app.triton import endpoint
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.model_on_server import ModelOnServer
@@ -147,7 +147,7 @@ async def test_without_a_triton_nothing_is_found() -> None:
 
 async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second Triton has another input shape, which is logged once; the first spec is used."""
-    log = captured_log(monkeypatch, endpoint)
+    log = captured_log(monkeypatch, backend)
     two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     await ask_both(two)
 
@@ -220,7 +220,7 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model may have been loaded since; Triton is asked every few seconds."""
-    clock = Clock(monkeypatch, "app.triton.endpoint", "app.triton.specs")
+    clock = Clock(monkeypatch, "app.triton.backend", "app.triton.specs")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     with pytest.raises(UnknownModel):  # after this answer, no question is pending

@@ -19,7 +19,7 @@ from app.api.answering import problems
 from app.api.answering.problems import WriteError, with_head
 from app.api.caller.check import note_key
 from app.api.caller.client_address import client_address
-from app.api.context import RequestContext, attach, context_of, header_of
+from app.api.context import RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
 from app.api.reports.metrics import count_request
@@ -63,7 +63,7 @@ class RequestContextMiddleware:
         content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
         context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
-        attach(context, scope)
+        scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
         metrics = self._resources.metrics
         # HeadMiddleware may change the method in the scope, and DispatchMiddleware the path.

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from app.host.ports import find_free
 from app.settings.schema import Settings
 from bench.experiments.tuning.figures import TOLERATED, Trial
 from bench.experiments.tuning.hosts import Host
 from bench.experiments.tuning.variant import Variant
 from bench.harness.errors import ContestantError
+from bench.harness.ports import find_free
 from bench.harness.processes import running, variables
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import PATIENCE_SECONDS, Progress, run

@@ -7,7 +7,7 @@ import pytest
 from litestar.types import Message
 
 from app.api.answering.responses import LargeResponse
-from app.api.context import PAUSE_SECONDS, BodyLimits, RequestContext, attach
+from app.api.context import PAUSE_SECONDS, BodyLimits, RequestContext
 from app.errors import GatewayFull
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
@@ -28,7 +28,7 @@ class Client:
 
     async def get(self, response: LargeResponse) -> bytes:
         scope: dict[str, object] = {}
-        attach(self.context, scope)  # type: ignore[arg-type]
+        scope["state"] = {"request_context": self.context}
         await response(scope, receiving(), self._take)  # type: ignore[arg-type]
         return b"".join(message["body"] for message in self.messages[1:])  # type: ignore[typeddict-item]
 

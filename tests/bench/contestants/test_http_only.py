@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from app.host.ports import find_free, is_free
+from app.host.ports import is_free
 from bench.contestants.http_only import App
 from bench.harness.counters import read_counters
 from bench.harness.meters import family
+from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.host.ports import find_free, is_free
+from app.host.ports import is_free
 from bench.harness.errors import ContestantError
+from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, environment_of, require_checkout, running, wait_for_answer
 from tests.fakes.http import scripted
 
