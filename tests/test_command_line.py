@@ -219,7 +219,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "settings",
             {"PROT": "80"},
-            "NEREID_PROT is not a setting; the README lists them, and the changelog those that were removed",
+            "NEREID_PROT is not a setting; the settings are listed in the README",
         ),
         ("api --port http", {}, "NEREID_PORT: ..."),
         ("api --port 0", {}, "NEREID_PORT: ..."),
