@@ -171,7 +171,8 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     gc.collect()
     asyncio.get_running_loop().set_exception_handler(None)
 
-    assert reports == []
+    # gRPC's poller, which all event loops of a process share, complains of loops that earlier tests have closed.
+    assert [report for report in reports if "PollerCompletionQueue" not in str(report)] == []
 
 
 @pytest.mark.parametrize(("image_format", "side"), [("PNG", 1000), ("AVIF", 707)])
