@@ -49,8 +49,8 @@ _KEY_HELP = (
 )
 
 _DOCTOR_HELP = (
-    "Check this machine, the settings, a running Triton and the default model, and say what to do about what is wrong. Triton gets "
-    "a few inferences of a blank image, one by one. Exit code: 0, or 1 if something does not work."
+    "Check this machine, the settings, a running Triton, which gets a few blank images, and the default model, and say what to do "
+    "about what is wrong. Exit code: 0, or 1 if something does not work."
 )
 
 

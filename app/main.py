@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from app import __version__
@@ -134,16 +135,7 @@ def deployment_of(settings: Settings) -> Deployment:
     return Deployment(
         BodyLimits(settings.max_body_bytes, settings.body_seconds),
         BodyLimits(settings.max_batch_bytes, settings.body_seconds),
-        LimitsInForce(
-            max_file_size_mb=settings.max_file_size_mb,
-            max_batch_size_mb=settings.max_batch_size_mb,
-            max_megapixels=settings.max_megapixels,
-            max_megapixels_non_jpeg=settings.max_megapixels_non_jpeg,
-            max_uploads=settings.max_uploads,
-            memory_mb=round(capacity.memory_bytes / 2**20, 1),
-            timeout_seconds=settings.timeout_seconds,
-            max_timeout_seconds=settings.max_timeout_seconds,
-        ),
+        msgspec.convert(msgspec.structs.asdict(settings) | {"memory_mb": round(capacity.memory_bytes / 2**20, 1)}, LimitsInForce),
         settings.metrics_urls,
         _slow_request_ms(settings),
         settings.trusted_networks,

@@ -94,7 +94,9 @@ def require_address(settings: Settings) -> None:
         return
     if path:
         raise SettingsError(f"socket {path} is in use, or its folder does not exist; choose another with {PREFIX}SOCKET")
-    raise SettingsError(f"port {settings.port} is in use (ss -ltnp shows by whom); choose another with --port")
+    found = ports.holder(settings.port)
+    by = f" by process {found[0]} ({found[1]})" if found else ""
+    raise SettingsError(f"port {settings.port} is in use{by}; end it, or choose another with --port")
 
 
 def make_socket_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
 import pytest
 from PIL import features
 
@@ -199,6 +200,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     free = {"PORT": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as server, http.listening_on(Path("used.sock")):
         used = str(server.getsockname()[1])
+        own = f"{os.getpid()} ({' '.join(psutil.Process().cmdline()).strip()})"
 
         def run(command: str, given: dict[str, Any]) -> str:
             for name, value in {"MODEL_REPOSITORY": "models", **free, **given}.items():
@@ -207,7 +209,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
                 else:
                     monkeypatch.setenv(PREFIX + name, used if value == "USED" else str(value))
             assert main(shlex.split(command)) == 1
-            line = one_line(capsys).replace(str(here), "HERE")
+            line = one_line(capsys).replace(str(here), "HERE").replace(own, "OWN")
             return line.replace(used, "USED").replace(str(free["PORT"]), "FREE")
 
         yield run
@@ -232,7 +234,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("pull | serve | api", {"MODEL_REPOSITORY": "toml"}, "toml/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "type"}, "type/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "field"}, "field/models.toml: ..."),
-        ("serve | api", {"PORT": "USED"}, "port USED is in use (ss -ltnp shows by whom); choose another with --port"),
+        ("serve | api", {"PORT": "USED"}, "port USED is in use by process OWN; end it, or choose another with --port"),
         ("serve | api", {"HOST": "203.0.113.1"}, "cannot listen on 203.0.113.1:FREE: ..."),
         ("api", {"SOCKET": "used.sock"}, "socket HERE/used.sock is in use..."),
         ("api", {"SOCKET": "missing/api.sock"}, "socket HERE/missing/api.sock is in use, or its folder does not exist..."),

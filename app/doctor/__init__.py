@@ -1,4 +1,1 @@
-"""Checks the machine, the settings, a running Triton and its default model, and suggests fixes.
-
-It calls the same functions as requests, and does not depend on how requests are handled.
-"""
+"""Checks the machine, the settings, a running Triton and its default model with the functions of requests, and suggests fixes."""

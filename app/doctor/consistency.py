@@ -24,12 +24,11 @@ WORKER_MIB = 140
 _USUAL_STOP_SECONDS = "10 s with Docker, 30 s with Kubernetes"
 
 
-def check(settings: Settings, *, is_triton_here: bool) -> Iterator[Finding]:
+def check(settings: Settings) -> Iterator[Finding]:
     """Check the settings, which are individually valid."""
     yield from _check_listener(settings)
     yield from check_files(settings)
     yield from _check_timeouts(settings)
-    yield _check_transport(settings, is_triton_here=is_triton_here)
 
 
 def _check_listener(settings: Settings) -> Iterator[Finding]:
@@ -81,12 +80,3 @@ def _check_timeouts(settings: Settings) -> Iterator[Finding]:
         stop = settings.drain_delay_seconds + settings.drain_seconds
         text = f"requests end within {maximum:g} s; give a stop {stop:.0f} s before it becomes a kill ({_USUAL_STOP_SECONDS})"
         yield ok("timeouts", text)
-
-
-def _check_transport(settings: Settings, *, is_triton_here: bool) -> Finding:
-    place = "on this machine" if is_triton_here else "elsewhere"
-    text = f"{PREFIX}TRANSPORT is {settings.transport}, and Triton runs {place}"
-    if settings.transport == "inline" and is_triton_here:
-        fix = f"unset {PREFIX}TRANSPORT, or set it to auto: pixels go through shared memory then"
-        return warning("transport", f"{text}: pixels are copied into each request", fix)
-    return ok("transport", text)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.doctor.finding import Finding, failure, ok
+from app.doctor.finding import Finding, failure, ok, warning
 from app.host import ports
 from app.host.http import get_status
 from app.settings.schema import Settings
@@ -33,7 +33,12 @@ def _check_port(host: str, port: int, url: str) -> Finding:
     if is_free:
         return ok("gateway", f"nothing listens at {url} yet")
     if get_status(f"{url}/livez", _SECONDS) != _OK:
-        text = f"what listens at {url} does not answer as a gateway does, and the API cannot listen there"
-        return failure("gateway", text, "find it with ss -ltnp, and end it; or choose another port: --port 4613")
+        pid, command = ports.holder(port) or (0, "")
+        if ports.NEREID.search(command):
+            text = f"a Nereid, process {pid} ({command}), listens at {url}, but does not answer"
+            return failure("gateway", text, f"kill -9 {pid}")
+        by = f", process {pid} ({command})," if pid else ""
+        text = f"something else{by} listens at {url}: the API cannot"
+        return warning("gateway", text, "end it, or choose another port: --port 4613")
     is_ready = get_status(f"{url}/readyz", _SECONDS) == _OK
     return ok("gateway", f"a gateway runs at {url}, and is {'ready' if is_ready else 'not ready'}")

@@ -1,4 +1,4 @@
-"""Checks of the installation: Python, the image libraries, the model repository."""
+"""Checks of the installation: the image libraries, the model repository."""
 
 import platform
 import sys
@@ -15,7 +15,6 @@ from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.zoo import registry
 
-_OLDEST, _NEWEST = (3, 11), (3, 13)
 _FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}
 # By the code of the finding: module, package and purpose.
 _LIBRARIES = (
@@ -26,18 +25,10 @@ _LIBRARIES = (
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Check this machine."""
-    yield _check_python()
     yield check_pillow()
     yield from _check_formats()
     yield from _check_libraries()
     yield _check_repository(settings)
-
-
-def _check_python() -> Finding:
-    text = f"Python {platform.python_version()}; 3.11 to 3.13 are supported"
-    if _OLDEST <= sys.version_info[:2] <= _NEWEST:
-        return ok("python", text)
-    return failure("python", text, "make the virtual environment with one of them: rm -r .venv && PYTHON=python3.12 ./just")
 
 
 def check_pillow() -> Finding:

@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from app import __version__
-from app.doctor import consistency, gateway, limits, machine, triton, tritons
+from app.doctor import consistency, gateway, limits, machine, tritons
 from app.doctor.finding import Finding, Severity, count
 from app.settings.schema import Settings
 
@@ -38,12 +38,11 @@ def run(settings: Settings, *, as_json: bool, is_strict: bool) -> int:
 
 
 def _examine(settings: Settings) -> Report:
-    is_triton_here = any(map(triton.is_on_this_machine, settings.triton_addresses))
     examined = asyncio.run(tritons.examine(settings))
     slot_bytes = None if examined.spec is None else examined.spec.image_bytes
     findings = [
         *machine.check(settings),
-        *consistency.check(settings, is_triton_here=is_triton_here),
+        *consistency.check(settings),
         *limits.check(settings, slot_bytes, maps_memory=examined.maps_memory),
         *examined.findings,
         gateway.check(settings),

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from statistics import median
-from time import perf_counter
 from typing import NamedTuple
 
 from app.doctor import inference, model
@@ -30,8 +28,6 @@ _EXTENSIONS = {
     "schedule_policy": "each request brings its deadline",
     "statistics": "batches and queues are counted",
 }
-_CALLS = 5
-_SLOW_CALL_MS = 10.0
 _TRIAL_BYTES = 4096
 
 
@@ -64,7 +60,6 @@ async def examine(target: Target, settings: Settings) -> Examination:
             ok("triton", f"Triton {server.version} answers at {target.address}"),
             _check_version(server, settings),
             *_check_extensions(server),
-            await _check_latency(client, settings.model),
         ]
         maps_memory, memory = await _check_shared_memory(client, settings, is_here=is_here)
         states, models = await _check_models(client, settings)
@@ -111,24 +106,14 @@ def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
         yield failure("extensions", text, fix)
 
 
-async def _check_latency(client: TritonClient, name: str) -> Finding:
-    """Measure the minimum latency of a call to Triton."""
-    seconds = []
-    for _ in range(_CALLS):
-        start = perf_counter()
-        await client.is_ready(name)
-        seconds.append(perf_counter() - start)
-    milliseconds = median(seconds) * 1e3
-    text = f"a call to Triton that does nothing takes {milliseconds:.1f} ms"
-    if milliseconds < _SLOW_CALL_MS:
-        return ok("latency", text)
-    return warning("latency", f"{text}, and every request makes one", "run the gateway on Triton's host, or in the same network")
-
-
 async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_here: bool) -> tuple[bool, Finding]:
     """Make Triton map and unmap a small file; return whether it succeeded."""
     if settings.transport == "inline":
-        return False, ok("shared_memory", "not used, as set")
+        text = "not used, as set"
+        if not is_here:
+            return False, ok("shared_memory", text)
+        fix = f"unset {PREFIX}TRANSPORT, or set it to auto"
+        return False, warning("shared_memory", f"{text}, though Triton runs here: pixels are copied into each request", fix)
     try:
         arena = Arena(_TRIAL_BYTES)
     except OSError as error:

@@ -1,6 +1,7 @@
 """The process of the embedded Triton, which listens on a unix socket that only its user can reach."""
 
 import os
+import re
 import stat
 import subprocess
 import time
@@ -12,7 +13,6 @@ from typing import IO
 from app.embedded.folder import TritonFolder
 from app.embedded.inference_check import check_inference
 from app.embedded.launch import command, environment, loadable_models, shm_prefix
-from app.embedded.load_failures import read_load_failures
 from app.embedded.service import CheckError
 from app.errors import TritonUnavailable
 from app.host.ports import is_free
@@ -26,6 +26,17 @@ _READY_SECONDS = 60.0
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+# Reasons of failed model loads in the log; Triton's index does not report them for every model.
+# Source: the log of Triton 2.51, the version that `install` pins. Messages are quoted, with escaped line breaks.
+_FAILURE = re.compile(
+    r"""
+    (?: ^\[libprotobuf\ ERROR\ [^\]\n]*\]\ Error\ parsing\ text-format\ inference\.ModelConfig:\ (?P<position>.*)\n )?
+    ^E\d.*?\]\ "(?: Poll\ failed\ for\ model\ directory | failed\ to\ load(?:\ model)? )\ '(?P<model>[^']+)'
+    (?: \ version\ \d+ )?:\ (?P<reason>.*)"$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+_LINE_BREAK = r"\n"
 
 
 class EmbeddedTriton:
@@ -201,3 +212,12 @@ class EmbeddedTriton:
                 if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                     files.append(path)
         return files
+
+
+def read_load_failures(log: Path) -> dict[str, str]:
+    """Return a one-line reason for each model that could not be loaded, from Triton's log."""
+    failures = {}
+    for found in _FAILURE.finditer(log.read_text(encoding="utf-8", errors="replace")):
+        reason = found["reason"].partition(_LINE_BREAK)[0].rstrip(".")
+        failures[found["model"]] = f"{reason} ({found['position'].rstrip('.')})" if found["position"] else reason
+    return failures

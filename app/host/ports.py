@@ -1,9 +1,15 @@
-"""TCP ports and unix sockets of this machine."""
+"""TCP ports of this machine, and who uses them."""
 
 import errno
+import re
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+
+_LISTEN = "0A"  # state in /proc/net/tcp
+NEREID = re.compile(r"^nereid|^\S+ worker-\d+$|^\S*(python\S* .*(-m app|/nereid)|/nereid) (serve|api)\b")
+"""Matches the command lines of this program and of its processes."""
 
 
 def is_free(host: str, port: int) -> bool:
@@ -32,6 +38,44 @@ def resolve(host: str) -> str:
     """
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def holder(port: int) -> tuple[int, str] | None:
+    """Find the process that listens on a port: its id and command line; None if this user may not see it.
+
+    For Nereid, it is the first process, which starts the others.
+    """
+    sockets = _listeners(port)
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name)):
+        with suppress(OSError):  # the process has ended, or belongs to another user
+            if any(str(file.readlink()) in sockets for file in (process / "fd").iterdir()):
+                while NEREID.search(_command(parent := _parent(process))):
+                    process = parent  # noqa: PLW2901 - and then the loop ends
+                return int(process.name), _command(process)
+    return None
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the names, as in /proc/PID/fd, of the sockets that listen on a port."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a dual-stack server has an IPv6 socket
+        for line in Path(table).read_text(encoding="ascii").splitlines()[1:] if Path(table).exists() else ():
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTEN and int(local.rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{inode}]")
+    return sockets
+
+
+def _command(process: Path) -> str:
+    with suppress(OSError):
+        return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _parent(process: Path) -> Path:
+    with suppress(OSError):
+        return process.with_name((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return process
 
 
 def remove_stale_socket(path: Path) -> bool:

@@ -12,14 +12,14 @@ from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful
 
 
-def check(*, is_triton_here: bool = True, **settings: Any) -> dict[str, Finding]:  # noqa: ANN401
-    return {finding.code: finding for finding in consistency.check(Settings(**settings), is_triton_here=is_triton_here)}
+def check(**settings: Any) -> dict[str, Finding]:  # noqa: ANN401
+    return {finding.code: finding for finding in consistency.check(Settings(**settings))}
 
 
 def test_the_defaults_are_consistent() -> None:
     found = check()
 
-    assert set(found) == {"api_keys", "timeouts", "transport"}
+    assert set(found) == {"api_keys", "timeouts"}
     assert {finding.severity for finding in found.values()} == {Severity.OK}
 
 
@@ -33,7 +33,6 @@ def test_the_defaults_are_consistent() -> None:
             ["30 s", "20 s"],
             "NEREID_MAX_TIMEOUT_SECONDS=30",
         ),
-        ({"transport": "inline"}, "transport", ["copied"], "unset NEREID_TRANSPORT"),
     ],
 )
 def test_settings_that_hurt(settings: dict[str, Any], code: str, says: list[str], fix: str) -> None:
@@ -46,8 +45,6 @@ def test_settings_that_hurt(settings: dict[str, Any], code: str, says: list[str]
     [
         ({"host": "0.0.0.0", "socket": "run/a.sock"}, "api_keys"),  # noqa: S104 - nobody listens
         ({"host": "0.0.0.0", "instances": 2}, "api_keys"),  # noqa: S104
-        ({"transport": "inline", "is_triton_here": False}, "transport"),
-        ({"transport": "shm"}, "transport"),
     ],
 )
 def test_settings_that_do_not_hurt(settings: dict[str, Any], code: str) -> None:

@@ -25,26 +25,9 @@ def test_this_machine(without_triton: Settings) -> None:
     """The tests could not run on a machine that fails these checks."""
     found = check(without_triton)
 
-    assert set(found) == {"python", "pillow", "image_formats", "jpeg_decoder", "opencv", "model_repository"}
+    assert set(found) == {"pillow", "image_formats", "jpeg_decoder", "opencv", "model_repository"}
     assert {finding.severity for finding in found.values()} == {Severity.OK}
     assert "libjpeg-turbo" in found["jpeg_decoder"].message
-
-
-@pytest.mark.parametrize(
-    ("version", "is_supported"), [((3, 10), False), ((3, 11), True), ((3, 12), True), ((3, 13), True), ((3, 14), False)]
-)
-def test_supported_versions_of_python(
-    without_triton: Settings, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], *, is_supported: bool
-) -> None:
-    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform=sys.platform, version_info=(*version, 2, "final", 0)))
-    monkeypatch.setattr("platform.python_version", lambda: f"{version[0]}.{version[1]}.2")
-    finding = check(without_triton)["python"]
-
-    assert f"Python {version[0]}.{version[1]}.2" in finding.message
-    if is_supported:
-        assert finding.severity is Severity.OK
-    else:
-        assert_useful(finding, Severity.FAILURE, says=["3.11 to 3.13"], fix="./just")
 
 
 @pytest.mark.parametrize(("platform", "processor"), [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64")])

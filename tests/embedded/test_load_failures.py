@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from app.embedded.load_failures import read_load_failures
+from app.embedded.server import read_load_failures
 
 # As Triton 2.51 has written it.
 LOG = r"""

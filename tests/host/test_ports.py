@@ -1,11 +1,15 @@
 """Ports and unix sockets: which are free, and finding some."""
 
+import os
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.host.ports import (
+    NEREID,
+    holder,
     is_free,
     is_loopback,
     is_this_machine,
@@ -146,6 +150,36 @@ def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.Mon
 def test_unknown_host_has_no_address() -> None:
     with pytest.raises(OSError, match=r"\w"):
         resolve("no-such-host.invalid")
+
+
+def test_who_listens_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = holder(port)
+
+    assert found is not None
+    assert (found[0], found[1].split()[0]) == (os.getpid(), psutil.Process().cmdline()[0].split()[0])
+    assert holder(port) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("nereid worker-1", True),
+        ("nereid-2", True),
+        ("gateway worker-12", True),
+        ("/srv/.venv/bin/python3.11 -P -m app api", True),
+        ("/usr/bin/python3 /usr/local/bin/nereid serve --port 80", True),
+        ("/usr/local/bin/nereid serve", True),
+        ("bash -c nereid serve", False),
+        ("python -m pytest tests/app", False),
+        ("python -m app doctor", False),
+        ("nginx: worker process", False),
+        ("", False),
+    ],
+)
+def test_this_program_is_known_by_its_command(command: str, expected: bool) -> None:  # noqa: FBT001
+    assert (NEREID.search(command) is not None) is expected
 
 
 def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:

@@ -216,9 +216,9 @@ def test_a_port_or_a_home_in_use_is_reported(settings: Settings, running: Runnin
 
     assert second.returncode == 1
     assert re.fullmatch(
-        rf"(nereid: another process.* runs the Triton in {settings.triton_home}; .*\n){{2}}"
+        rf"(nereid: process {running.process.pid} runs the Triton in {settings.triton_home}; .*\n){{2}}"
         if is_port_free
-        else f"nereid: port {port} is in use .*; choose another with --port\n",
+        else f"nereid: port {port} is in use by process .* -m app serve\\); end it, or choose another with --port\n",
         second.stderr,
     )
     assert running.is_ready()
