@@ -162,7 +162,7 @@ class TritonCalls:
             return slot if await in_flight.served.server.regions.add_again(slot.arena) else None
         except _INTERRUPTED:
             raise
-        except TritonUnavailable:  # the key for its controls is not known yet, shortly after a start
+        except TritonUnavailable:  # it does not answer this in time
             return None
 
     def _move(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:

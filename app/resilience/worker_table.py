@@ -265,10 +265,10 @@ class WorkerTable(TableView):
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
-        self.cells.release()
+        released, self.cells = self.cells, memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")  # a thread may still count
+        released.release()
         super().close()
-        self._own, self._living = 0, [0]
-        self.cells = self._cells
+        self._own, self._living, self._cells = 0, [0], self.cells
 
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.

@@ -77,7 +77,7 @@ class TritonPool:
             try:
                 return await answer
             except GatewayError as error:
-                failed.append(error)
+                failed.append(error.with_traceback(None))  # it refers to the task, and to frames with an image
         try:
             raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
         finally:

@@ -15,8 +15,7 @@ def pull(name: str, entry: PublishedModel, repository: Path, *, source: Path | N
     """Pull a model into Triton's model repository, and return the path of its file. Source and SHA-256 are as for `download`.
 
     Raises:
-        CommandError: The network cannot be composed, or the model cannot be written.
-        CommandError: As for `download`.
+        CommandError: The network cannot be composed, or the model cannot be written; or as for `download`.
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")

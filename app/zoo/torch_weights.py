@@ -67,6 +67,9 @@ def _read(file: BytesIO) -> Weights:
 class _Reader(pickle._Unpickler):  # noqa: SLF001
     """An unpickler that only creates dictionaries, numbers, texts and `_Tensor`."""
 
+    # This opcode allocates as many bytes as the file requests.
+    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]}  # noqa: RUF012, SLF001
+
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, encoding="utf-8")
         self.dtypes: dict[str, str] = {}

@@ -22,7 +22,7 @@ from app.settings.schema import Settings
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, captured_log, eventually, finds, in_cycles, json, sample_image, started, until_ready
+from tests.support import SCENE, captured_log, eventually, finds, free_port, in_cycles, json, sample_image, started, until_ready
 
 CAT = sample_image("chelsea.jpg")
 JPEG = {"Content-Type": "image/jpeg"}
@@ -295,6 +295,16 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(monkeypatch: pyt
 
     assert parsed == []
     assert len(fake.requests) == 1
+
+
+async def test_without_triton_an_image_is_released_at_once(settings: Settings) -> None:
+    nowhere = msgspec.structs.replace(settings, triton_endpoints=f"127.0.0.1:{free_port()}")
+    async with started(create_app(nowhere)) as client:
+        with in_cycles(RequestContext) as kept:
+            for _ in range(3):
+                assert (await client.post("/detect", content=SCENE)).status_code == 503
+
+    assert not kept
 
 
 @pytest.mark.parametrize(("model", "code"), [("six_columns", "invalid_image"), ("absent", "unknown_model")])

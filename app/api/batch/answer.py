@@ -109,10 +109,11 @@ class BatchAnswer(Generic[T]):
     def all(self) -> list[T]:
         """Return what was made of each image; if any failed, raise the error of the first, whose detail names the index."""
         if self._errors:
-            index, error = min(self._errors.items())
-            if isinstance(error, GatewayError) and self._images > 1:
+            index = min(self._errors)
+            if isinstance(error := self._errors[index], GatewayError) and self._images > 1:
                 error.detail = f"{len(self._errors)} of {self._images} images failed; at index {index}: {error.detail}"
-            raise error
+            del error  # the traceback refers to this frame
+            raise self._errors.pop(index)
         return [self.converted[index] for index in sorted(self.converted)]
 
     def log(self) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
-from app.api.receiving.body import decode, decode_base64, kind_of, parse_document
+from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, kind_of, parse_document
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART, media_type
 from app.errors import MalformedRequest
@@ -95,7 +95,7 @@ def split_images(content: msgspec.Raw, kind: type[T], expected: str) -> list[T]:
 def _decode(content: msgspec.Raw) -> Image:
     try:
         return decode_text(msgspec.json.decode(content, type=str))
-    except msgspec.DecodeError:
+    except JSON_ERRORS:
         return MalformedRequest("the image is not a string in base64")
 
 

@@ -102,7 +102,7 @@ def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
     images = [decode_text(each.url) for each in split_images(content, _Image, _EXPECTED)]
     if not images:
         raise MalformedRequest(f"the list of inputs is empty; {_EXPECTED}")
-    return ParsedBatch(images, [None] * len(images), pairs)
+    return ParsedBatch(images, [None] * len(images), [pair for pair in pairs if pair[0] in {"threshold", "model"}])
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:

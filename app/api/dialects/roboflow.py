@@ -130,6 +130,10 @@ class _Image(msgspec.Struct):
     value: str
 
 
+_FOREIGN = {"url", "model", "model_name", "version", "timeout_ms"}
+"""Parameters of the gateway that are not members of the body."""
+
+
 class _InferenceBody:
     """Parser of the body of one request to `/infer/object_detection`."""
 
@@ -148,7 +152,8 @@ class _InferenceBody:
             if media_type(content_type) not in {JSON, URLENCODED}:
                 raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
             content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
-            self._draws = ("visualize_predictions", "true") in pairs
+            pairs = [pair for pair in pairs if pair[0] not in _FOREIGN]
+            self._draws = dict(pairs).get("visualize_predictions", "").lower() in {"true", "1"}
             self.is_list = kind_of(content) == "a list"
             expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"
             given = split_images(content, _Image, expected) if self.is_list else [decode(content, _Image, expected)]

@@ -34,6 +34,7 @@ _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 )
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
 _NULL = msgspec.Raw(b"null")
+_SHOWN_CHARACTERS = 128  # of a message, which may contain a huge name
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
@@ -143,10 +144,11 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
     try:
         members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))
     except JSON_ERRORS as error:
-        unknown = str(error).partition("unknown field `")[2][:-1]
+        unknown = str(error)[:_SHOWN_CHARACTERS].partition("unknown field `")[2].removesuffix("`")
         raise (_unknown_member(unknown, content, kind) if unknown else MalformedRequest(example)) from error
     found = members.pop(content)
-    if sum(map(len, members.values())) > _MAX_MEMBER_BYTES:
+    beside = sum(map(len, members.values())) if kind.ignores_unknown else len(document) - len(found)
+    if beside > _MAX_MEMBER_BYTES:
         raise MalformedRequest(f"the JSON object has more than {_MAX_MEMBER_BYTES >> 10} KiB beside its {content}")
     if not kind.ignores_unknown:
         _refuse_repeated(document, found, [value for value in members.values() if value])

@@ -96,6 +96,7 @@ def test_json_may_be_declared_as_a_form() -> None:
         (document([*encoded(b"a"), 7, *encoded(b"c")]), JSON),
         (document([*encoded(b"a"), None, *encoded(b"c")]), JSON),
         (document([*encoded(b"a"), {"x": []}, *encoded(b"c")]), JSON),
+        (b'{"images": ["YQ==", "\xff", "Yw=="]}', JSON),
     ],
 )
 def test_what_is_no_image_is_an_error_in_its_place(data: bytes, kind: str) -> None:

@@ -49,6 +49,10 @@ async def infer(client: httpx.AsyncClient, *images: dict[str, str], **members: A
     return await client.post("/v1/infer", json={"input": images, **members})
 
 
+async def test_members_of_others_are_ignored(server: httpx.AsyncClient) -> None:
+    assert len(json(await infer(server, to_input(SCENE), version="1.0.0", timeout_ms=1))["data"]) == 1
+
+
 async def test_several_images_are_answered_in_their_order(server: httpx.AsyncClient) -> None:
     photo = sample_image("chelsea.jpg")
     answer = json(await infer(server, to_input(SCENE), to_input(photo), to_input(SCENE)))

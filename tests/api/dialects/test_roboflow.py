@@ -182,7 +182,9 @@ async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> None:
-    content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": True}
+    """However true is written; what is not a member of the service, such as `url`, is ignored."""
+    foreign = {"url": "https://example.org/a.jpg", "version": "1.0.0"}
+    content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": 1 if number else True, **foreign}
     answer = json(await server.post(V1, json=content))
 
     for each in answer if number else [answer]:

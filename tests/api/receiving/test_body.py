@@ -319,6 +319,7 @@ MALFORMED: dict[str, list[tuple[bytes, str, str]]] = {
         for member in (
             b'"classes": [' + b"7," * 50_000 + b"7]",
             b'"model": "' + b"x" * 70_000 + b'"',
+            b" " * 70_000 + b'"model": "x"',
         )
         for data in (
             b'{"image": "AA==", ' + member + b"}",
