@@ -125,7 +125,6 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     else:
         preflight.require_address(settings)
     if settings.triton_endpoints:
-        preflight.warn_of_unreachable_triton(settings)
         return supervise(settings, None)
     with _embedded_triton(settings) as triton:
         say(f"Triton is ready; its log is {triton.log}")
@@ -143,8 +142,6 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     preflight.require_address(settings)
     if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):
         say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
-    if SUPERVISED not in os.environ:
-        preflight.warn_of_unreachable_triton(settings)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()

@@ -17,6 +17,7 @@ from app.api import application
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
+from app.embedded.folder import check_private
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.program import CommandError
@@ -111,7 +112,8 @@ async def open_resources(
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
-            LOG.warning("the default model cannot be used yet", model=settings.model, code=error.code, detail=error.detail)
+            given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
+            LOG.warning("the default model cannot be used yet", model=settings.model, **given)
         for work in (_keep_house(pipeline), read_regularly(pool, table, metrics)):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
@@ -125,6 +127,8 @@ async def open_resources(
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     """Connect to a Triton according to the settings."""
+    if not settings.triton_endpoints:
+        check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
 
@@ -132,23 +136,18 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
 def deployment_of(settings: Settings) -> Deployment:
     """Return the settings that the HTTP layer uses."""
     capacity = _capacity(settings)
+    usual_slow_ms = _SLOW_MS if settings.triton_endpoints else _SLOW_EMBEDDED_MS
     return Deployment(
         BodyLimits(settings.max_body_bytes, settings.body_seconds),
         BodyLimits(settings.max_batch_bytes, settings.body_seconds),
         msgspec.convert(msgspec.structs.asdict(settings) | {"memory_mb": round(capacity.memory_bytes / 2**20, 1)}, LimitsInForce),
         settings.metrics_urls,
-        _slow_request_ms(settings),
+        usual_slow_ms if settings.slow_request_ms is None else settings.slow_request_ms,
         settings.trusted_networks,
         settings.page,
         settings.dialect_names,
         cores.workers_of_host(settings.workers, settings.instances),
     )
-
-
-def _slow_request_ms(settings: Settings) -> float:
-    if settings.slow_request_ms is not None:
-        return settings.slow_request_ms
-    return _SLOW_MS if settings.triton_endpoints else _SLOW_EMBEDDED_MS
 
 
 def _models(settings: Settings) -> Models:

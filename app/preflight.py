@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from app.host import ports, program
 from app.host.processes import SUPERVISED
 from app.remote.address import parse_origin
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.telemetry.logging import say
 from app.zoo import registry
-
-_CONNECT_SECONDS = 2.0
 
 
 def require_usable(settings: Settings) -> None:
@@ -59,23 +55,6 @@ def _require_tracing() -> None:
     if tried.returncode:
         reason = tried.stderr.strip().rpartition("\n")[2]
         raise SettingsError(f"{PREFIX}TRACING: OpenTelemetry does not accept its own settings, OTEL_*: {reason}")
-
-
-def warn_of_unreachable_triton(settings: Settings) -> None:
-    """Print a warning for each address where no Triton listens; it may start later."""
-    consequence = "requests are answered with 503" if len(settings.triton_addresses) == 1 else "the others are used"
-    for address in settings.triton_addresses:
-        host, _, port = address.rpartition("/")[2].rpartition(":")
-        try:
-            if address.startswith("unix:"):
-                with socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(_CONNECT_SECONDS)
-                    connection.connect(address.removeprefix("unix:"))
-            else:
-                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the host name is too long
-            reason = getattr(error, "strerror", None) or error
-            say(f"warning: Triton cannot be reached at {address}: {reason}; until it can, {consequence}")
 
 
 def require_address(settings: Settings) -> None:

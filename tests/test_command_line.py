@@ -481,36 +481,6 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return seen
 
 
-@pytest.mark.usefixtures("served", "supervised")
-@pytest.mark.parametrize("command", ["serve", "api"])
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("127.0.0.1:{port}", "Connection refused"),
-        ("[::1]:{port}", ""),
-        ("no-such-host.invalid:{port}", ""),
-        ("no..host:{port}", "encoding with 'idna' codec failed"),
-    ],
-)
-def test_a_triton_that_cannot_be_reached_is_a_warning(
-    command: str, address: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The API runs all the same, because Triton may start later."""
-    address = address.format(port=free_port())
-
-    assert main([command, "--triton", address, "--port", str(free_port())]) == 0
-    line = one_line(capsys)
-    assert line.startswith(f"warning: Triton cannot be reached at {address}: {reason}")
-    assert line.endswith("; until it can, requests are answered with 503")
-
-
-@pytest.mark.usefixtures("served", "supervised", "reachable_triton")
-@pytest.mark.parametrize("command", ["serve", "api"])
-def test_a_triton_that_can_be_reached_is_no_warning(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--port", str(free_port())]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_serve_runs_as_many_instances_as_it_is_told(
     supervised: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,13 +64,19 @@ async def test_a_worker_is_prepared_for_its_first_request(settings: Settings) ->
 async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton may start later; until then only what needs it fails, which is logged."""
     log = captured_log(monkeypatch, main)
-    async with started(create_app(with_triton(settings, free_port()))) as client:
+    nowhere = with_triton(settings, free_port())
+    async with started(create_app(nowhere)) as client:
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/models")).status_code == 503
 
     ((level, (event,), fields),) = log
     assert (level, event) == ("warning", "the default model cannot be used yet")
-    assert fields == {"model": "tiny", "code": "triton_unavailable", "detail": "Triton does not answer"}
+    assert fields == {
+        "model": "tiny",
+        "triton": nowhere.triton_address,
+        "code": "triton_unavailable",
+        "detail": "Triton does not answer",
+    }
 
 
 async def test_application_starts_without_the_list_of_models(

@@ -72,7 +72,7 @@ class TritonFolder:
         Raises:
             CommandError: It belongs to another process or to another user, or cannot be made.
         """
-        if self._is_held():
+        if self.is_held():
             return
         self._close()
         make_private(self.path)
@@ -103,7 +103,7 @@ class TritonFolder:
 
     def clear(self) -> None:
         """Remove what is in the folder, if it belongs to this process."""
-        for entry in list(self.path.iterdir()) if self._is_held() else ():
+        for entry in list(self.path.iterdir()) if self.is_held() else ():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
@@ -121,9 +121,9 @@ class TritonFolder:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another process has locked it, or systemd has just removed it
             self._close()
-        return self._is_held()
+        return self.is_held()
 
-    def _is_held(self) -> bool:
+    def is_held(self) -> bool:
         """Return whether this process has locked the folder and it is still there; systemd may remove it when the user logs out."""
         with suppress(OSError):
             return os.path.samestat(os.fstat(self.descriptor), self.path.lstat())

@@ -10,22 +10,29 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+
 from app.embedded.folder import TritonFolder
-from app.embedded.inference_check import check_inference
 from app.embedded.launch import command, environment, loadable_models, shm_prefix
+from app.embedded.private_files import keep_files_private
 from app.embedded.service import CheckError
-from app.errors import TritonUnavailable
+from app.errors import GatewayError, TritonUnavailable
 from app.host.ports import is_free
 from app.host.processes import die_with_parent, end_group, kill_group
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 from app.triton.blocking_client import BlockingClient
+from app.triton.status import ModelDied, own_message
 
 _READY_SECONDS = 60.0
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+# A BYTES element with an empty file consists of its length.
+_EMPTY_FILE = np.zeros(4, np.uint8)
+# Triton's errors when it works, but is overloaded.
+_BUSY = ("maximum queue size", "Request timeout expired")
 # Reasons of failed model loads in the log; Triton's index does not report them for every model.
 # Source: the log of Triton 2.51, the version that `install` pins. Messages are quoted, with escaped line breaks.
 _FAILURE = re.compile(
@@ -80,7 +87,7 @@ class EmbeddedTriton:
         try:
             self.spawn()
             self._wait()
-            self._check(_READY_SECONDS)
+            check_inference(self._client, self._settings.model, _READY_SECONDS)
             for model, reason in self.load_failures().items():
                 say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
@@ -109,7 +116,7 @@ class EmbeddedTriton:
                     stderr=subprocess.STDOUT,
                     pass_fds=[self._folder.descriptor],  # locks the folder until Triton, which removes its socket, has ended
                     start_new_session=True,  # Ctrl-C must reach only the supervisor, which stops it after the API
-                    preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
+                    preexec_fn=partial(_become_triton, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise CommandError(f"Triton cannot be run here: {error}") from error
@@ -120,9 +127,9 @@ class EmbeddedTriton:
         Raises:
             CheckError: The inference failed: Triton hangs, or one of its processes has died.
         """
-        if not self._folder.socket.exists():  # before it listens; later, new workers could not connect
+        if not (self._folder.is_held() and self._folder.socket.exists()):  # before it listens; later, new workers could not connect
             raise CheckError(f"it does not listen on {self._folder.socket}")
-        self._check(max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))
+        check_inference(self._client, self._settings.model, max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))
 
     @property
     def pid(self) -> int:
@@ -189,14 +196,6 @@ class EmbeddedTriton:
         unknown = "Triton does not tell why" if is_there else f"it is not in {self._repository}"
         raise CommandError(f"{model} could not be loaded: {self.load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
-    def _check(self, seconds: float) -> None:
-        check_inference(self._client, self._settings.model, seconds)
-        for file in self._files():  # they contain images of requests, and Triton makes them readable for all users
-            with suppress(OSError):  # Triton has just removed it, and another user may have put a link there
-                descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                os.fchmod(descriptor, 0o600)
-                os.close(descriptor)
-
     def _sweep(self) -> None:
         """Remove the shared memory of this process or a previous one, and the control keys that earlier versions needed."""
         for leftover in (*self._files(), *self.log.parent.glob("control-*[0-9].key")):
@@ -212,6 +211,38 @@ class EmbeddedTriton:
                 if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                     files.append(path)
         return files
+
+
+def check_inference(client: BlockingClient, model: str, seconds: float) -> None:
+    """Run a model once: Triton itself does not report a backend with empty outputs or a model whose process has died.
+
+    A model that takes encoded files gets an empty file if it has the output `DECODED`; otherwise it is not run, because its valid
+    inputs are unknown.
+
+    Raises:
+        CheckError: The inference failed, or an output is empty. It is final if a process of the model has died, because other
+            processes of the model may still respond to another check.
+    """
+    try:
+        spec = client.read_spec(model)
+        if spec.dtype is None and not spec.tells_decoded:
+            return
+        tensor = _EMPTY_FILE if spec.dtype is None else np.zeros(spec.image_shape, spec.dtype)
+        outputs = client.infer(spec, tensor, seconds)
+    except ModelDied as error:
+        raise CheckError(f"a process of {model} has died", is_final=True) from error
+    except GatewayError as error:
+        reason = own_message(error)
+        if any(busy in reason for busy in _BUSY):
+            return
+        raise CheckError(f"the inference of {model} failed: {reason}") from error
+    if empty := [name for name, content in outputs.items() if not content]:
+        raise CheckError(f"the inference of {model} returned empty {', '.join(empty)}")
+
+
+def _become_triton(parent: int) -> None:
+    keep_files_private()
+    die_with_parent(parent)
 
 
 def read_load_failures(log: Path) -> dict[str, str]:

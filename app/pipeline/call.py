@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.classification.outputs import decode_outputs as decode_scores
-from app.classification.rank import rank
+from app.classification.outputs import rank
 from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import keep_best, select, to_class_ids, to_suppression

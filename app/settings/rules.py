@@ -20,6 +20,9 @@ def check(settings: Settings) -> None:
     _check_addresses(settings)
     if settings.triton_tls_folder and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
+    listens_on_port = not (settings.socket or settings.instances)
+    if listens_on_port and not settings.triton_endpoints and 0 < settings.triton_ports in {settings.port, settings.port - 1}:
+        raise SettingsError(f"{PREFIX}PORT: {settings.port} is one of the two ports from {PREFIX}TRITON_PORTS on")
     try:
         _ = settings.trusted_networks
     except ValueError as error:

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from app.embedded.inference_check import check_inference
+from app.embedded.server import check_inference
 from app.embedded.service import CheckError
 from app.triton.blocking_client import BlockingClient
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving

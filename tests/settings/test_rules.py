@@ -67,6 +67,27 @@ def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     assert "secret" not in message
 
 
+@pytest.mark.parametrize("first", [4602, 4603])
+def test_ports_that_collide_are_named(first: int) -> None:
+    assert complaint({"NEREID_TRITON_PORTS": str(first)}) == (
+        "NEREID_PORT: 4603 is one of the two ports from NEREID_TRITON_PORTS on"
+    )
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {**REMOTE, "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_SOCKET": "api.sock", "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_INSTANCES": "2", "NEREID_TRITON_PORTS": "4603"},
+        {"NEREID_TRITON_PORTS": "4604"},
+    ],
+)
+def test_ports_that_are_not_used_do_not_collide(environ: dict[str, str]) -> None:
+    """Those of an embedded Triton that does not run, and that of an API on unix sockets."""
+    check(load(environ))
+
+
 @pytest.mark.parametrize(
     "hosts",
     ["", "images.example.org", "*", "*.example.org, b.example.net:8443", "Images.Example.ORG", "*:8443", "a_b.example.org,"],

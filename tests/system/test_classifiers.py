@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.embedded.inference_check import check_inference
+from app.embedded.server import check_inference
 from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient

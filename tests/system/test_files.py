@@ -10,8 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from app.embedded.inference_check import check_inference
-from app.embedded.server import EmbeddedTriton
+from app.embedded.server import EmbeddedTriton, check_inference
 from app.embedded.service import CheckError
 from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient

@@ -130,10 +130,6 @@ class _Image(msgspec.Struct):
     value: str
 
 
-_FOREIGN = {"url", "model", "model_name", "version", "timeout_ms"}
-"""Parameters of the gateway that are not members of the body."""
-
-
 class _InferenceBody:
     """Parser of the body of one request to `/infer/object_detection`."""
 
@@ -152,7 +148,9 @@ class _InferenceBody:
             if media_type(content_type) not in {JSON, URLENCODED}:
                 raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
             content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
-            pairs = [pair for pair in pairs if pair[0] not in _FOREIGN]
+            pairs = [
+                pair for pair in pairs if pair[0] not in {"url", "model", "model_name", "version", "timeout_ms"}
+            ]  # not its members
             self._draws = dict(pairs).get("visualize_predictions", "").lower() in {"true", "1"}
             self.is_list = kind_of(content) == "a list"
             expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"

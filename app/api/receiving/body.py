@@ -34,7 +34,6 @@ _DECODER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
 )
 _MEMBERS = "a string, a finite number, true, false, or a list of at most 1000 strings or integers"
 _NULL = msgspec.Raw(b"null")
-_SHOWN_CHARACTERS = 128  # of a message, which may contain a huge name
 # Names of the image in other services, in lower case and without punctuation.
 _OTHER_NAMES = {"image", "images", "imagebase", "imagedata", "imagefile", "img", "file", "files", "picture", "photo", "data"}
 _EXPECTED = f"{FILE_FIELDS[0]!r} (or {FILE_FIELDS[1]!r})"
@@ -144,7 +143,7 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
     try:
         members = msgspec.structs.asdict(msgspec.json.decode(document, type=_outline(content, kind)))
     except JSON_ERRORS as error:
-        unknown = str(error)[:_SHOWN_CHARACTERS].partition("unknown field `")[2].removesuffix("`")
+        unknown = str(error)[:128].partition("unknown field `")[2].removesuffix("`")
         raise (_unknown_member(unknown, content, kind) if unknown else MalformedRequest(example)) from error
     found = members.pop(content)
     beside = sum(map(len, members.values())) if kind.ignores_unknown else len(document) - len(found)
