@@ -33,7 +33,7 @@ def check_private(path: Path) -> None:
         if found.st_uid != user:
             raise CommandError(
                 f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
-                f"run this as that user (sudo -u '#{found.st_uid}') or, if no Triton of that user is meant, remove the folder"
+                f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another {PREFIX}TRITON_HOME"
             )
         if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
             raise CommandError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
@@ -80,7 +80,7 @@ class TritonFolder:
             if self._lock():
                 return
             if attempt == 1:
-                say(f"another process runs the Triton in {self._home}; waiting for its end")
+                say(f"another process runs the Triton in {self._home}; trying for 15 s, in case it is ending")
             time.sleep(_POLL_SECONDS)
         raise CommandError(
             f"another process, perhaps of a container with this /dev/shm, runs the Triton in {self._home}; "

@@ -107,7 +107,7 @@ def test_only_one_process_uses_it(
     assert time.monotonic() - begun > 0.5
     assert [path.name for path in (folder.path / "models").iterdir()] == ["pulled"]
     assert not folder.socket.exists()
-    assert capsys.readouterr().err.endswith(f" runs the Triton in {settings.triton_home}; waiting for its end\n")
+    assert capsys.readouterr().err.endswith(f" runs the Triton in {settings.triton_home}; trying for 15 s, in case it is ending\n")
 
 
 @one_home
