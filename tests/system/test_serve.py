@@ -106,17 +106,19 @@ def have_ended(processes: Iterable[psutil.Process]) -> bool:
 
 @pytest.fixture(scope="module")
 def settings(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Settings with only the default model, so that Triton starts soon, and with a home of their own."""
+    """Settings with only the default model, so that Triton starts soon."""
     repository = tmp_path_factory.mktemp("models")
     shutil.copytree(Path(settings.model_repository, MODEL), repository / MODEL)
-    home = tmp_path_factory.mktemp("home")  # the usual one may have a Triton that runs
-    link_installation(home)
-    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=str(home))
+    return msgspec.structs.replace(settings, model_repository=str(repository))
 
 
 @contextmanager
 def serving(settings: Settings, folder: Path) -> Iterator[Running]:
-    """Run `serve` until the block ends, however it ends."""
+    """Run `serve` until the block ends, however it ends; each home has one Triton, so it has a home of its own."""
+    home = folder / "home"
+    home.mkdir()
+    link_installation(home)
+    settings = msgspec.structs.replace(settings, triton_home=str(home))
     running = Running(settings, folder / "serve.log")
     family: list[psutil.Process] = []
     try:
@@ -209,17 +211,17 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
 
 
 @pytest.mark.parametrize("is_port_free", [False, True])
-def test_a_port_or_a_home_in_use_is_reported(settings: Settings, running: Running, is_port_free: bool) -> None:  # noqa: FBT001
+def test_a_port_or_a_home_in_use_is_reported(running: Running, is_port_free: bool) -> None:  # noqa: FBT001
     """The second server says why it does not start, and the first one goes on."""
     port = free_port() if is_port_free else running.port
-    environ = {**os.environ, "NEREID_PORT": str(port), "NEREID_TRITON_HOME": settings.triton_home}
+    environ = {**os.environ, "NEREID_PORT": str(port), "NEREID_TRITON_HOME": running.settings.triton_home}
     second = subprocess.run(
         [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
 
     assert second.returncode == 1
     assert re.fullmatch(
-        rf"(nereid: another process.* runs the Triton in {settings.triton_home}; .*\n){{2}}"
+        rf"(nereid: another process.* runs the Triton in {running.settings.triton_home}; .*\n){{2}}"
         if is_port_free
         else f"nereid: port {port} is in use by process .* -m app serve\\); end it, or choose another with --port\n",
         second.stderr,
@@ -227,13 +229,13 @@ def test_a_port_or_a_home_in_use_is_reported(settings: Settings, running: Runnin
     assert running.is_ready()
 
 
-def test_other_commands_find_triton_by_its_home(settings: Settings, running: Running) -> None:
+def test_other_commands_find_triton_by_its_home(running: Running) -> None:
     """Without a port or a key; the API beside `serve` uses shared memory, too."""
     environ = {
         **os.environ,
         "NEREID_PORT": str(running.port),
-        "NEREID_TRITON_HOME": settings.triton_home,
-        "NEREID_MODEL_REPOSITORY": settings.model_repository,
+        "NEREID_TRITON_HOME": running.settings.triton_home,
+        "NEREID_MODEL_REPOSITORY": running.settings.model_repository,
     }
     doctor = [sys.executable, "-m", "app", "doctor", "--json"]
     said = json.loads(subprocess.run(doctor, cwd=ROOT, env=environ, stdout=subprocess.PIPE, check=False).stdout)
