@@ -90,7 +90,7 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         probe: Path that answers when it can be used.
         settings: Environment variables.
     """
-    arenas = set(SHM.glob("nereid*"))
+    before = shared_files()
     environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings})
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
@@ -101,12 +101,17 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         yield process
         wait_until_gone(family)
         assert not list(folder.glob("_MEI*"))
-        wait_for(lambda: set(SHM.glob("nereid*")) <= arenas)
+        wait_for(lambda: shared_files() <= before)
     finally:
         for left in family:
             with suppress(psutil.NoSuchProcess):
                 left.kill()
         process.wait()
+
+
+def shared_files() -> set[Path]:
+    """List the files in shared memory, without the folders of Triton's sockets, which stay."""
+    return {path for path in SHM.glob("nereid*") if not path.is_dir()}
 
 
 def is_ok(url: str) -> bool:
