@@ -32,6 +32,29 @@ triton *args:
 pull *args:
     @python -m app pull {{ args }}
 
+# Add a detector or classifier of your own, exported to ONNX
+[group('run')]
+[no-exit-message]
+add *args:
+    @python -m app add {{ args }}
+
+# List the added models
+[group('run')]
+models *args:
+    @python -m app models {{ args }}
+
+# Make a version, such as doors:1, the default version of an added model
+[group('run')]
+[no-exit-message]
+use *args:
+    @python -m app use {{ args }}
+
+# Remove an added model, or a version of it
+[group('run')]
+[no-exit-message]
+remove *args:
+    @python -m app remove {{ args }}
+
 # Check this machine and a running Triton
 [group('run')]
 doctor *args:
@@ -139,7 +162,7 @@ lock:
     {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
-# Remove everything that was installed, pulled or cached here
+# Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/*/1/model.onnx
+    rm -rf .venv .uv .python .triton .reference .locust build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n/1/model.onnx model_repository/yolo11n_file/1/model.onnx model_repository/yolox_nano/1/model.onnx model_repository/efficientnet_lite0/1/model.onnx

@@ -1,4 +1,4 @@
-"""The command line: nereid serve | api | triton | pull | key | doctor | healthcheck | settings."""
+"""The command line: nereid serve | api | triton | pull | add | models | use | remove | key | doctor | healthcheck | settings."""
 
 import signal
 
@@ -10,27 +10,32 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.embedded.install import install
-from app.embedded.launch import loadable_models
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import CommandError
+from app.model.reference import split_reference
+from app.model.triton_config import ScoreKind
 from app.resilience import last_valid, worker_table
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
+from app.triton.repository import loadable_models
 from app.zoo import registry
+from app.zoo.description import Description
 from app.zoo.pull import pull
+from app.zoo.recipe import DetectionHeadName
+from app.zoo.repository import Repository
 
 if TYPE_CHECKING:
     from app.embedded.server import EmbeddedTriton
@@ -88,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
+        ("add", _add, "add a detector or classifier of your own, exported to ONNX, as a model or its next version"),
+        ("models", _models, "list the added models"),
+        ("use", _use, "make a version, such as doors:1, the default version of an added model"),
+        ("remove", _remove, "remove an added model, or a version of it"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
@@ -104,10 +113,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--model", help="the default model")
         if name in {"serve", "api", "doctor"}:
             command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
-        if name == "pull":
-            command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
-            command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
-            command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
+        _declare_model(command, name)
         if name == "doctor":
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
@@ -116,6 +122,36 @@ def _parser() -> argparse.ArgumentParser:
             command.description = _KEY_HELP
             command.add_argument("id", help="name of the key in the file and in the log")
     return parser
+
+
+def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
+    """Declare the arguments of the commands that change the model repository."""
+    if name == "pull":
+        command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
+        command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
+        command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
+    if name in {"use", "remove"}:
+        command.add_argument("reference", help="name of the model, or name:version")
+    if name != "add":
+        return
+    command.add_argument("source", help="ONNX file, folder with one, or https address")
+    command.add_argument("--name", help="name of the model; by default that of the file")
+    command.add_argument("--licence", default="", help="shown by /models")
+    command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
+    command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
+    for option, text in (  # what a file may not say of itself
+        ("head", f"format of the outputs: {', '.join((*get_args(DetectionHeadName), *get_args(ScoreKind)))}"),
+        ("labels", "class names, separated by commas, or a file with one per line"),
+        ("size", "side of the input in pixels, or WIDTHxHEIGHT"),
+        ("channels", "RGB or BGR"),
+        ("scale", "divisor of each byte, such as 255"),
+        ("mean", "three numbers, subtracted from the channels after the division"),
+        ("std", "three numbers, by which the channels are divided then"),
+        ("box-units", "pixels or normalized (fractions of the input)"),
+        ("iou", "overlap above which two boxes of a class are one object"),
+        ("resize", "letterbox, stretch or center_crop"),
+    ):
+        command.add_argument(f"--{option}", help=text)
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
@@ -193,6 +229,69 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     pull(name, _entry(settings, name), Path(settings.model_repository), source=options.source, sha256=options.sha256)
 
 
+def _add(settings: Settings, options: argparse.Namespace) -> None:
+    from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
+    from app.zoo.add import Request, add, read_options  # noqa: PLC0415
+
+    repository = Repository(options.out or Path(settings.model_repository))
+    request = Request(options.source, options.name, options.licence, options.samples or check.SAMPLES, read_options(vars(options)))
+    name, old = add(request, repository)
+    if options.out:
+        say(f"copy {options.out / name} to the model repository of a Triton")
+    else:
+        _apply(settings, name, old, f"POST /predict/{name} uses it")
+
+
+def _models(settings: Settings, _: argparse.Namespace) -> None:
+    for name, found in Repository(Path(settings.model_repository)).models().items():
+        width, height = found.recipe.size
+        versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
+        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}")
+
+
+def _use(settings: Settings, options: argparse.Namespace) -> None:
+    repository, name = Repository(Path(settings.model_repository)), split_reference(options.reference)[0]
+    with repository.writing():
+        old = repository.load(name)
+        found = repository.use(options.reference)
+    _apply(settings, name, old, f"{name} is version {found.default_version}")
+
+
+def _remove(settings: Settings, options: argparse.Namespace) -> None:
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+
+    repository, (name, version) = Repository(Path(settings.model_repository)), split_reference(options.reference)
+    with repository.writing():
+        found = repository.load(name)
+        is_last = not version or (found is not None and [*found.versions] == [version])
+        if is_last and name in {settings.model, settings.classify_model}:
+            raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
+        repository.remove(options.reference)
+        is_loaded = control.apply(settings, name)
+    say(f"{options.reference} is removed{_later(is_loaded=is_loaded)}")
+
+
+def _apply(settings: Settings, name: str, old: Description | None, result: str) -> None:
+    """Let the embedded Triton load a model, and tell the result; restore the previous description if it cannot be loaded."""
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+
+    try:
+        is_loaded = control.apply(settings, name)
+    except CommandError:
+        repository = Repository(Path(settings.model_repository))
+        with repository.writing():
+            repository.restore(name, old)
+            with suppress(CommandError):  # Triton keeps what it has
+                control.apply(settings, name)
+        say(f"nothing has changed in {repository.path}")
+        raise
+    say(f"{result}{_later(is_loaded=is_loaded)}")
+
+
+def _later(*, is_loaded: bool) -> str:
+    return "" if is_loaded else " when Triton starts again"
+
+
 def _key(_: Settings, options: argparse.Namespace) -> None:
     credential, table = keys.create(options.id)
     print(credential)
@@ -222,6 +321,10 @@ def _prepare(settings: Settings) -> None:
     except OSError as error:
         raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
     entry = None if is_pulled else _entry(settings, settings.model)
+    try:
+        Repository(repository).write_configs()
+    except CommandError as error:
+        say(f"warning: {error}")
     install(Path(settings.triton_home))
     if entry is not None:
         pull(settings.model, entry, repository)

@@ -36,10 +36,12 @@ from app.telemetry.metrics import Metrics
 from app.triton import credentials
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
+from app.triton.config_file import unloadable_models
 from app.triton.credentials import Credentials
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
+from app.triton.repository import last_change
 from app.triton.transport import Transport
 from app.zoo import registry
 
@@ -152,7 +154,13 @@ def deployment_of(settings: Settings) -> Deployment:
 
 def _models(settings: Settings) -> Models:
     """Name the models; none that could be pulled if their list became invalid after the start, because no request needs it."""
-    models = Models(settings.model, settings.task_models)
+    repository = Path(settings.model_repository)
+    models = Models(
+        settings.model,
+        settings.task_models,
+        unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
+        last_change=partial(last_change, repository),
+    )
     try:
         return models._replace(pullable=frozenset(registry.load(settings.registry_path)))
     except CommandError as error:

@@ -1,5 +1,6 @@
 """What a run of the tests must not leave behind: processes, files in shared memory, and temporary files."""
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -42,6 +43,7 @@ class Run:
     def _named(self) -> set[str]:
         new = _named_files() - self._before
         files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")} | new - _mapped_files()
+        files = {path for path in files if not _is_locked(path)}  # of another Triton on this machine
         return {f"file {path}" for path in files} | {
             f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
         }
@@ -72,6 +74,19 @@ def _named_files() -> set[Path]:
     """List this user's files that the program names after itself, outside of the temporary folder of a run."""
     found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
     return {path for path in found if not path.name.startswith(_PREFIX) and _is_own(path)}
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a living process has locked a folder of Triton's socket."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def _is_own(path: Path) -> bool:

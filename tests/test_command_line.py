@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +27,8 @@ from app.settings.schema import PREFIX, Settings, SettingsError
 from app.zoo.registry import PublishedModel
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import REPOSITORY, ROOT, free_port
+from tests.support import IMAGES, REPOSITORY, ROOT, free_port
+from tests.zoo.exported import WIDE, exported, head_tensors
 
 Refusal = Callable[[str, dict[str, Any]], str]
 
@@ -158,6 +160,11 @@ def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str]
         ["triton", "--triton", "a:1"],
         ["settings", "extra"],
         ["pull", "--model", "x"],
+        ["add"],
+        ["add", "best.onnx", "--triton", "a:1"],
+        ["models", "doors"],
+        ["use"],
+        ["remove"],
         ["key"],
     ],
 )
@@ -176,7 +183,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("serve", "api", "triton", "pull", "key", "doctor", "settings"):
+    for command in ("serve", "api", "triton", "pull", "add", "models", "use", "remove", "key", "doctor", "settings"):
         assert f"\n    {command} " in text
 
 
@@ -230,6 +237,11 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("serve --triton a:1,a:1 | serve --triton http://triton:8001 | api --triton triton", {}, "NEREID_TRITON_ENDPOINTS: ..."),
         ("key 'camera 1'", {}, "a key's id has 1 to 64 letters, digits, '_' or '-'"),
         ("pull yolo12n", {}, f"yolo12n is not in models/models.toml, which lists {', '.join(PUBLISHED)}"),
+        ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
+        ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
+        ("add file --mean 1", {}, "an option is not valid: ..."),
+        ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
+        ("use doors", {"MODEL_REPOSITORY": "file"}, "file cannot be written: File exists"),
         ("pull", {"MODEL_REPOSITORY": "."}, "models.toml lists no model; run this in the project's folder or set NEREID_MODEL_..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "toml"}, "toml/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "type"}, "type/models.toml: ..."),
@@ -330,7 +342,7 @@ def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict
     assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
 
     ((name, entry, options),) = pulled
-    assert (name, entry.recipe.square) == ("yolox_nano", 416)
+    assert (name, entry.recipe.size) == ("yolox_nano", (416, 416))
     assert options == {"source": Path("/mirror"), "sha256": "ab"}
 
 
@@ -346,6 +358,109 @@ def test_pull_without_a_name_pulls_the_default_model(
 def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "yolo11n", "--from", str(repository / "nowhere.onnx")]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"nereid: there is no file {repository}/nowhere.onnx"
+
+
+def export(folder: Path, version: int) -> str:
+    """Write a detector as a training run exports it; return its path."""
+    network = exported(head_tensors("yolo", WIDE), WIDE, names={0: "door", 1: "window", 2: "gate"}, version=version)
+    path = folder / f"run-{version}.onnx"
+    path.write_bytes(network.SerializeToString())
+    return str(path)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class Control:
+    """Takes the place of the embedded Triton: notes which models it is to load, with their versions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("app.embedded.control.apply", self.apply)
+        self.is_running, self.failing, self.applied = True, "", list[tuple[str, list[str]]]()
+
+    def apply(self, settings: Settings, model: str) -> bool:
+        versions = sorted(path.parent.name for path in Path(settings.model_repository, model).glob("*/model.onnx"))
+        self.applied.append((model, versions))
+        if self.failing in versions:
+            raise CommandError(f"Triton cannot load {model}: out of luck")
+        return self.is_running
+
+
+@pytest.fixture
+def control(monkeypatch: pytest.MonkeyPatch) -> Control:
+    return Control(monkeypatch)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_models_are_added_used_and_removed(
+    repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_running: bool
+) -> None:
+    """The embedded Triton is told, and otherwise it is said when the change is in effect."""
+    control.is_running = is_running
+    later = "" if is_running else " when Triton starts again"
+    add = "POST /predict/doors uses it"
+    for arguments, says, *versions in (
+        (["add", export(tmp_path, 1), "--name", "doors", "--licence", "MIT"], add, "1 (default)"),
+        (["add", export(tmp_path, 2), "--name", "doors"], add, "1", "2 (default)"),
+        (["use", "doors:1"], "doors is version 1", "1 (default)", "2"),
+        (["remove", "doors:2"], "doors:2 is removed", "1 (default)"),
+        (["remove", "doors"], "doors is removed"),
+    ):
+        assert main(arguments) == 0
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[-1]) == ("", f"nereid: {says}{later}")
+        assert control.applied[-1] == ("doors", [version[0] for version in versions])
+        assert main(["models"]) == 0
+        line = f"doors: 3 classes, 256 x 128, licence MIT, versions {', '.join(versions)}\n"
+        assert capsys.readouterr() == (line if versions else "", "")
+    assert content(repository).keys() == {"models.toml", "run-1.onnx", "run-2.onnx"}
+
+
+def test_a_default_model_is_not_removed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["add", export(tmp_path, 1), "--name", "doors", "--out", str(repository)]) == 0
+    monkeypatch.setenv("NEREID_MODEL", "doors")
+    for reference in ("doors", "doors:1"):
+        assert main(["remove", reference]) == 1
+    assert "doors is a default model of the settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [(), ("add 1",), ("add 1", "add 2", "use doors:1")])
+def test_an_addition_that_triton_cannot_load_changes_nothing(
+    repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str], before: tuple[str, ...]
+) -> None:
+    for command, _, what in (text.partition(" ") for text in before):
+        assert main([command, export(tmp_path, int(what)), "--name", "doors"] if command == "add" else [command, what]) == 0
+    source, control.failing = export(tmp_path, 3), str(1 + sum("add" in text for text in before))
+    unchanged, loaded = content(repository), control.applied[-1:] or [("doors", [])]
+    capsys.readouterr()
+    assert main(["add", source, "--name", "doors", "--licence", "MIT"]) == 1
+
+    *_, undone, failed = capsys.readouterr().err.splitlines()
+    assert undone == f"nereid: nothing has changed in {repository}"
+    assert failed == "nereid: Triton cannot load doors: out of luck"
+    assert control.applied[-1:] == loaded
+    assert content(repository) == unchanged
+
+
+def test_a_model_may_be_added_elsewhere_with_options(
+    repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--head yolo --labels a,b,c --size 256x128 --channels BGR --scale 1 --mean 1,2,3 --std 4,5,6 --box-units normalized"
+    more = f"--iou 0.5 --resize stretch --samples {IMAGES} --out {(out := tmp_path / 'out')}"
+    assert main(["add", export(tmp_path, 1), "--name", "doors", *options.split(), *more.split()]) == 0
+
+    assert capsys.readouterr().err.splitlines()[-1] == f"nereid: copy {out}/doors to the model repository of a Triton"
+    assert control.applied == []
+    assert not (repository / "doors").exists()
+    found = tomllib.loads((out / "doors" / "model.toml").read_text(encoding="utf-8"))
+    assert found["labels"] == ["a", "b", "c"]
+    recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
+    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "normalized", "placement": "center"}
+    assert found["recipe"] == recipe
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from app.embedded.launch import loadable_models
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import DECODED, InputFormat
+from app.triton.repository import loadable_models
 from app.zoo import registry
 from tests.support import REPOSITORY
 from tests.test_model_repository import EMBEDDED, FILE_MODELS, PRODUCTION, parsed, spec_of

@@ -13,13 +13,13 @@ from google.protobuf import json_format, text_format
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2
 
-from app.embedded.launch import CONFIG_NAME
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import InputFormat, ModelSpec, from_triton_config
 from app.model.triton_config import ModelParameters
+from app.triton.repository import CONFIG_NAME
 from app.zoo import registry
 from app.zoo.graph import OPSET
-from app.zoo.registry import ClassificationRecipe, DetectionRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionRecipe
 from tests.support import REPOSITORY
 
 FILE_MODELS = ["yolo11n_file"]
@@ -105,7 +105,7 @@ def test_model_takes_an_image_and_returns_what_its_task_asks_for(name: str, file
     (image,) = config.input
 
     assert image.data_type == model_config_pb2.TYPE_UINT8
-    assert list(image.dims) == [recipe.square, recipe.square, 3]
+    assert list(image.dims) == [*recipe.size[::-1], 3]
     assert [tensor.name for tensor in config.output] == OUTPUTS[type(recipe)]
 
 
@@ -120,7 +120,7 @@ def test_detector_needs_no_post_processing(name: str, file: str) -> None:
     assert spec.input_is_canvas
     assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.has_batch_dimension
-    assert spec.input_size == (recipe.square, recipe.square)
+    assert spec.input_size == recipe.size
     assert spec.output_names == tuple(OUTPUTS[DetectionRecipe])
     assert isinstance(spec.head, DetectionHead)
     assert spec.head.max_iou == recipe.iou

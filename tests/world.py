@@ -98,7 +98,10 @@ class World:
         self.pool = TritonPool(self.transport, [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         self.batchers = Batchers(TritonCalls(self.pool, METRICS, lambda _: self.max_calls, HANG_SECONDS))
         calls = TritonCalls(self.pool, METRICS, partial(calls_per_worker, 0, TABLE), LIMITS.timeout_seconds)
-        self.pipeline = Pipeline(calls, admission, Models("tiny", pullable=frozenset({"listed"})), LIMITS)
+        self.changed_at = 0
+        """When models of the repository were last changed."""
+        known = Models("tiny", pullable=frozenset({"listed"}), last_change=lambda: self.changed_at)
+        self.pipeline = Pipeline(calls, admission, known, LIMITS)
         self.slot: Slot | None = None
         """Of the last inference."""
 

@@ -28,25 +28,31 @@ class Candidates(NamedTuple):
     """Shape (n,)."""
 
 
-def from_yolo(head: NDArray[np.float32]) -> Candidates:
+def from_yolo(head: NDArray[np.float32], floor: float = MIN_SCORE) -> Candidates:
     """Decode a head (4 + classes, anchors): centre and size of the box in pixels of the input, then final scores."""
-    return _candidates(head[:4].T, head[4:].T)
+    return _candidates(head[:4].T, head[4:].T, floor)
 
 
-def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int]) -> Candidates:
+def from_yolov5(head: NDArray[np.float32], floor: float = MIN_SCORE) -> Candidates:
+    """Decode a head (rows, 5 + classes): centre and size of the box in pixels of the input, objectness, then class scores."""
+    head = head[head[:, 4] > floor]  # as no class score is above one
+    return _candidates(head[:, :4], head[:, 4:5] * head[:, 5:], floor)
+
+
+def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int], floor: float = MIN_SCORE) -> Candidates:
     """Decode a head (anchors, 5 + classes): offset and log size in cells, objectness, then class scores."""
     corners, strides = anchor_grid(input_size)
     centres = (head[:, :2] + corners) * strides
     sizes = np.exp(head[:, 2:4]) * strides
-    return _candidates(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:])
+    return _candidates(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:], floor)
 
 
-def _candidates(boxes: NDArray[np.float32], scores: NDArray[np.float32]) -> Candidates:
-    """Keep the best `MAX_CANDIDATES` of boxes (anchors, 4) centre x y width height by scores (anchors, classes), descending."""
+def _candidates(boxes: NDArray[np.float32], scores: NDArray[np.float32], floor: float) -> Candidates:
+    """Keep the best `MAX_CANDIDATES` above `floor` of boxes (anchors, 4) centre x y width height by scores (anchors, classes)."""
     winners = scores.argmax(axis=1)
     best = scores[np.arange(len(scores)), winners]
     order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
-    order = order[best[order] > MIN_SCORE]
+    order = order[best[order] > floor]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
     return Candidates(corners, best[order], winners[order].astype(np.int32))

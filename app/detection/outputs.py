@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
-from app.detection.nms import Candidates
+from app.detection.nms import MIN_SCORE, Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
 from app.model.heads import DetectionHead, OutputFormat
@@ -19,8 +19,10 @@ _MAX_SCORE = 1.001
 _MAX_CLASSES = 2**31
 
 
-def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
+def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], *, floor: float = MIN_SCORE) -> Candidates:
     """Decode the output tensors for one image, given by name; a batch dimension must be 1.
+
+    Boxes with a score for each class are dropped if the best score is not above `floor`.
 
     Raises:
         WrongTask: The model is not a detector.
@@ -29,7 +31,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     """
     head, tensors = spec.expect_head(DetectionHead), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
-        found = _DECODERS[head.output_format](spec, tensors)
+        found = _DECODERS[head.output_format](spec, tensors, floor)
         if head.has_normalized_boxes:
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
     if not len(found.scores):
@@ -43,7 +45,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     return found
 
 
-def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: float) -> Candidates:
     count, boxes, scores, classes = tensors
     expect_shape(spec, count, (1,))
     expect_shape(spec, boxes, (*boxes.shape[:1], 4))
@@ -55,7 +57,7 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
     return Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
 
 
-def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: float) -> Candidates:
     (table,) = tensors
     expect_shape(spec, table, (None, 6))
     table = table.astype(np.float32)
@@ -63,18 +65,32 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candida
     return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
 
 
-def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
     _expect_classes(spec, tensor, len(tensor) - 4)
-    return nms.from_yolo(tensor.astype(np.float32))
+    return nms.from_yolo(tensor.astype(np.float32), floor)
 
 
-def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
+def _decode_yolov5_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+    (tensor,) = tensors
+    expect_shape(spec, tensor, (None, None))
+    _expect_classes(spec, tensor, tensor.shape[1] - 5)
+    return nms.from_yolov5(tensor.astype(np.float32), floor)
+
+
+def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (count_anchors(spec.input_size), None))
     _expect_classes(spec, tensor, tensor.shape[1] - 5)
-    return nms.from_yolox(tensor.astype(np.float32), spec.input_size)
+    return nms.from_yolox(tensor.astype(np.float32), spec.input_size, floor)
+
+
+def _decode_rtdetr(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+    """Decode rows that hold what the columns of a YOLO head hold; `decode_outputs` scales their fractions."""
+    (tensor,) = tensors
+    expect_shape(spec, tensor, (None, None))
+    return _decode_yolo_head(spec, [tensor.T], floor)
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:
@@ -96,5 +112,7 @@ _DECODERS = {
     OutputFormat.END_TO_END: _decode_end_to_end,
     OutputFormat.SIX_COLUMNS: _decode_six_columns,
     OutputFormat.YOLO_HEAD: _decode_yolo_head,
+    OutputFormat.YOLOV5_HEAD: _decode_yolov5_head,
     OutputFormat.YOLOX_HEAD: _decode_yolox_head,
+    OutputFormat.RTDETR: _decode_rtdetr,
 }

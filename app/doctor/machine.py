@@ -9,10 +9,10 @@ from pathlib import Path
 from PIL import features
 
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.launch import loadable_models
 from app.host.packages import has_pillow_simd
 from app.host.program import CommandError
 from app.settings.schema import Settings
+from app.triton.repository import loadable_models
 from app.zoo import registry
 
 _FORMATS = {"jpg": "libjpeg-turbo", "zlib": "zlib", "webp": "libwebp"}

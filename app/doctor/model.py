@@ -9,13 +9,13 @@ import numpy as np
 
 from app.doctor import batching, inference
 from app.doctor.finding import Finding, count, failure, ok, warning
-from app.embedded.launch import CONFIG_NAME
 from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
 from app.model.spec import ModelSpec, from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
+from app.triton.repository import config_path
 from app.triton.server_info import ModelState
 from app.triton.status import own_message
 
@@ -67,9 +67,7 @@ def check_file(settings: Settings) -> Iterator[Finding]:
 
 def _config_path(settings: Settings) -> Path:
     """Return the path of the default model's config for the embedded or an external Triton."""
-    folder = Path(settings.model_repository, settings.model)
-    embedded = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
-    return embedded if embedded.is_file() and not settings.triton_endpoints else folder / "config.pbtxt"
+    return config_path(Path(settings.model_repository, settings.model), is_embedded=not settings.triton_endpoints)
 
 
 def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError) -> Finding:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from app.doctor import inference, model
@@ -17,6 +18,7 @@ from app.pipeline.probe import run_probe
 from app.settings.schema import PREFIX, Settings
 from app.triton import credentials
 from app.triton.client import TritonClient
+from app.triton.config_file import unloadable_models
 from app.triton.credentials import CredentialsError
 from app.triton.membership import DNS_PREFIX, Target
 from app.triton.server_info import ModelState, ServerInfo
@@ -165,7 +167,9 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         name: f"{name} is in Triton's repository, but not ready: {states[name].reason or 'its log has the reason'}"
         for name in others
     }
-    return states, [ok("models", text), *(warning("models", texts[name], fix) for name in others)]
+    unloadable = unloadable_models(Path(settings.model_repository), is_embedded=not settings.triton_endpoints)
+    texts |= {name: found.reason for name, found in unloadable.items() if name not in ready}
+    return states, [ok("models", text), *(warning("models", reason, fix) for reason in texts.values())]
 
 
 async def _check_process(client: TritonClient, name: str) -> Finding | None:

@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from app.embedded.launch import loadable_models
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
+from app.triton.repository import loadable_models
 
 # Triton ends within five seconds, and then its models.
 _CLAIM_ATTEMPTS = 150

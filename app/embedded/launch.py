@@ -1,12 +1,12 @@
-"""Command line, environment, models and access restrictions of the embedded Triton."""
+"""Command line, environment and access restrictions of the embedded Triton."""
 
 import os
-import re
 from pathlib import Path
 
 from app.embedded.install import libpython_folder
 from app.settings.schema import TRITON_SOCKET, Settings
 from app.triton.control_key import HEADER
+from app.triton.repository import CONFIG_NAME
 
 BACKEND = Path(__file__).with_name("onnx_model.py")
 MODULES = (
@@ -22,7 +22,6 @@ MODULES = (
     "model/*.py",
 )
 """Modules of this package that run inside Triton; `deploy/binary` includes their source."""
-CONFIG_NAME = "embedded"
 
 _PACKAGE = Path(__file__).parents[1]
 # Trace only requests with a `traceparent`. Triton also reads the variables `OTEL_*`.
@@ -34,6 +33,9 @@ _TCP = {
     "metrics-address": "127.0.0.1",
     "http-restricted-api": f"model-repository,shared-memory,trace,logging:{HEADER}=\n",
 }
+# Loading a model can run code: only this user may do so, through the socket.
+_LOADABLE_MODELS = {"model-control-mode": "explicit", "load-model": "*"}
+_FIXED_MODELS = {"model-control-mode": "none"}
 _NO_TCP = {"allow-http": "false", "allow-metrics": "false"}
 
 
@@ -51,7 +53,7 @@ def command(settings: Settings, folder: Path) -> list[str]:
     options = {
         "model-repository": folder / "models",
         "model-config-name": CONFIG_NAME,
-        "model-control-mode": "none",  # loading a model can run code
+        **(_FIXED_MODELS if port else _LOADABLE_MODELS),
         "backend-directory": triton / "backends",
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",
@@ -85,20 +87,6 @@ def environment(folder: Path) -> dict[str, str]:
 def shm_prefix(settings: Settings) -> str:
     """Return the prefix of Triton's files in /dev/shm, unique as its folder."""
     return f"{settings.triton_folder.name.replace('-', '_')}_"
-
-
-def loadable_models(repository: Path) -> list[str]:
-    """Return the names of the models with a config and at least one version that contains a file.
-
-    A model is excluded if its config for the embedded Triton contains only comments.
-    """
-    names = []
-    for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
-        configs = [path for path in (folder / "configs" / f"{CONFIG_NAME}.pbtxt", folder / "config.pbtxt") if path.is_file()]
-        has_version = any(path.parent.name.isdigit() for path in folder.glob("*/*"))
-        if configs and has_version and re.search(r"^\s*[^#\s]", configs[0].read_text(encoding="utf-8"), re.MULTILINE):
-            names.append(folder.name)
-    return names
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from app.embedded.folder import TritonFolder
-from app.embedded.launch import command, environment, loadable_models, shm_prefix
+from app.embedded.launch import command, environment, shm_prefix
 from app.embedded.private_files import keep_files_private
 from app.embedded.service import CheckError
 from app.errors import GatewayError, TritonUnavailable
@@ -23,6 +23,8 @@ from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 from app.triton.blocking_client import BlockingClient
+from app.triton.config_file import unloadable_models
+from app.triton.repository import loadable_models
 from app.triton.status import ModelDied, own_message
 
 _READY_SECONDS = 60.0
@@ -88,7 +90,8 @@ class EmbeddedTriton:
             self.spawn()
             self._wait()
             check_inference(self._client, self._settings.model, _READY_SECONDS)
-            for model, reason in self.load_failures().items():
+            unloadable = {model: found.reason for model, found in unloadable_models(self._repository, is_embedded=True).items()}
+            for model, reason in (unloadable | self.load_failures()).items():
                 say(f"warning: {model} could not be loaded: {reason}")
         except CheckError as error:
             self.stop()

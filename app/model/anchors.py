@@ -13,6 +13,13 @@ def count_anchors(input_size: tuple[int, int]) -> int:
     return sum((width // stride) * (height // stride) for stride in STRIDES)
 
 
+def possible_anchors(input_size: tuple[int, int]) -> tuple[int, int, int]:
+    """Return the numbers of anchors that YOLO heads have: with `STRIDES`, and also with a stride of 64 (P6) or 4 (P2)."""
+    width, height = input_size
+    anchors = count_anchors(input_size)
+    return anchors, anchors + (width // 64) * (height // 64), anchors + (width // 4) * (height // 4)
+
+
 def anchor_grid(input_size: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Lay out the anchors over an input of width x height pixels, in the order of a YOLOX head.
 

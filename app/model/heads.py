@@ -1,6 +1,6 @@
 """Model heads: the task of a model and the format of its output tensors.
 
-Formats are identified by the names, types and shapes in the model's config, never by values.
+Formats are identified by the names, types and shapes in the model's config and by its `parameters`, never by values.
 """
 
 from enum import Enum
@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from app.errors import UnsupportedModel
-from app.model.anchors import count_anchors
+from app.model.anchors import possible_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
 Task = Literal["detection", "classification"]
@@ -18,6 +18,7 @@ TASKS: tuple[Task, ...] = get_args(Task)
 
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7
+_MAX_QUERIES = 300
 
 
 class OutputFormat(Enum):
@@ -26,10 +27,12 @@ class OutputFormat(Enum):
     END_TO_END = "count, boxes, scores and classes in four tensors"
     SIX_COLUMNS = "rows of x1 y1 x2 y2 score class"
     YOLO_HEAD = "raw head (4 + classes, anchors)"
+    YOLOV5_HEAD = "decoded head (rows, 5 + classes)"
     YOLOX_HEAD = "raw head (anchors, 5 + classes)"
+    RTDETR = "rows of cx cy w h, as fractions of the input, and class scores"
 
 
-RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD})
+RAW_HEADS = frozenset({OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD})
 """Formats with duplicate detections, which the gateway must suppress."""
 
 
@@ -71,6 +74,8 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
         """Default preprocessing."""
         if self.output_format is OutputFormat.YOLOX_HEAD:
             return InputDefaults("letterbox", "top_left", "BGR", 1.0)
+        if self.output_format is OutputFormat.RTDETR:
+            return InputDefaults("stretch")
         return InputDefaults("letterbox")
 
 
@@ -101,18 +106,22 @@ def read_head(
     """Identify the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch.
 
     Raises:
-        UnsupportedModel: No head matches.
+        UnsupportedModel: No head matches, or the labels do not match the head.
     """
+    if hints.task not in (None, "detect", "classify"):
+        raise UnsupportedModel(f"{model.name} is a model for the task {hints.task!r}; only detectors and classifiers are supported")
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
     names: tuple[str, ...]
     default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
     match list(shapes.items()):
-        case [(name, [classes])] if types[name] in _FLOATS and (classes > 1 or classes == -1):
+        case [(name, [classes])] if hints.head is None and types[name] in _FLOATS and (classes > 1 or classes == -1):
+            _check_labels(model, hints, classes)
             return ClassificationHead(classes=classes, scores=hints.scores or default), (name,)
         case [(name, [_, _] as dims)]:
-            output_format, names = _identify_table(model, dims, count_anchors(input_size)), (name,)
-        case [_, _, _, _]:
+            output_format, names = _identify_table(model, hints, dims, input_size), (name,)
+            _check_labels(model, hints, _count_classes(output_format, dims))
+        case [_, _, _, _] if hints.head in (None, "end_to_end"):
             output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
         case _:
             raise unsupported(model)
@@ -121,23 +130,62 @@ def read_head(
     suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
     head = DetectionHead(
         output_format=output_format,
-        has_normalized_boxes=hints.box_units == "normalized",
+        has_normalized_boxes=output_format is OutputFormat.RTDETR or hints.box_units == "normalized",
         iou=iou,
         max_iou=iou if suppresses else 1.0,
     )
     return head, names
 
 
-def _identify_table(model: ModelConfig, dims: list[int], anchors: int) -> OutputFormat:
-    """Identify the format of a single two-dimensional output."""
-    match dims:
-        case [rows, columns] if rows == anchors and columns > 5:  # noqa: PLR2004
-            return OutputFormat.YOLOX_HEAD
-        case [_, 6]:
-            return OutputFormat.SIX_COLUMNS
-        case [channels, columns] if channels > 4 and (columns == -1 or columns > channels):  # noqa: PLR2004
-            return OutputFormat.YOLO_HEAD
+def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int]) -> OutputFormat:
+    """Identify the format of a single two-dimensional output, by `head` or by its shape."""
+    rows, columns = dims
+    anchors = possible_anchors(input_size)
+    if hints.head is not None:
+        output_format, fits = {
+            "yolo": (OutputFormat.YOLO_HEAD, rows not in range(5) and (columns == -1 or columns > rows)),
+            "yolov5": (OutputFormat.YOLOV5_HEAD, columns not in range(6) and (rows == -1 or rows > columns)),
+            "yolox": (OutputFormat.YOLOX_HEAD, columns not in range(6) and rows in (-1, anchors[0])),
+            "end_to_end": (OutputFormat.SIX_COLUMNS, columns in (-1, 6)),
+            "rtdetr": (OutputFormat.RTDETR, columns not in (*range(5), *anchors)),
+        }[hints.head]
+        if fits:
+            return output_format
+        raise unsupported(model)
+    if columns > 5 and rows == anchors[0]:  # noqa: PLR2004
+        return OutputFormat.YOLOX_HEAD
+    if columns > 5 and rows in {3 * count for count in anchors}:  # noqa: PLR2004
+        return OutputFormat.YOLOV5_HEAD
+    if columns == 6 and rows not in anchors:  # noqa: PLR2004
+        return OutputFormat.SIX_COLUMNS
+    # Rows of seven may also be those of rotated boxes.
+    if 0 < rows <= _MAX_QUERIES and len(hints.class_names()) == columns - 4 > 0 and (columns != 7 or hints.task == "detect"):  # noqa: PLR2004
+        return OutputFormat.RTDETR
+    if rows > 4 and (columns == -1 or (columns > rows and columns in anchors)):  # noqa: PLR2004
+        return OutputFormat.YOLO_HEAD
     raise unsupported(model)
+
+
+def _count_classes(output_format: OutputFormat, dims: list[int]) -> int:
+    """Return the number of classes of a single two-dimensional output; below one if its shape does not tell it."""
+    match output_format:
+        case OutputFormat.YOLO_HEAD:
+            return dims[0] - 4
+        case OutputFormat.RTDETR:
+            return dims[1] - 4
+        case OutputFormat.YOLOV5_HEAD | OutputFormat.YOLOX_HEAD:
+            return dims[1] - 5
+    return -1
+
+
+def _check_labels(model: ModelConfig, hints: ModelParameters, classes: int) -> None:
+    """Raise `UnsupportedModel` if there are labels, but not one for each class."""
+    labels = len(hints.class_names())
+    if labels and classes > 0 and labels != classes:
+        raise UnsupportedModel(
+            f"{model.name} has {labels} labels for {classes} classes; its config needs one label for each class, or another `head` "
+            "(keypoints, masks and rotated boxes are not supported)"
+        )
 
 
 def _identify_four(model: ModelConfig, shapes: dict[str, list[int]], types: dict[str, str]) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ _OUTPUT_DTYPES = {
 }
 DECODED = "decoded"
 """Name of the output in which a model that takes files reports whether it decoded the file: one number per image."""
-_DEFAULT_SIDE = 640
+_DEFAULT_SIZE = (640, 640)
 # 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
 # Larger files are rare; they are sent inline in the request.
@@ -209,22 +209,22 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
         raise unsupported(model)
     tensor = model.input[0]
     dims, has_batch_dimension = tensor.dims, model.max_batch_size > 0
-    side = hints.side()
+    size = hints.input_size()
     if tensor.data_type == BYTES and dims in ([1], [-1]):
-        if side is None:
+        if size is None:
             raise UnsupportedModel(f"{model.name} takes the encoded file; its config must say `square`, the side of its input")
-        return InputFormat.FILE, has_batch_dimension, (side, side)
+        return InputFormat.FILE, has_batch_dimension, size
     if len(dims) == 4 and not has_batch_dimension:  # noqa: PLR2004 - explicit batch dimension
         dims, has_batch_dimension = dims[1:], True
     if tensor.data_type not in _DTYPES or len(dims) != 3 or 3 not in (dims[0], dims[2]):  # noqa: PLR2004
         raise unsupported(model)
     input_format = InputFormat.CHW if dims[0] == 3 else InputFormat.HWC  # noqa: PLR2004
     height, width = dims[1:] if input_format is InputFormat.CHW else dims[:2]
-    fallback = side or _DEFAULT_SIDE
-    return input_format, has_batch_dimension, (width if width > 0 else fallback, height if height > 0 else fallback)
+    default_width, default_height = size or _DEFAULT_SIZE
+    return input_format, has_batch_dimension, (width if width > 0 else default_width, height if height > 0 else default_height)
 
 
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two models have the same inputs and outputs; version, device, speed and origin may differ."""
-    may_differ = ("version", "device", "max_batch", "instances", "source", "licence")
+    may_differ = ("version", "device", "max_batch", "instances", "source", "licence", "default_version")
     return one == msgspec.structs.replace(other, **{name: getattr(one, name) for name in may_differ})

@@ -2,9 +2,10 @@
 
 Its `parameters` specify what the tensors do not, with these defaults:
 
-    labels      class names, comma separated, or a JSON array for names with commas (default: `names` in Ultralytics'
-                `metadata`, or the class ids)
-    resize      letterbox | center_crop | stretch   how images are fitted (letterbox; center_crop for classifiers)
+    labels      class names, comma separated, or a JSON array for names with commas, one for each class (default: `names` in
+                Ultralytics' `metadata`, or the class ids)
+    resize      letterbox | center_crop | stretch   how images are fitted (letterbox; center_crop for classifiers, stretch
+                for rtdetr)
     placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
     enlarge     true | false        letterbox: enlarge small images to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)
@@ -14,13 +15,24 @@ Its `parameters` specify what the tensors do not, with these defaults:
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
     mean, std   three floats, comma separated, in the order of the channels, for a float input: each value, after division by
                 `scale`, becomes (value - mean) / std (0 and 1)
-    square      pixels              side of the input, if its shape is dynamic (`imgsz` in `metadata`, or 640)
+    square      pixels              side of the input, if its shape is dynamic (height and width `imgsz` in `metadata`, or 640)
+    head        format of a detector's single output (by its shape, as stated for each):
+                yolo        (4 + classes, anchors): centre and size, class scores
+                yolov5      (rows, 5 + classes): centre and size, objectness, class scores; by default with three rows per anchor.
+                            Also for YOLOv6, YOLOv7, and YOLOX exported with decoded boxes, which then needs `channels`, `scale`
+                            and `placement`
+                yolox       (anchors, 5 + classes): offset and log size in cells, objectness, class scores; by default with one
+                            row per anchor, so decoded boxes need `yolov5`
+                end_to_end  (rows, 6): x1 y1 x2 y2 score class; by default with any other number of rows
+                rtdetr      (rows, 4 + classes): centre and size as fractions of the input, class scores; by default with up to
+                            300 rows and one label for each class, unless there are two classes, or three without `metadata`
     box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
     scores      logits | probabilities  output of a classifier (logits, to which softmax is applied; probabilities if the `task`
                 in Ultralytics' `metadata` is `classify`)
     iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
                                     model suppresses boxes itself
-    metadata                        a Python dict as text, written by Ultralytics' exporter
+    metadata                        a Python dict as text, written by Ultralytics' exporter; its `task` must be detect or classify
+    default_version  number         version that the model's name alone stands for (the newest)
     device      cpu | gpu           device of an ensemble, whose config does not specify it (cpu)
     source, licence                 shown by /models
 """
@@ -39,6 +51,8 @@ Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
 """Kind of a classifier's scores."""
+HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
+"""Format of a model's single output."""
 BYTES = "TYPE_STRING"
 """Triton's type of tensors that contain texts or files."""
 
@@ -98,6 +112,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     std: tuple[_ChannelDivisor, _ChannelDivisor, _ChannelDivisor] = (1.0, 1.0, 1.0)
     source: str = ""
     licence: str = ""
+    default_version: Annotated[int, Meta(ge=1)] | None = None
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):
@@ -110,6 +125,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     channels: Literal["RGB", "BGR"] | None = None
     scale: Annotated[float, Meta(gt=0, le=65535)] | None = None
     square: Annotated[int, Meta(ge=32, le=8192)] | None = None
+    head: HeadName | None = None
     box_units: Literal["pixels", "normalized"] = "pixels"
     scores: ScoreKind | None = None
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -130,16 +146,25 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         return tuple(str(names[index]) for index in range(len(names)))
 
     @property
+    def task(self) -> object:
+        """The task in `metadata`; None if there is none."""
+        return self._exporter_metadata().get("task")
+
+    @property
     def is_ultralytics_classifier(self) -> bool:
         """Whether `metadata` names the task `classify`. These models return probabilities and are trained on uncropped squares."""
-        return self._exporter_metadata().get("task") == "classify"
+        return self.task == "classify"
 
-    def side(self) -> int | None:
-        """Return the side of the input in pixels; None if the config does not specify it."""
-        size = self._exporter_metadata().get("imgsz")
-        if isinstance(size, list | tuple) and size:
-            size = size[0]
-        return self.square or (size if isinstance(size, int) and size > 0 else None)
+    def input_size(self) -> tuple[int, int] | None:
+        """Return width and height of the input in pixels; None if the config does not specify them."""
+        if self.square:
+            return self.square, self.square
+        match self._exporter_metadata().get("imgsz"):
+            case [int(height), int(width)] if height > 0 and width > 0:
+                return width, height
+            case int(side) | [int(side)] if side > 0:
+                return side, side
+        return None
 
     def _labels(self) -> list[str]:
         if not self.labels.startswith("["):

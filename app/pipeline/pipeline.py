@@ -1,7 +1,7 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
 from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
+from app.triton.config_file import Unloadable
 from app.triton.status import ModelReplaced
 
 # How often a request starts over because its model has been replaced.
@@ -41,6 +42,10 @@ class Models(NamedTuple):
     """Default models of tasks for which it is another one."""
     pullable: frozenset[str] = frozenset()
     """Models that `pull` can download."""
+    unloadable: Callable[[], Mapping[str, Unloadable]] = dict
+    """Reads the model repository for models that Triton cannot load."""
+    last_change: Callable[[], int] = int
+    """Returns when models were last changed, in nanoseconds."""
 
 
 class Limits(NamedTuple):
@@ -78,7 +83,8 @@ class Pipeline:
         self.fetcher = fetcher or Fetcher()
         self.limits = limits
         self.tritons = calls.pool
-        self.default_model, self._task_models, self.pullable = models
+        self.default_model, self._task_models, self.pullable, self.unloadable, self._last_change = models
+        self._changed_at = self._last_change()
         self._default_names = {self.default_model, *self._task_models.values()}
         self._transport = calls.pool.transport
         self._workspace = Workspace(limits.pixels, admission.memory, admission.decode_backlog, self._transport)
@@ -96,8 +102,9 @@ class Pipeline:
         return self._task_models.get(task, self.default_model)
 
     def refer_to(self, name: str, version: int | str | None) -> str:
-        """Return a reference to a version of a model: the name alone if, as far as is known, this version is the newest."""
-        return refer_to(name, version if version and self.tritons.newest(name) != str(version) else None)
+        """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
+        default = self.tritons.default(name)
+        return default.reference if default and (not version or default.version == str(version)) else refer_to(name, version)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.
@@ -153,6 +160,9 @@ class Pipeline:
     async def refresh(self) -> None:
         """Update admission, Tritons and shared memory. Call this about once a second."""
         self.admission.refresh()
+        if (changed_at := self._last_change()) != self._changed_at:
+            self._changed_at = changed_at
+            self.tritons.read_again()
         await self.tritons.refresh()
         await self._transport.refresh()
         self._batchers.send()

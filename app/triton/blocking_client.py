@@ -16,6 +16,7 @@ from app.triton.messages import infer_request
 from app.triton.status import NoReply, from_query_error
 
 _QUERY_SECONDS = 5.0
+_LOAD_SECONDS = 120.0
 
 
 class BlockingClient:
@@ -47,6 +48,20 @@ class BlockingClient:
         with _translated_errors():
             answer = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS)
         return from_triton_config(MessageToDict(answer.config, preserving_proto_field_name=True), "")
+
+    def load(self, model: str) -> None:
+        """Load a model, or load its changes.
+
+        Raises:
+            GatewayError: Triton cannot load it, does not allow it, or does not answer.
+        """
+        with _translated_errors():
+            self._stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model), timeout=_LOAD_SECONDS)
+
+    def unload(self, model: str) -> None:
+        """Unload a model; raises as `load`."""
+        with _translated_errors():
+            self._stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model), timeout=_LOAD_SECONDS)
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
         """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.

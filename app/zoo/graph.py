@@ -3,7 +3,7 @@
 import onnx
 from onnx import parser
 
-# The newest opset in which reductions take their axes as attributes; supported by TensorRT 8.6 and later.
+# The oldest opset of a model: the newest in which reductions take their axes as attributes; supported by TensorRT 8.6 and later.
 OPSET = 17
 IR_VERSION = 8
 

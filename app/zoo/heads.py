@@ -2,122 +2,195 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 from onnx import compose, numpy_helper
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import parse
-from app.zoo.registry import DetectionRecipe, Recipe
+from app.zoo.recipe import RAW_HEADS, DetectionRecipe, Recipe, measure
 
 
-def build(sizes: Sequence[int], recipe: Recipe) -> onnx.ModelProto:
-    """Build the graph that follows a network, with its head as the input. The sizes are those of the head; 0 for dynamic ones.
+def build(shapes: Sequence[Sequence[int]], recipe: Recipe, floor: float, classes: int | None) -> onnx.ModelProto:
+    """Build the graph that follows a network, with its outputs as the inputs, in the order of `TENSORS`.
+
+    Args:
+        shapes: Shapes of the outputs, without the batch; 0 for dynamic dimensions.
+        recipe: Recipe of the model.
+        floor: Detections count above this score.
+        classes: Number of classes, where the shapes allow two: `rfdetr`.
 
     Returns:
-        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels
-        of the square, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
+        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, n, 4) x1 y1 x2 y2 in pixels
+        of the input, `det_scores` FP32 (batch, n) descending, `det_classes` INT32 (batch, n). Rows past `num_dets` are zero. n is
+        300, or less if the network gives fewer boxes.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
-        ValueError: The output is not the recipe's head.
+        ValueError: The outputs are not the recipe's head.
     """
     if isinstance(recipe, DetectionRecipe):
-        return _select_boxes(sizes, recipe)
-    if len(sizes) != 2 or sizes[1] < 2:  # noqa: PLR2004 - the batch, and at least two classes
-        raise ValueError(f"the output {tuple(sizes)} is not a number for each class")
+        return _find(shapes, recipe, floor, classes)
+    if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
+        raise ValueError(f"the output {_text(shapes)} is not a number for each class")
     operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
-    graph = _CLASSIFY.format(classes=sizes[1], operator=operator)
-    return compose.add_prefix(parse(graph), "classify/", rename_outputs=False)
+    graph = parse(_CLASSIFY.format(classes=shapes[0][0], operator=operator))
+    return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
-def _select_boxes(sizes: Sequence[int], recipe: DetectionRecipe) -> onnx.ModelProto:
-    anchors, classes = _head_size(sizes, recipe)
-    decode = parse(_DECODE[recipe.head].format(classes=classes))
-    if recipe.head == "yolox":
-        for name, values in zip(("grid", "strides"), anchor_grid((recipe.square, recipe.square)), strict=True):
-            decode.graph.initializer.append(numpy_helper.from_array(values.T[None], name))
-    select = parse(
-        _SELECT.format(
-            candidates=min(MAX_CANDIDATES, anchors),
-            detections=MAX_DETECTIONS,
-            classes=classes,
-            iou=recipe.iou,
-            floor=MIN_SCORE,
+def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, floor: float, classes: int | None) -> onnx.ModelProto:
+    head, anchors = recipe.head, count_anchors(recipe.size)
+    found = measure(shapes, head, recipe.size)
+    if found is None:
+        raise ValueError(f"the output {_text(shapes)} is not a {head} head for {recipe.size[0]} x {recipe.size[1]} pixels")
+    rows, count = found[0] or anchors, found[1]
+    if head == "rfdetr" and classes == count + 1:  # no column is unused
+        count += 1
+    candidates = min(MAX_CANDIDATES, rows)
+    is_fraction = head in ("rtdetr", "rtdetr_topk", "rfdetr") or (
+        head in ("yolo", "yolov5", "end_to_end") and recipe.box_units == "normalized"
+    )
+    decode = _DECODE[head] + (_SUPPRESS if head in RAW_HEADS else _KEEP)
+    graph = parse(
+        (_FIND + decode + (_SCALE if is_fraction else "") + _SORT).format(
+            inputs=_INPUTS.get(head, "float[batch, rows, channels] head"),
+            classes=count,
+            candidates=candidates,
+            detections=min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates),
+            iou=float(recipe.iou),
+            floor=float(floor),
+            sides=[float(side) for side in recipe.size * 2],
+            boxes="scaled_boxes" if is_fraction else "boxes",
         )
     )
-    decode = compose.add_prefix(decode, "decode/")
-    select = compose.add_prefix(select, "select/", rename_outputs=False)
-    links = [("decode/corners", "select/corners"), ("decode/scores", "select/scores")]
-    return compose.merge_models(decode, select, io_map=links)
+    if head == "yolox":
+        for name, values in zip(("grid", "strides"), anchor_grid(recipe.size), strict=True):
+            graph.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values.T[None]), name))
+    return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
-def _head_size(sizes: Sequence[int], recipe: DetectionRecipe) -> tuple[int, int]:
-    """Return the numbers of anchors and classes of a head."""
-    anchors = count_anchors((recipe.square, recipe.square))
-    channels, rows = (sizes[1:] if recipe.head == "yolo" else sizes[:0:-1]) if len(sizes) == 3 else (0, 0)  # noqa: PLR2004
-    classes = channels - (4 if recipe.head == "yolo" else 5)
-    if classes < 1 or rows not in (0, anchors):
-        raise ValueError(f"the output {tuple(sizes)} is not a {recipe.head} head of {anchors} anchors")
-    return anchors, classes
+def _text(shapes: Sequence[Sequence[int]]) -> str:
+    return " and ".join(str(("batch", *shape)).replace("'", "") for shape in shapes)
 
+
+_INPUTS = {
+    "yolo": "float[batch, channels, rows] columns",
+    "rfdetr": "float[batch, rows, 4] dets, float[batch, rows, channels] labels",
+    "dfine": "int64[batch, rows] label, float[batch, rows, 4] boxes, float[batch, rows] score",
+}
+
+_FIND = """
+find ({inputs})
+    => (int32[batch, 1] num_dets, float[batch, {detections}, 4] det_boxes,
+        float[batch, {detections}] det_scores, int32[batch, {detections}] det_classes) {{
+    zero = Constant <value_float = 0.0> ()
+    one = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> ()
+    four_columns = Constant <value_ints = [1, 1, 4]> ()
+    limit = Constant <value_ints = [{detections}]> ()"""
+
+_TRANSPOSE = """
+    columns = Transpose <perm = [0, 2, 1]> (head)"""
+
+_SPLIT = """
+    parts = Constant <value_ints = [2, 2, {classes}]> ()
+    centre, size, scores = Split <axis = 1> (columns, parts)"""
 
 _CORNERS = """
-    two = Constant <value_float = 2.0> ()
-    half = Div (size, two)
+    divisor = Constant <value_float = 2.0> ()
+    half = Div (size, divisor)
     top_left = Sub (centre, half)
     bottom_right = Add (centre, half)
-    corners = Concat <axis = 1> (top_left, bottom_right)
-}}"""
+    corners = Concat <axis = 1> (top_left, bottom_right)"""
 
+_ROWS = """
+    boxes = Transpose <perm = [0, 2, 1]> (corners)"""
+
+# Raw heads become `corners` (batch, 4, rows) and `scores` (batch, classes, rows); the others `boxes` (batch, rows, 4), `score` and
+# `label` (batch, rows). A row of several scores counts only for its best class, as in the detectors' own post-processing, except
+# that of `rfdetr`.
 _DECODE = {
-    "yolo": """
-decode (float[batch, channels, anchors] head)
-    => (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] scores) {{
-    parts = Constant <value_ints = [2, 2, {classes}]> ()
-    centre, size, scores = Split <axis = 1> (head, parts)"""
-    + _CORNERS,
-    "yolox": """
-decode (float[batch, anchors, channels] head)
-    => (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] scores) {{
-    rows = Transpose <perm = [0, 2, 1]> (head)
+    "yolo": _SPLIT + _CORNERS,
+    "yolov5": _TRANSPOSE
+    + """
     parts = Constant <value_ints = [2, 2, 1, {classes}]> ()
-    offset, log_size, objectness, likelihood = Split <axis = 1> (rows, parts)
+    centre, size, objectness, likelihood = Split <axis = 1> (columns, parts)
+    scores = Mul (objectness, likelihood)"""
+    + _CORNERS,
+    "yolox": _TRANSPOSE
+    + """
+    parts = Constant <value_ints = [2, 2, 1, {classes}]> ()
+    offset, log_size, objectness, likelihood = Split <axis = 1> (columns, parts)
     cell = Add (offset, grid)
     centre = Mul (cell, strides)
     cells = Exp (log_size)
     size = Mul (cells, strides)
     scores = Mul (objectness, likelihood)"""
     + _CORNERS,
+    "end_to_end": """
+    parts = Constant <value_ints = [4, 1, 1]> ()
+    boxes, score_column, class_column = Split <axis = 2> (head, parts)
+    score = Squeeze (score_column, two)
+    class = Squeeze (class_column, two)
+    label = Cast <to = 7> (class)""",
+    "rtdetr": _TRANSPOSE
+    + _SPLIT
+    + _CORNERS
+    + _ROWS
+    + """
+    score = ReduceMax <axes = [1], keepdims = 0> (scores)
+    label = ArgMax <axis = 1, keepdims = 0> (scores)""",
+    "rtdetr_topk": _TRANSPOSE
+    + """
+    parts = Constant <value_ints = [2, 2, 1, 1]> ()
+    centre, size, score_row, class_row = Split <axis = 1> (columns, parts)
+    score = Squeeze (score_row, one)
+    class = Squeeze (class_row, one)
+    label = Cast <to = 7> (class)"""
+    + _CORNERS
+    + _ROWS,
+    "rfdetr": """
+    columns = Transpose <perm = [0, 2, 1]> (dets)
+    parts = Constant <value_ints = [2, 2]> ()
+    centre, size = Split <axis = 1> (columns, parts)"""
+    + _CORNERS
+    + """
+    first = Constant <value_ints = [0]> ()
+    classes = Constant <value_ints = [{classes}]> ()
+    used = Slice (labels, first, classes, two)
+    one_row = Constant <value_ints = [0, -1]> ()
+    logits = Reshape (used, one_row)
+    logit, position = TopK <axis = 1> (logits, limit)
+    score = Sigmoid (logit)
+    label = Mod (position, classes)
+    query = Div (position, classes)
+    query_column = Unsqueeze (query, two)
+    query_columns = Tile (query_column, four_columns)
+    query_boxes = Transpose <perm = [0, 2, 1]> (corners)
+    boxes = GatherElements <axis = 1> (query_boxes, query_columns)""",
+    "dfine": "",
 }
 
-# An anchor counts only for its best class, as in the detectors' own post-processing. The number of candidates is limited before the
-# NMS to bound its cost. Each class has its own row of scores, so boxes of different classes never suppress each other.
-_SELECT = """
-select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] scores)
-    => (int32[batch, 1] num_dets, float[batch, {detections}, 4] det_boxes,
-        float[batch, {detections}] det_scores, int32[batch, {detections}] det_classes) {{
-    one = Constant <value_ints = [1]> ()
-    two = Constant <value_ints = [2]> ()
-    four_rows = Constant <value_ints = [1, 4, 1]> ()
-    four_columns = Constant <value_ints = [1, 1, 4]> ()
-
+# The number of candidates is limited before the NMS to bound its cost. Each class has its own row of scores, so boxes of different
+# classes never suppress each other.
+_SUPPRESS = """
     best_score = ReduceMax <axes = [1], keepdims = 0> (scores)
     best_class = ArgMax <axis = 1, keepdims = 0> (scores)
+    four_rows = Constant <value_ints = [1, 4, 1]> ()
     candidates = Constant <value_ints = [{candidates}]> ()
     score, anchor = TopK <axis = 1> (best_score, candidates)
     label = GatherElements <axis = 1> (best_class, anchor)
     anchor_row = Unsqueeze (anchor, one)
     anchor_rows = Tile (anchor_row, four_rows)
-    columns = GatherElements <axis = 2> (corners, anchor_rows)
-    boxes = Transpose <perm = [0, 2, 1]> (columns)
+    corner_columns = GatherElements <axis = 2> (corners, anchor_rows)
+    boxes = Transpose <perm = [0, 2, 1]> (corner_columns)
 
     depth = Constant <value_ints = [{classes}]> ()
     off_on = Constant <value_floats = [0.0, 1.0]> ()
     membership = OneHot <axis = 1> (label, depth, off_on)
     score_row = Unsqueeze (score, one)
     class_scores = Mul (membership, score_row)
-    limit = Constant <value_ints = [{detections}]> ()
     overlap = Constant <value_floats = [{iou}]> ()
     floor = Constant <value_floats = [{floor}]> ()
     selected = NonMaxSuppression (boxes, class_scores, limit, overlap, floor)
@@ -129,10 +202,19 @@ select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] score
     selected_count = Shape <start = 0, end = 1> (selected)
     ones = ConstantOfShape <value = float[1] {{1.0}}> (selected_count)
     mask = ScatterND (zeros, indices, ones)
-    kept_score = Mul (score, mask)
+    kept_score = Mul (score, mask)"""
 
+_KEEP = """
+    floor = Constant <value_float = {floor}> ()
+    is_kept = Greater (score, floor)
+    kept_score = Where (is_kept, score, zero)"""
+
+_SCALE = """
+    sides = Constant <value_floats = {sides}> ()
+    scaled_boxes = Mul (boxes, sides)"""
+
+_SORT = """
     det_scores, order = TopK <axis = 1> (kept_score, limit)
-    zero = Constant <value_float = 0.0> ()
     is_valid = Greater (det_scores, zero)
     valid = Cast <to = 6> (is_valid)
     num_dets = ReduceSum <keepdims = 1> (valid, one)
@@ -141,7 +223,7 @@ select (float[batch, 4, anchors] corners, float[batch, {classes}, anchors] score
     det_classes = Mul (label32, valid)
     order_column = Unsqueeze (order, two)
     order_columns = Tile (order_column, four_columns)
-    ordered_boxes = GatherElements <axis = 1> (boxes, order_columns)
+    ordered_boxes = GatherElements <axis = 1> ({boxes}, order_columns)
     valid_float = Cast <to = 1> (is_valid)
     valid_column = Unsqueeze (valid_float, two)
     det_boxes = Mul (ordered_boxes, valid_column)

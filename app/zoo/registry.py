@@ -3,47 +3,14 @@
 import shutil
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from app.host import program
 from app.host.program import CommandError
-
-
-class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
-    """Properties of a network for composing a model; subclasses add those of a task."""
-
-    architecture: Literal["efficientnet_lite0"] | None = None
-    """Architecture of the network, if the file contains PyTorch weights; None if the file is an ONNX network."""
-    square: Annotated[int, Meta(ge=128, multiple_of=32)]
-    """Side of the square input, in pixels."""
-    channels: Literal["RGB", "BGR"]
-    mean: Annotated[float, Meta(ge=0, le=255)] = 0.0
-    """Subtracted from each byte."""
-    scale: Annotated[float, Meta(gt=0)]
-    """Divisor of each byte after subtracting the mean."""
-
-
-class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
-    """Recipe of a detector."""
-
-    head: Literal["yolo", "yolox"]
-    """Format of the output. `yolo`: (4 + classes, anchors), box centres and sizes in pixels, final scores.
-    `yolox`: (anchors, 5 + classes), decoded with the strides 8, 16 and 32."""
-    iou: Annotated[float, Meta(ge=0, le=1)]
-    """Overlap above which two boxes of a class are one object."""
-
-
-class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):
-    """Recipe of a classification network."""
-
-    head: Literal["logits", "probabilities"]
-    """Kind of scores in the output (classes)."""
-
-
-Recipe = DetectionRecipe | ClassificationRecipe
+from app.zoo.recipe import Recipe
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image, ImageOps
 
-from app.embedded.launch import loadable_models
 from app.settings import environment
+from app.triton.repository import loadable_models
 from bench.experiments.options import Commands, add_shared
 from bench.experiments.progress import say
 from bench.harness.errors import ContestantError

@@ -106,6 +106,6 @@ def _apply(file: Path, chosen: Variant, present: Variant, *, is_written: bool) -
         text = config_text.edit(file, chosen)
         print("\n".join([f"{'written' if is_written else 'to write with --write'}: {file}", *config_text.difference(file, text)]))
         if is_written:
-            config_text.write(file, text)
+            config_text.write(file, text, chosen)
     if chosen.calls != present.calls:
         print(f"to set: {PREFIX}CALLS_IN_FLIGHT={chosen.calls}")

@@ -10,10 +10,10 @@ import msgspec
 import psutil
 
 from app.embedded.install import install
-from app.embedded.launch import loadable_models
 from app.embedded.server import EmbeddedTriton
 from app.settings import environment
 from app.settings.schema import Settings
+from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
 from bench.models.repository import YOLO, write_models

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 from onnx.utils import Extractor
 
-from app.embedded.launch import CONFIG_NAME
+from app.triton.repository import CONFIG_NAME
 
 YOLO = "yolo11n"
 """The only real model in measurements."""

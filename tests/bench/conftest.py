@@ -1,13 +1,10 @@
 """Embedded Tritons with the bench's fixture models, shared by all tests of the bench that need one."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from app.embedded.launch import command
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from bench.harness import burst
@@ -49,15 +46,7 @@ async def fixture_client(fixtures: Triton) -> AsyncIterator[TritonClient]:
 @pytest.fixture(scope="session")
 def reloadable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings for a Triton elsewhere, whose models can be loaded again; it runs `wait_20`."""
-
-    def command_of_it(settings: Settings, links: Path) -> list[str]:
-        line = [option.replace("control-mode=none", "control-mode=explicit") for option in command(settings, links)]
-        return [*line, f"--load-model={settings.model}"]
-
     repository = tmp_path_factory.mktemp("reloadable")
     write_fixture("wait_20", repository)
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("app.embedded.server.command", command_of_it)
-            settings = stack.enter_context(embedded_triton(repository, "wait_20")).settings
-        yield msgspec.structs.replace(settings, triton_endpoints=settings.triton_address)
+    with embedded_triton(repository, "wait_20") as triton:
+        yield msgspec.structs.replace(triton.settings, triton_endpoints=triton.settings.triton_address)

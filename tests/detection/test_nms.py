@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, from_yolox, suppress
+from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE, from_yolo, from_yolov5, from_yolox, suppress
 from app.model.anchors import count_anchors
 
 Array = NDArray[np.float32]
@@ -36,6 +36,18 @@ def test_scores_at_the_floor_are_dropped() -> None:
     head = head_of([[50, 50, 10, 10], [150, 50, 10, 10]], [[below], [above]])
 
     np.testing.assert_array_equal(from_yolo(head)[0], [[145, 45, 155, 55]])
+    np.testing.assert_array_equal(from_yolo(head, 0)[0], [[145, 45, 155, 55], [45, 45, 55, 55]])
+
+
+def test_rows_of_a_decoded_head_are_in_pixels() -> None:
+    """The score is objectness times class score."""
+    head = np.array([[400, 300, 60, 80, 1, 0.1, 0.2], [100, 50, 20, 10, 0.5, 0.8, 0.1], [9, 9, 9, 9, 0, 1, 1]], np.float32)
+
+    corners, scores, classes = from_yolov5(head)
+
+    np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
+    assert scores.tolist() == pytest.approx([0.4, 0.2])
+    assert classes.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])

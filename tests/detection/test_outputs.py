@@ -5,14 +5,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnxruntime
 import pytest
+from google.protobuf import json_format, text_format
 from numpy.typing import NDArray
+from tritonclient.grpc import model_config_pb2
 
 from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs
+from app.detection.select import select, to_suppression
 from app.errors import InvalidImage, InvalidModelOutput
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import ModelSpec, from_triton_config
+from tests.fakes import models
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -65,17 +70,31 @@ def yolox(score: float = 0.9) -> NDArray[np.float32]:
     return head
 
 
+def yolov5(score: float = 0.9) -> NDArray[np.float32]:
+    head = np.zeros((3 * ANCHORS, 7), np.float32)
+    head[9] = [10, 20, 4, 8, score, 0, 1]
+    return head
+
+
+def rtdetr(score: float = 0.9) -> NDArray[np.float32]:
+    return np.array([[0.5, 0.5, 0.25, 0.5, 0, score], [0, 0, 0, 0, 0, 0]], np.float32)
+
+
 ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(),
     OutputFormat.SIX_COLUMNS: six([1, 2, 3, 4, 0.9, 2], [5, 6, 7, 8, 0.5, 0]),
     OutputFormat.YOLO_HEAD: {"o": yolo()[None]},
+    OutputFormat.YOLOV5_HEAD: {"o": yolov5()[None]},
     OutputFormat.YOLOX_HEAD: {"o": yolox()[None]},
+    OutputFormat.RTDETR: {"o": rtdetr()[None]},
 }
 EMPTY_ANSWERS: dict[OutputFormat, Outputs] = {
     OutputFormat.END_TO_END: four(count=np.array([0])),
     OutputFormat.SIX_COLUMNS: {"o": np.zeros((1, 2, 6), np.float32)},
     OutputFormat.YOLO_HEAD: {"o": yolo(0)[None]},
+    OutputFormat.YOLOV5_HEAD: {"o": yolov5(0)[None]},
     OutputFormat.YOLOX_HEAD: {"o": yolox(0)[None]},
+    OutputFormat.RTDETR: {"o": rtdetr(0)[None]},
 }
 
 
@@ -125,14 +144,77 @@ def test_padding_of_six_columns_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output_format", "box"), [(OutputFormat.YOLO_HEAD, [8, 16, 12, 24]), (OutputFormat.YOLOX_HEAD, [8, 8, 16, 16])]
+    ("output_format", "box"),
+    [
+        (OutputFormat.YOLO_HEAD, [8, 16, 12, 24]),
+        (OutputFormat.YOLOV5_HEAD, [8, 16, 12, 24]),
+        (OutputFormat.YOLOX_HEAD, [8, 8, 16, 16]),
+        (OutputFormat.RTDETR, [24, 8, 40, 24]),
+    ],
 )
-def test_a_raw_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
-    found = decode(spec_of(output_format), ANSWERS[output_format])
+def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
+    """In pixels of the input, of which only RT-DETR returns fractions."""
+    found = decode(spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR), ANSWERS[output_format])
 
     np.testing.assert_array_equal(found.boxes, [box])
     np.testing.assert_array_equal(found.scores, SCORES[:1])
     assert found.class_ids.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("output_format", "head"),
+    [
+        (OutputFormat.YOLO_HEAD, yolo(0.04)),
+        (OutputFormat.YOLOV5_HEAD, yolov5(0.04)),
+        (OutputFormat.YOLOX_HEAD, yolox(0.04)),
+        (OutputFormat.RTDETR, rtdetr(0.04)),
+    ],
+)
+def test_a_floor_of_zero_keeps_every_score(output_format: OutputFormat, head: NDArray[np.float32]) -> None:
+    spec, outputs = spec_of(output_format), {"o": head[None]}
+
+    assert len(decode_outputs(spec, outputs).scores) == 0
+    assert decode_outputs(spec, outputs, floor=0).scores.tolist() == pytest.approx([0.04])
+
+
+def test_rows_of_rtdetr_are_each_an_object() -> None:
+    """With its best class, even if two rows are the same."""
+    row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]
+    found = decode(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))
+
+    np.testing.assert_array_equal(found.boxes, [[0, 0, 64, 32], [24, 8, 40, 24], [24, 8, 40, 24]])
+    assert found.scores.tolist() == pytest.approx([0.9, 0.6, 0.6])
+    assert found.class_ids.tolist() == [1, 0, 0]
+
+
+REAL = models.models()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("six_columns", "half_four_tensors", "normalized_float_classes", "yolo_head", "yolox_head"),
+        *("decoded_head", "rtdetr"),
+    ],
+)
+def test_each_format_of_a_real_network(name: str) -> None:
+    """The config alone tells how its input is made and its outputs are read."""
+    network, parameters = REAL[name]
+    text = text_format.Parse(models.config(name, network, parameters), model_config_pb2.ModelConfig())
+    spec = from_triton_config(json_format.MessageToDict(text, preserving_proto_field_name=True), "1")
+    canvas = np.full((models.SIDE, models.SIDE, 3), 255, np.uint8)
+    canvas[20:60, 10:50], canvas[30:120, 70:100] = (255, 0, 0), (0, 0, 255)
+    planes = np.moveaxis(canvas if spec.channels == "RGB" else canvas[:, :, ::-1], 2, 0) / spec.scale
+
+    session = onnxruntime.InferenceSession(network.SerializeToString(), providers=["CPUExecutionProvider"])
+    answers = session.run(list(spec.output_names), {spec.input_name: planes[None].astype(spec.dtype)})
+    found = decode_outputs(spec, dict(zip(spec.output_names, answers, strict=True)))
+    suppression = to_suppression(None, spec.expect_head(DetectionHead), is_agnostic=False)
+    found = select(found, confidence=0.5, class_ids=None, suppression=suppression)
+
+    assert [spec.class_name(id_) for id_ in found.class_ids] == ["red", "blue"]
+    assert found.boxes == pytest.approx(np.array([[10, 20, 50, 60], [70, 30, 100, 120]]), abs=0.1)
+    assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +277,10 @@ def test_missing_output_is_rejected(output_format: OutputFormat) -> None:
         (OutputFormat.YOLO_HEAD, (1, 84, 42)),
         (OutputFormat.YOLO_HEAD, (4, 42)),
         (OutputFormat.YOLO_HEAD, (0, 42)),
+        (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS,)),
+        (OutputFormat.YOLOV5_HEAD, (3 * ANCHORS, 5)),
+        (OutputFormat.RTDETR, (300,)),
+        (OutputFormat.RTDETR, (300, 4)),
         (OutputFormat.YOLOX_HEAD, (ANCHORS,)),
         (OutputFormat.YOLOX_HEAD, (ANCHORS + 1, 7)),
         (OutputFormat.YOLOX_HEAD, (ANCHORS, 5)),
@@ -243,6 +329,8 @@ INVALID = [
     ),
     (OutputFormat.END_TO_END, four(scores=np.array([0.9, -0.1, 0.1])), NO_SCORE),  # no padding, because there is a count
     *((OutputFormat.YOLO_HEAD, {"o": yolo(score)[None]}, NO_SCORE) for score in (55, 1.01)),
+    *((OutputFormat.YOLOV5_HEAD, {"o": yolov5(score)[None]}, NO_SCORE) for score in (55, 1.01)),
+    *((OutputFormat.RTDETR, {"o": rtdetr(score)[None]}, NO_SCORE) for score in (55, 1.01)),
     *(
         (output_format, six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1])), NO_CLASS)
         for output_format, value in product(BOTH, (-1, np.nan, np.inf, 1e20))
@@ -265,7 +353,15 @@ def test_boxes_that_overflow_when_scaled_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("output_format", "head"), [(OutputFormat.YOLO_HEAD, yolo()), (OutputFormat.YOLOX_HEAD, yolox())])
+@pytest.mark.parametrize(
+    ("output_format", "head"),
+    [
+        (OutputFormat.YOLO_HEAD, yolo()),
+        (OutputFormat.YOLOV5_HEAD, yolov5()),
+        (OutputFormat.YOLOX_HEAD, yolox()),
+        (OutputFormat.RTDETR, rtdetr()),
+    ],
+)
 def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: NDArray[np.float32], value: float) -> None:
     """A NaN anywhere in a head is rejected before decoding, which could drop it unnoticed."""
     broken = head.copy()

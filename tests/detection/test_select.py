@@ -163,7 +163,8 @@ def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputForma
     """The overlap is that of the model's config; other models have found each object once."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
-    expected = Suppression(0.45, is_agnostic=False) if output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOX_HEAD} else None
+    is_raw = output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD}
+    expected = Suppression(0.45, is_agnostic=False) if is_raw else None
     assert to_suppression(None, head, is_agnostic=False) == expected
 
 

@@ -196,6 +196,19 @@ def test_models_that_nobody_asked_for_are_not_missed(without_triton: Settings, c
     assert [finding.message.partition(" ")[0] for finding in examined.all("models")] == ["1", "b"]
 
 
+def test_models_that_no_triton_can_load_are_named(without_triton: Settings, capsys: Capture) -> None:
+    """Also those that Triton does not list; one that is ready is not."""
+    repository = Path(without_triton.model_repository)
+    for name in ("a", "b", "exported"):
+        (repository / name).mkdir()
+        (repository / name / ("best.onnx" if name == "exported" else "config.pbtxt")).write_text("input {", encoding="utf-8")
+    _, *others = examine_fake(FakeTriton(), without_triton, capsys).all("models")
+
+    assert len(others) == 2
+    assert_useful(others[0], Severity.WARNING, says=[f"{repository}/b/config.pbtxt: "], fix="mend it")
+    assert_useful(others[1], Severity.WARNING, says=[f"`nereid add {repository}/exported`"], fix="mend it")
+
+
 def test_models_whose_process_has_died_are_named(without_triton: Settings, capsys: Capture) -> None:
     """Only an inference shows it, whatever the backend: the embedded Triton runs ONNX models in processes as well."""
     fake = FakeTriton()

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from app.embedded.install import install
-from app.embedded.launch import loadable_models, shm_prefix
+from app.embedded.launch import shm_prefix
 from app.embedded.server import EmbeddedTriton
 from app.embedded.service import CheckError
 from app.host.program import CommandError
@@ -36,34 +36,6 @@ from tests.support import json as json_of
 SHM = Path("/dev/shm")  # noqa: S108 - where Triton puts its shared memory
 MODEL = "six_columns"
 STUB = "triton_python_backend_stub"
-
-
-def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
-    """A model has a config, of either kind, and a numbered version with a file in it; a config without any field is a no."""
-    for path in (
-        "both/config.pbtxt",
-        "both/configs/embedded.pbtxt",
-        "both/1/model.onnx",
-        "production/config.pbtxt",
-        "production/2/model.py",
-        "embedded/configs/embedded.pbtxt",
-        "embedded/10/model.onnx",
-        "not_pulled/config.pbtxt",
-        "not_embedded/config.pbtxt",
-        "not_embedded/1/model.py",
-        "no_config/1/model.onnx",
-        "no_number/config.pbtxt",
-        "no_number/latest/model.onnx",
-        "no_folder",
-    ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text('# of a test\nname: "m"', encoding="utf-8")
-    (tmp_path / "not_pulled" / "1").mkdir()
-    (tmp_path / "not_embedded" / "configs").mkdir()
-    (tmp_path / "not_embedded" / "configs" / "embedded.pbtxt").write_text("# for another\n\n  # Triton\n", encoding="utf-8")
-
-    assert loadable_models(tmp_path) == ["both", "embedded", "production"]
-    assert loadable_models(tmp_path / "nowhere") == []
 
 
 @pytest.fixture
@@ -325,11 +297,15 @@ def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, versi
 def test_another_model_that_cannot_be_loaded_is_a_warning(
     stand_in: Settings, server: EmbeddedTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Triton works, and its log says why the model failed."""
+    """Triton works, and its log says why the model failed; it says nothing of one without a config."""
+    (exported := Path(stand_in.model_repository, "exported")).mkdir()
+    (exported / "best.onnx").touch()
     imitate(stand_in, says=SAYS.replace(MODEL, "other"))
     server.start()
 
-    assert capsys.readouterr().err == "nereid: warning: other could not be loaded: Internal: out of luck\n"
+    exported_warning, warning = capsys.readouterr().err.splitlines()
+    assert exported_warning.startswith(f"nereid: warning: exported could not be loaded: {exported} has no config.pbtxt; ")
+    assert warning == "nereid: warning: other could not be loaded: Internal: out of luck"
 
 
 @pytest.mark.system
@@ -359,7 +335,7 @@ async def test_other_models_that_cannot_be_loaded_are_a_warning(
     }
     assert {name: model["state"] for name, model in listed.items()} == {
         MODEL: "ready",
-        "bad_config": "not_ready",
+        "bad_config": "invalid",
         "bad_model": "not_ready",
     }
 
@@ -432,12 +408,16 @@ def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> Non
     assert server.poll() is None
 
 
-def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings) -> None:
-    """Its own folders come first in the environment, and only models that have been pulled are loaded."""
+@pytest.mark.parametrize("has_ports", [False, True])
+def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings, *, has_ports: bool) -> None:
+    """Its own folders come first in the environment, and only models that have been pulled are loaded.
+
+    They can be changed while it runs only if nobody else reaches it.
+    """
     show_models = 'for argument; do case $argument in --model-repository=*) ls "${argument#*=}";; esac; done'
     script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
-    server = EmbeddedTriton(stand_in)
+    server = EmbeddedTriton(msgspec.structs.replace(stand_in, triton_ports=has_ports and free_port()))
     with pytest.raises(CommandError):
         server.start()
     libraries, path, found, text = server.log.read_text(encoding="utf-8").split("\n", maxsplit=3)
@@ -447,7 +427,8 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings)
     assert libraries.startswith(f"{folder}/server/nvidia_pytriton.libs")
     assert path.startswith(f"{folder}/python/bin:")
     assert found == MODEL
-    assert "--model-control-mode=none" in arguments
+    assert ("--model-control-mode=explicit" in arguments) is ("--load-model=*" in arguments) is not has_ports
+    assert ("--model-control-mode=none" in arguments) is has_ports
 
 
 def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:

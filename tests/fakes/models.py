@@ -87,6 +87,14 @@ _ANCHORS = """
     likelihood = Mul (one_hot, decay)
 """
 
+# Objectness times class score is the likelihood.
+_OBJECTNESS = """
+    sure = ReduceMax <axes = [2], keepdims = 1> (likelihood)
+    nothing = Sub (score_column, score_column)
+    eyes = Add (nothing, eye)
+    class_score = Tile (eyes, repeats)
+"""
+
 # Fails as a whole if a pixel of any image is black; an image with a green pixel gets a score that is not a number.
 _FRAGILE = """
     brightest = ReduceMax <axes = [1], keepdims = 1> (planes)
@@ -206,6 +214,7 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
                 "float",
                 _RGB["BGR 255"],
                 _ANCHORS
+                + _OBJECTNESS
                 + """
     cell = Div (centre, strides)
     offset = Sub (cell, grid)
@@ -213,14 +222,33 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     positive = Max (size, least)
     relative = Div (positive, strides)
     log_size = Log (relative)
-    sure = ReduceMax <axes = [2], keepdims = 1> (likelihood)
-    nothing = Sub (score_column, score_column)
-    eyes = Add (nothing, eye)
-    class_score = Tile (eyes, repeats)
     output = Concat <axis = 2> (offset, log_size, sure, class_score)""",
                 {"output": f"float[batch, {ANCHORS}, 7]"},
             ),
             {},
+        ),
+        "decoded_head": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                _ANCHORS + _OBJECTNESS + "output = Concat <axis = 2> (centre, size, sure, class_score)",
+                {"output": f"float[batch, {ANCHORS}, 7]"},
+            ),
+            {"head": "yolov5"},
+        ),
+        "rtdetr": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                _ANCHORS
+                + f"""
+    side = Constant <value_float = {SIDE}.0> ()
+    pixels = Concat <axis = 2> (centre2, size2)
+    fractions = Div (pixels, side)
+    output0 = Concat <axis = 2> (fractions, one_hot2)""",
+                {"output0": "float[batch, 2, 6]"},
+            ),
+            {"head": "rtdetr"},
         ),
     }
 

@@ -24,6 +24,11 @@ SPEC: ModelSpec = from_triton_config(CONFIG, "1")
 """Of the one model that it has, under whatever name."""
 
 
+def config_with(**parameters: str) -> dict[str, Any]:
+    """Return the config with parameters."""
+    return {**CONFIG, "parameters": {name: {"string_value": text} for name, text in parameters.items()}}
+
+
 class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """Answers every call; tests set the attributes."""
 

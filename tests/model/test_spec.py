@@ -26,6 +26,7 @@ END_TO_END: tuple[Tensor, ...] = (
 )
 SIX_COLUMNS: Tensor = ("output0", "TYPE_FP32", [300, 6])
 YOLO_HEAD: Tensor = ("output0", "TYPE_FP32", [84, 8400])
+YOLOV5_HEAD: Tensor = ("output", "TYPE_FP32", [25200, 85])
 YOLOX_HEAD: Tensor = ("output", "TYPE_FP32", [8400, 85])
 
 
@@ -42,6 +43,15 @@ def config(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameter
         "output": tensors(*outputs),
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
+
+
+def names(count: int) -> str:
+    """Return `labels` for so many classes."""
+    return ",".join(map(str, range(count)))
+
+
+def table(*dims: int) -> Tensor:
+    return ("o", "TYPE_FP32", list(dims))
 
 
 def spec_of(*outputs: Tensor, image: Tensor = IMAGES, batch: int = 1, **parameters: str) -> ModelSpec:
@@ -123,13 +133,14 @@ def test_every_parameter_is_read() -> None:
         iou="0.45",
         source="https://example.org/m",
         licence="MIT",
+        default_version="3",
     )
 
     assert given.labels == ("person", "traffic light")
     assert (given.resize, given.crop, given.placement, given.enlarge, given.pad) == ("center_crop", 0.5, "top_left", False, 0)
     assert (given.channels, given.scale, given.input_size) == ("BGR", 1.5, (416, 416))
     assert given.head == DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=True, iou=0.45, max_iou=0.45)
-    assert (given.source, given.licence) == ("https://example.org/m", "MIT")
+    assert (given.source, given.licence, given.default_version) == ("https://example.org/m", "MIT", 3)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +151,8 @@ def test_every_parameter_is_read() -> None:
         ((SIX_COLUMNS,), None, (0.7, 1.0)),
         ((SIX_COLUMNS,), "0.45", (0.45, 0.45)),
         ((SIX_COLUMNS,), "0", (0.0, 0.0)),
-        ((YOLO_HEAD,), None, (0.7, 1.0)),
-        ((YOLO_HEAD,), "0.45", (0.45, 1.0)),
+        *(((head,), None, (0.7, 1.0)) for head in (YOLO_HEAD, YOLOV5_HEAD)),
+        *(((head,), "0.45", (0.45, 1.0)) for head in (YOLO_HEAD, YOLOV5_HEAD)),
     ],
 )
 def test_the_overlap_of_boxes_and_its_maximum(outputs: tuple[Tensor, ...], iou: str | None, expected: tuple[float, float]) -> None:
@@ -177,6 +188,8 @@ def test_parameters_of_others_are_ignored() -> None:
         ("mean", "0,nan,0"),
         ("std", "1,1,0"),
         ("std", "1;1;1"),
+        ("head", "yolov8"),
+        ("default_version", "0"),
     ],
 )
 def test_invalid_parameter_is_named(name: str, value: str) -> None:
@@ -232,17 +245,21 @@ def test_channels_are_found_first_or_last(dims: list[int | str], input_format: I
     [
         ({}, (640, 640)),
         ({"metadata": "{'imgsz': [320, 320]}"}, (320, 320)),
+        ({"metadata": "{'imgsz': (384, 640)}"}, (640, 384)),
+        ({"metadata": "{'imgsz': [320]}"}, (320, 320)),
         ({"metadata": "{'imgsz': 416}"}, (416, 416)),
         ({"metadata": "{'imgsz': []}"}, (640, 640)),
         ({"metadata": "{'imgsz': '320'}"}, (640, 640)),
         ({"metadata": "{'imgsz': -1}"}, (640, 640)),
+        ({"metadata": "{'imgsz': [320, 0]}"}, (640, 640)),
         ({"square": "512"}, (512, 512)),
-        ({"square": "512", "metadata": "{'imgsz': [320, 320]}"}, (512, 512)),
+        ({"square": "512", "metadata": "{'imgsz': [384, 640]}"}, (512, 512)),
     ],
 )
 def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, Any], input_size: tuple[int, int]) -> None:
     """`square` takes precedence over the exporter's `imgsz`; the default is 640. A fixed size takes precedence over both."""
     assert spec_of(image=("images", "TYPE_FP32", [3, -1, -1]), **parameters).input_size == input_size
+    assert spec_of(image=("images", "TYPE_FP32", [3, 96, -1]), **parameters).input_size == (input_size[0], 96)
     assert spec_of(image=("images", "TYPE_FP32", [3, 96, 96]), **parameters).input_size == (96, 96)
 
 
@@ -275,8 +292,10 @@ def test_model_that_takes_the_file(dims: list[int | str], batch: int) -> None:
     assert given.batch_shape(1) == ((1, 1) if batch else (1,))
 
 
-def test_model_that_takes_the_file_must_have_its_side_in_the_config() -> None:
-    """Without `square`, the unit of its boxes is unknown."""
+def test_model_that_takes_the_file_must_have_its_size_in_the_config() -> None:
+    """Without it, the unit of its boxes is unknown."""
+    file: Tensor = ("file", "TYPE_STRING", [1])
+    assert spec_of(*END_TO_END, image=file, metadata="{'imgsz': [384, 640]}").input_size == (640, 384)
     with pytest.raises(UnsupportedModel, match="m takes the encoded file; its config must say `square`"):
         spec_of(*END_TO_END, image=("file", "TYPE_STRING", [1]))
 
@@ -303,24 +322,150 @@ def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, .
         (("o", "TYPE_FP32", [5, 8400]), OutputFormat.YOLO_HEAD),
         (("o", "TYPE_FP32", [6, 8400]), OutputFormat.YOLO_HEAD),
         (("o", "TYPE_FP32", [84, -1]), OutputFormat.YOLO_HEAD),
+        *((table(84, anchors), OutputFormat.YOLO_HEAD) for anchors in (8500, 34000)),
         (YOLOX_HEAD, OutputFormat.YOLOX_HEAD),
         (("o", "TYPE_FP32", [8400, 6]), OutputFormat.YOLOX_HEAD),
+        (YOLOV5_HEAD, OutputFormat.YOLOV5_HEAD),
+        *((table(3 * anchors, 6), OutputFormat.YOLOV5_HEAD) for anchors in (8400, 8500, 34000)),
     ],
 )
 def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format: OutputFormat) -> None:
-    """It is rows of six columns, a YOLO head, or a YOLOX head, which has as many rows as the input has anchors."""
+    """It is rows of six columns, a YOLO head, a YOLOX head with one row per anchor, or a YOLOv5 head with three."""
     given = spec_of(output)
 
     assert (format_of(given), given.output_names) == (output_format, (output[0],))
 
 
-def test_yolox_has_its_own_defaults() -> None:
+@pytest.mark.parametrize("output", [YOLO_HEAD, YOLOV5_HEAD, YOLOX_HEAD])
+def test_anchors_are_those_of_the_input(output: Tensor) -> None:
+    image: Tensor = ("images", "TYPE_FP32", [3, 384, 640])
+
+    assert format_of(spec_of(table(84, 5040), image=image)) is OutputFormat.YOLO_HEAD
+    with pytest.raises(UnsupportedModel, match="match no supported head"):
+        spec_of(output, image=image)
+
+
+@pytest.mark.parametrize(
+    ("head", "output_format", "fitting", "others"),
+    [
+        ("yolo", OutputFormat.YOLO_HEAD, ([84, 8400], [84, 2100], [-1, -1]), ([8400, 84], [4, 8400])),
+        ("yolov5", OutputFormat.YOLOV5_HEAD, ([25200, 6], [8400, 85], [6000, 85], [-1, -1]), ([8400, 5], [84, 8400])),
+        ("yolox", OutputFormat.YOLOX_HEAD, ([8400, 85], [8400, 6], [-1, 85]), ([25200, 85], [8400, 5], [84, 8400])),
+        ("end_to_end", OutputFormat.SIX_COLUMNS, ([300, 6], [8400, 6], [-1, -1]), ([300, 7], [84, 8400])),
+        ("rtdetr", OutputFormat.RTDETR, ([300, 84], [300, 6], [300, 5], [300, 369], [-1, -1]), ([300, 4], [84, 8400])),
+    ],
+)
+def test_the_config_may_specify_the_head(
+    head: str, output_format: OutputFormat, fitting: tuple[list[int], ...], others: tuple[list[int], ...]
+) -> None:
+    """Its shape must be one that this head has."""
+    for dims in fitting:
+        assert format_of(spec_of(table(*dims), head=head)) is output_format
+    for dims in others:
+        with pytest.raises(UnsupportedModel, match=rf"match no supported head: .*outputs o FP32 \[{dims[0]}, {dims[1]}\]$"):
+            spec_of(table(*dims), head=head)
+
+
+@pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"])
+def test_a_head_is_that_of_a_detector(head: str) -> None:
+    """Of one with a single output, except `end_to_end`, which other tensors can be, too."""
+    for outputs in ((SCORES,), END_TO_END[:3]) if head == "end_to_end" else ((SCORES,), END_TO_END):
+        with pytest.raises(UnsupportedModel, match="match no supported head"):
+            spec_of(*outputs, head=head)
+    assert spec_of(*END_TO_END, head="end_to_end") == spec_of(*END_TO_END)
+
+
+def test_rows_of_rtdetr_are_recognised_by_the_labels() -> None:
+    for classes in (1, 80, 365):
+        assert format_of(spec_of(table(300, 4 + classes), labels=names(classes))) is OutputFormat.RTDETR
+    detector = "{'task': 'detect', 'names': {0: 'a', 1: 'b', 2: 'c'}}"
+    assert format_of(spec_of(table(300, 7), metadata=detector)) is OutputFormat.RTDETR
+
+
+@pytest.mark.parametrize(
+    ("dims", "labels"), [((300, 84), 0), ((300, 84), 79), ((300, 369), 0), ((301, 84), 80), ((-1, 84), 80), ((300, 7), 3)]
+)
+def test_rows_that_may_be_others_are_unsupported(dims: tuple[int, int], labels: int) -> None:
+    """Rows of seven are also those of rotated boxes."""
+    with pytest.raises(UnsupportedModel, match="match no supported head"):
+        spec_of(table(*dims), labels=names(labels))
+
+
+def test_two_labels_do_not_change_rows_of_six() -> None:
+    assert format_of(spec_of(SIX_COLUMNS, labels="cat,dog")) is OutputFormat.SIX_COLUMNS
+    assert format_of(spec_of(SIX_COLUMNS, labels="cat,dog", head="rtdetr")) is OutputFormat.RTDETR
+
+
+@pytest.mark.parametrize("units", ["pixels", "normalized"])
+def test_boxes_of_rtdetr_are_fractions(units: str) -> None:
+    """Whatever the unit in the config."""
+    head = spec_of(table(300, 84), head="rtdetr", box_units=units).head
+
+    assert head == DetectionHead(output_format=OutputFormat.RTDETR, has_normalized_boxes=True, iou=0.7, max_iou=1.0)
+    assert head.finds_once
+
+
+@pytest.mark.parametrize(
+    ("output", "parameters", "expected"),
+    [
+        (YOLO_HEAD, {}, ("letterbox", "RGB", 255.0, "center")),
+        (YOLOV5_HEAD, {}, ("letterbox", "RGB", 255.0, "center")),
+        (YOLOX_HEAD, {}, ("letterbox", "BGR", 1.0, "top_left")),
+        (YOLOX_HEAD, {"channels": "RGB", "scale": "255", "placement": "center"}, ("letterbox", "RGB", 255.0, "center")),
+        (YOLOX_HEAD, {"head": "yolov5"}, ("letterbox", "RGB", 255.0, "center")),
+        (table(300, 84), {"head": "rtdetr"}, ("stretch", "RGB", 255.0, "center")),
+        (table(300, 84), {"head": "rtdetr", "resize": "letterbox"}, ("letterbox", "RGB", 255.0, "center")),
+    ],
+)
+def test_preprocessing_is_that_of_the_published_models(
+    output: Tensor, parameters: dict[str, Any], expected: tuple[object, ...]
+) -> None:
     """The published YOLOX models take BGR from 0 to 255, at the top left; the config may say otherwise."""
-    for spec, expected in (
-        (spec_of(YOLOX_HEAD), ("BGR", 1.0, "top_left")),
-        (spec_of(YOLOX_HEAD, channels="RGB", scale="255", placement="center"), ("RGB", 255.0, "center")),
-    ):
-        assert (spec.channels, spec.scale, spec.placement) == expected
+    spec = spec_of(output, **parameters)
+
+    assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
+
+
+@pytest.mark.parametrize("task", ["pose", "obb", "segment", ["detect"]])
+@pytest.mark.parametrize("output", [YOLO_HEAD, SIX_COLUMNS, ("scores", "TYPE_FP32", [1000])])
+def test_a_model_of_another_task_is_unsupported(output: Tensor, task: object) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        spec_of(output, metadata=f"{{'task': {task!r}}}")
+    assert caught.value.detail == f"m is a model for the task {task!r}; only detectors and classifiers are supported"
+
+
+@pytest.mark.parametrize(
+    ("output", "parameters", "classes"),
+    [
+        (YOLO_HEAD, {}, 80),
+        (table(56, 8400), {}, 52),  # that of a model for poses
+        (YOLOV5_HEAD, {}, 80),
+        (table(8400, 84), {}, 79),
+        (table(300, 84), {"head": "rtdetr"}, 80),
+        (("scores", "TYPE_FP32", [1000]), {}, 1000),
+    ],
+)
+def test_each_class_has_one_label(output: Tensor, parameters: dict[str, Any], classes: int) -> None:
+    """Or none has one. Labels may be the same."""
+    for labels in (classes - 1, classes + 1):
+        with pytest.raises(UnsupportedModel, match=rf"^m has {labels} labels for {classes} classes; its config needs one"):
+            spec_of(output, labels=names(labels), **parameters)
+    for labels, text in ((0, ""), (classes, names(classes)), (classes, ",".join(["same"] * classes))):
+        assert len(spec_of(output, labels=text, **parameters).labels) == labels
+
+
+@pytest.mark.parametrize(
+    ("output", "parameters"),
+    [
+        (SIX_COLUMNS, {}),
+        (table(-1, 8400), {"head": "yolo"}),
+        (table(-1, -1), {"head": "yolov5"}),
+        (table(-1, -1), {"head": "rtdetr"}),
+        (("scores", "TYPE_FP32", [-1]), {}),
+    ],
+)
+def test_any_labels_fit_an_unknown_number_of_classes(output: Tensor, parameters: dict[str, Any]) -> None:
+    assert spec_of(output, labels="a,b,c", **parameters).labels == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -366,6 +511,10 @@ def test_four_tensors_are_identified(tensors: tuple[Tensor, ...], order: tuple[s
                 (("o", "TYPE_FP32", [300, 7]),),
                 (("o", "TYPE_FP32", [4, 8400]),),
                 (("o", "TYPE_FP32", [8400, 5]),),
+                (("o", "TYPE_FP32", [8500, 6]),),
+                (("o", "TYPE_FP32", [25200, 5]),),
+                (("o", "TYPE_FP32", [20, 21504]),),
+                (("o", "TYPE_FP32", [-1, 85]),),
                 (("o", "TYPE_FP32", [1, 300, 6]),),
                 (SIX_COLUMNS, ("other", "TYPE_FP32", [84, 8400])),
                 (("o", "TYPE_STRING", [300, 6]),),
@@ -511,7 +660,7 @@ def test_a_classifier_is_described_by_its_scores() -> None:
     ("change", "is_same"),
     [
         *((change, True) for change in ({}, {"version": "2"}, {"device": "gpu"}, {"max_batch": 64, "instances": 4})),
-        *((change, True) for change in ({"source": "https://example.org"}, {"licence": "MIT"})),
+        *((change, True) for change in ({"source": "https://example.org"}, {"licence": "MIT"}, {"default_version": 2})),
         *((change, False) for change in ({"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)})),
         *((change, False) for change in ({"pad": 0}, {"channels": "BGR"})),
     ],

@@ -35,7 +35,7 @@ from app.telemetry.timing import Timing
 from app.triton import shared_memory
 from app.triton.shared_memory import SLOTS
 from tests.fakes import models
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response, serving
 from tests.imaging.samples import GREY, png
 from tests.pipeline.gate import Gate
 from tests.support import LIMITS, SCENE, eventually, finds, is_mapped, json, started
@@ -167,6 +167,49 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
         await world.detect()
 
     assert len(world.fake.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "references"),
+    [
+        (CONFIG, {None: "tiny", 3: "tiny", "3": "tiny", 1: "tiny:1"}),
+        (config_with(default_version="1"), {None: "tiny:1", 3: "tiny:3", "1": "tiny:1", 1: "tiny:1"}),
+    ],
+)
+async def test_a_version_has_one_reference(world: World, config: dict[str, Any], references: dict[int | str | None, str]) -> None:
+    """Whether or not the caller names it; but only when the default version is known."""
+    world.fake.config, world.fake.model_versions = config, ["1", "2", "3"]
+    assert [world.pipeline.refer_to("tiny", version) for version in (None, 3)] == ["tiny", "tiny:3"]
+    await world.pipeline.spec("tiny")
+
+    assert {version: world.pipeline.refer_to("tiny", version) for version in references} == references
+
+
+async def test_a_name_asks_for_the_default_version(world: World) -> None:
+    """And for another one as soon as the repository has changed, when it is loaded and the config names it."""
+    world.fake.config, world.fake.model_versions = config_with(default_version="1", labels="old,old"), ["1", "2"]
+    assert named(await world.detect()) == ("1", ["old", "old"])
+    world.fake.config = config_with(default_version="2", labels="new,other")
+    await world.pipeline.refresh()
+    assert named(await world.detect()) == ("1", ["old", "old"])
+    world.changed_at = 1
+    await world.pipeline.refresh()
+    assert await eventually(lambda: world.pipeline.refer_to("tiny", None) == "tiny:2")
+
+    assert named(await world.detect()) == ("2", ["new", "other"])
+    assert [request.model_version for request in world.fake.requests] == ["1", "1", "2"]
+
+
+async def test_a_default_version_that_was_unloaded_is_replaced_by_the_next_request(world: World) -> None:
+    """Without a change of the repository, as in a Triton elsewhere."""
+    world.fake.config, world.fake.model_versions = config_with(default_version="1"), ["1", "2"]
+    await world.detect()
+    world.fake.config, world.fake.model_versions = config_with(default_version="2"), ["2"]
+    world.fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' version 1 is not at ready state")]
+    with pytest.raises(ModelNotReady):
+        await world.detect()
+
+    assert (await world.detect()).version == "2"
 
 
 async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) -> None:

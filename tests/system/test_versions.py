@@ -83,8 +83,8 @@ def loading_triton(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monke
     config.write_text(config.read_text().replace("version_policy { all {} }", ""))
 
     def command_of_it(settings: Settings, links: Path) -> list[str]:
-        line = [option.replace("control-mode=none", "control-mode=poll") for option in command(settings, links)]
-        return [*line, "--repository-poll-secs=1"]
+        line = [option.replace("control-mode=explicit", "control-mode=poll") for option in command(settings, links)]
+        return [*(option for option in line if "load-model" not in option), "--repository-poll-secs=1"]
 
     monkeypatch.setattr("app.embedded.server.command", command_of_it)
     (tmp_path / "triton").mkdir()

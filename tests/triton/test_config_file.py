@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.triton.config_file import ConfigFileError, read_config_file
+from app.triton.config_file import ConfigFileError, read_config_file, unloadable_models
 
 
 def test_a_config_is_read_as_triton_reports_it(tmp_path: Path) -> None:
@@ -39,3 +39,22 @@ def test_a_config_that_is_not_valid_is_an_error_of_one_line(tmp_path: Path, cont
 def test_a_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigFileError, match=r"config.pbtxt: No such file"):
         read_config_file(tmp_path / "config.pbtxt")
+
+
+@pytest.mark.parametrize(("is_embedded", "invalid"), [(True, ["broken", "own"]), (False, ["broken"])])
+def test_models_that_no_triton_can_load_are_named(tmp_path: Path, *, is_embedded: bool, invalid: list[str]) -> None:
+    """A network without a config, wherever it is in the folder, and a config that cannot be read."""
+    files = {"sound/config.pbtxt": "", "broken/config.pbtxt": "input {", "own/configs/embedded.pbtxt": "input {"}
+    networks = "sound/1/model.onnx", "exported/best.onnx", "version/1/model.onnx", ".add-unfinished/model.onnx", "file.onnx"
+    for path, content in {**files, **dict.fromkeys((*networks, "own/config.pbtxt", "nothing/notes.txt"), "")}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content, encoding="utf-8")
+    found = unloadable_models(tmp_path, is_embedded=is_embedded)
+
+    states = dict.fromkeys(invalid, "invalid") | dict.fromkeys(("exported", "version"), "no_config")
+    assert {name: one.state for name, one in found.items()} == states
+    for name, (_, reason) in found.items():
+        assert reason.startswith(f"{tmp_path}/{name}")
+        assert (f"`nereid add {tmp_path}/{name}`" in reason) is (name == "exported")
+        assert "\n" not in reason
+    assert unloadable_models(tmp_path / "nowhere", is_embedded=is_embedded) == {}

@@ -22,7 +22,7 @@ from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool, choose
 from app.triton.transport import Transport
 from tests.fakes.clock import Clock
-from tests.fakes.triton import CONFIG, SPEC, FakeTriton, serving
+from tests.fakes.triton import CONFIG, SPEC, FakeTriton, config_with, serving
 from tests.support import TABLE, captured_log, eventually
 
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
@@ -263,6 +263,28 @@ async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
     two.fakes[0].query_refusal = NO_MODEL
     with pytest.raises(UnknownVersion, match=r"versions that can be used: 1, 2$"):
         await two.pool.spec("tiny:3")
+
+
+async def test_changed_models_are_read_again(two: Two) -> None:
+    """Their specs stay in use meanwhile. The default version is known if it is the same everywhere."""
+    assert two.pool.default("tiny") is None
+    for reference in ("tiny", "tiny:1"):
+        await asyncio.gather(*(server.specs.get(reference) for server in two.servers))
+    first, second = two.fakes
+    first.config = second.config = config_with(labels="cat,dog", default_version="1")
+    first.query_refusal = DOWN
+    second.may_tell.clear()
+    two.pool.read_again()
+    assert two.pool.default("tiny") == SPEC
+    second.may_tell.set()
+
+    specs = two.servers[1].specs
+    assert await eventually(lambda: SPEC not in {specs.cached("tiny"), specs.cached("tiny:1")})
+    assert two.servers[0].specs.cached("tiny") == two.pool.default("tiny") == SPEC
+    first.query_refusal, first.config = None, config_with(default_version="2")
+    first.model_versions = ["1", "2"]
+    two.pool.read_again()
+    assert await eventually(lambda: two.pool.default("tiny") is None)
 
 
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:

@@ -11,7 +11,7 @@ from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownMo
 from app.triton.client import TritonClient
 from app.triton.specs import SpecCache
 from tests.fakes.clock import Clock
-from tests.fakes.triton import CONFIG, FakeTriton
+from tests.fakes.triton import CONFIG, FakeTriton, config_with
 from tests.support import eventually
 
 Fake = tuple[FakeTriton, TritonClient]
@@ -56,6 +56,32 @@ async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
     assert [cache.known(spec) is spec for spec in (newest, first, second)] == [True] * 3
     cache.forget("tiny:1")
     assert (cache.has("tiny"), cache.has("tiny:1"), cache.has("tiny:2")) == (True, False, True)
+
+
+async def test_the_config_may_name_the_default_version(fake_triton: Fake, clock: Clock) -> None:
+    """Then the name means this version, as if the caller had named it, and follows the config."""
+    fake, client = fake_triton
+    fake.config, fake.model_versions = config_with(default_version="1"), ["1", "2", "3"]
+    cache = SpecCache(client)
+    default, first, third = [await cache.get(reference) for reference in ("tiny", "tiny:1", "tiny:3")]
+
+    assert default is first
+    assert [(spec.is_pinned, spec.reference) for spec in (default, third)] == [(True, "tiny:1"), (True, "tiny:3")]
+    fake.config = config_with(default_version="2")
+    clock.now += 6
+    assert version_of(cache) == "1"
+    assert await eventually(lambda: version_of(cache) == "2")
+
+
+async def test_a_default_version_that_is_not_loaded_is_unknown(fake_triton: Fake) -> None:
+    """The newest version does not take its place."""
+    fake, client = fake_triton
+    fake.config, fake.model_versions = config_with(default_version="2"), ["1", "3"]
+    cache = SpecCache(client)
+    with pytest.raises(UnknownVersion, match=r"2.*1, 3$"):
+        await cache.get("tiny")
+
+    assert (await cache.get("tiny:1")).reference == "tiny:1"
 
 
 async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Clock) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from app.zoo.registry import DetectionRecipe, PublishedModel
+from app.zoo.recipe import DetectionRecipe
+from app.zoo.registry import PublishedModel
 from tests.fakes import models
 from tests.fakes.http import serving
 from tests.fakes.https import response
@@ -24,7 +25,7 @@ IN_WHEEL = PublishedModel(
     sha256=hashlib.sha256(NETWORK).hexdigest(),
     wheel="no-such-detectors==1.0",
     member=MEMBER,
-    recipe=DetectionRecipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5),
+    recipe=DetectionRecipe(size=(models.SIDE, models.SIDE), channels="RGB", scale=255.0, head="yolo", iou=0.5),
 )
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")
 

@@ -1,5 +1,6 @@
 """Composed classification models turn what their network returns into probabilities."""
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,11 +9,11 @@ from numpy.typing import NDArray
 
 from app.zoo.compose import compose_model
 from app.zoo.graph import parse
-from app.zoo.registry import ClassificationRecipe
+from app.zoo.recipe import ClassificationRecipe
 
 SQUARE = 128
-LOGITS = ClassificationRecipe(square=SQUARE, channels="RGB", mean=127.0, scale=128.0, head="logits")
-PROBABILITIES = ClassificationRecipe(square=SQUARE, channels="BGR", scale=255.0, head="probabilities")
+LOGITS = ClassificationRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=1.0, mean=(127.0,) * 3, std=(128.0,) * 3, head="logits")
+PROBABILITIES = ClassificationRecipe(size=(SQUARE, SQUARE), channels="BGR", scale=255.0, head="probabilities")
 
 
 def network(output: str = "float[1, 3] output") -> onnx.ModelProto:
@@ -44,6 +45,13 @@ def test_logits_become_probabilities() -> None:
 def test_probabilities_stay_as_they_are() -> None:
     """They come in the order of the recipe's channels here, because the network returns their means."""
     assert run(PROBABILITIES, (51, 102, 255)) == pytest.approx(np.array([[1.0, 0.4, 0.2]]), abs=1e-4)
+
+
+def test_each_channel_has_its_own_mean_and_deviation() -> None:
+    """In the order of the recipe's channels."""
+    recipe = msgspec.structs.replace(PROBABILITIES, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
+
+    assert run(recipe, (51, 102, 255)) == pytest.approx(np.array([[1.8, 0.2, -0.05]]), abs=1e-4)
 
 
 @pytest.mark.parametrize("output", ["float[1, 3, 1, 1] output", "float[3] output", "float[1, 1] output", "float[1, n] output"])

@@ -1,8 +1,9 @@
 """Composed models are valid, and find what the published network finds with a textbook post-processing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,24 +11,26 @@ import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from PIL import Image, ImageDraw
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS, MIN_SCORE
 from app.zoo import registry
 from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.registry import DetectionRecipe
+from app.zoo.recipe import RAW_HEADS, DetectionHeadName, DetectionRecipe
 from tests.fakes import models
 from tests.support import IMAGES, REPOSITORY, SHARED
+from tests.zoo.exported import WIDE, exported, head_tensors
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
 MORE_PHOTOS = [pytest.param(path, marks=pytest.mark.system) for path in sorted((SHARED / "images").glob("*.jpg"))]
 SQUARE = 256
 ANCHORS = 1344
 """32 x 32 + 16 x 16 + 8 x 8 cells."""
-YOLO = DetectionRecipe(square=SQUARE, channels="RGB", scale=255.0, head="yolo", iou=0.5)
-YOLOX = DetectionRecipe(square=SQUARE, channels="BGR", scale=1.0, head="yolox", iou=0.5)
+YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head="yolo", iou=0.5)
+YOLOX = DetectionRecipe(size=(SQUARE, SQUARE), channels="BGR", scale=1.0, head="yolox", iou=0.5)
 
 Floats = NDArray[np.float32]
 
@@ -64,11 +67,11 @@ def detect(runner: onnxruntime.InferenceSession, batch: NDArray[np.uint8]) -> li
     return [Detections(boxes[:count], scores[:count], classes[:count]) for (count,), boxes, scores, classes in rows]
 
 
-def on_canvas(path: Path, square: int) -> NDArray[np.uint8]:
-    """Put an image into the top left of a grey square."""
-    canvas = Image.new("RGB", (square, square), (114, 114, 114))
+def on_canvas(path: Path, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Put an image into the top left of a grey canvas."""
+    canvas = Image.new("RGB", size, (114, 114, 114))
     with Image.open(path) as image:
-        image.thumbnail((square, square))
+        image.thumbnail(size)
         canvas.paste(image)
     return np.asarray(canvas)
 
@@ -86,13 +89,17 @@ def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
     """Decode the head of one image, then suppress class by class, as in every tutorial."""
     if recipe.head == "yolo":
         centres, sizes, scores = head[:2].T, head[2:4].T, head[4:].T
+    elif recipe.head == "yolov5":
+        centres, sizes, scores = head[:, :2], head[:, 2:4], head[:, 4:5] * head[:, 5:]
     else:
-        sides = [recipe.square // stride for stride in (8, 16, 32)]
-        grid = np.array([(x, y) for side in sides for y in range(side) for x in range(side)], np.float32)
-        stride = np.array([[recipe.square // side] for side in sides for _ in range(side * side)], np.float32)
+        width, height = recipe.size
+        cells = [(x, y, s) for s in (8, 16, 32) for y in range(height // s) for x in range(width // s)]
+        grid, stride = np.split(np.array(cells, np.float32), [2], axis=1)
         centres, sizes = (head[:, :2] + grid) * stride, np.exp(head[:, 2:4]) * stride
         scores = head[:, 4:5] * head[:, 5:]
     corners = np.hstack([centres - sizes / 2, centres + sizes / 2]).astype(np.float32)
+    if recipe.box_units == "normalized":
+        corners *= np.array(recipe.size * 2, np.float32)
     best, label = scores.max(axis=1), scores.argmax(axis=1)
     kept: list[int] = []
     for class_id in np.unique(label):
@@ -149,8 +156,36 @@ def yolo_head(objects: Sequence[tuple[float, float, float, float, int, float]], 
 
 def answer(head: Floats, recipe: DetectionRecipe = YOLO) -> Detections:
     """Compose a model from a network that returns this head, and run it."""
-    blank = np.zeros((1, recipe.square, recipe.square, 3), np.uint8)
+    blank = np.zeros((1, *recipe.size[::-1], 3), np.uint8)
     return detect(session(compose_model(network(head), recipe)), blank)[0]
+
+
+def found_once(tensors: Mapping[str, Floats], recipe: DetectionRecipe) -> Detections:
+    """Decode the tensors of one image in which each object is found once."""
+    match recipe.head, list(tensors.values()):
+        case "end_to_end" | "rtdetr_topk", [head]:
+            boxes, scores, classes = head[:, :4], head[:, 4], head[:, 5]
+        case "rtdetr", [head]:
+            boxes, scores, classes = head[:, :4], head[:, 4:].max(axis=1), head[:, 4:].argmax(axis=1)
+        case "rfdetr", [boxes, logits]:
+            probabilities = (1 / (1 + np.exp(-logits[:, :-1]))).astype(np.float32)
+            query, classes = np.divmod(np.arange(probabilities.size), probabilities.shape[1])
+            boxes, scores = boxes[query], probabilities.ravel()
+        case _:
+            classes, boxes, scores = tensors.values()
+    if recipe.head in ("rtdetr", "rtdetr_topk", "rfdetr"):
+        boxes = np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
+    if recipe.head != "end_to_end" or recipe.box_units == "normalized":
+        boxes = boxes * np.array(recipe.size * 2, np.float32)
+    kept = np.argsort(-scores, kind="stable")[:MAX_DETECTIONS]
+    kept = kept[scores[kept] > MIN_SCORE]
+    return Detections(boxes[kept].astype(np.float32), scores[kept], classes[kept].astype(np.int32))
+
+
+def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> Detections:
+    """Decode the tensors of one image."""
+    exact = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
+    return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
 
 
 @pytest.fixture(scope="module", params=["yolo11n", "yolox_nano"])
@@ -169,7 +204,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
 def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
     assert [(opset.domain, opset.version) for opset in subject.model.opset_import] == [("", OPSET)]
     assert subject.model.ir_version == IR_VERSION
-    side = subject.recipe.square
+    width, height = subject.recipe.size
     tensors = {
         value.name: (
             value.type.tensor_type.elem_type,
@@ -179,7 +214,7 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
     }
 
     assert tensors == {
-        "image": (TensorProto.UINT8, ["batch", side, side, 3]),
+        "image": (TensorProto.UINT8, ["batch", height, width, 3]),
         "num_dets": (TensorProto.INT32, ["batch", 1]),
         "det_boxes": (TensorProto.FLOAT, ["batch", 300, 4]),
         "det_scores": (TensorProto.FLOAT, ["batch", 300]),
@@ -189,7 +224,7 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
 
 @pytest.mark.parametrize("path", [*PHOTOS, *MORE_PHOTOS], ids=lambda path: path.stem)
 def test_composed_model_finds_what_the_published_network_finds(subject: Subject, path: Path) -> None:
-    canvas = on_canvas(path, subject.recipe.square)
+    canvas = on_canvas(path, subject.recipe.size)
     planes = canvas.transpose(2, 0, 1)[None].astype(np.float32)
     if subject.recipe.channels == "BGR":
         planes = np.ascontiguousarray(planes[:, ::-1])
@@ -202,7 +237,7 @@ def test_composed_model_finds_what_the_published_network_finds(subject: Subject,
 
 
 def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
-    batch = np.stack([on_canvas(path, subject.recipe.square) for path in PHOTOS[:3]])
+    batch = np.stack([on_canvas(path, subject.recipe.size) for path in PHOTOS[:3]])
     together = detect(subject.session, batch)
     alone = [detect(subject.session, image[None])[0] for image in batch]
 
@@ -214,13 +249,13 @@ def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("yolo_head", DetectionRecipe(square=models.SIDE, channels="RGB", scale=255.0, head="yolo", iou=0.5)),
-        ("yolox_head", DetectionRecipe(square=models.SIDE, channels="BGR", scale=1.0, head="yolox", iou=0.5)),
+        ("yolo_head", DetectionRecipe(size=(models.SIDE, models.SIDE), channels="RGB", scale=255.0, head="yolo", iou=0.5)),
+        ("yolox_head", DetectionRecipe(size=(models.SIDE, models.SIDE), channels="BGR", scale=1.0, head="yolox", iou=0.5)),
     ],
 )
 def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: DetectionRecipe) -> None:
     """A network that tells red from blue by their values gets them as it was trained."""
-    canvas = Image.new("RGB", (recipe.square, recipe.square), "white")
+    canvas = Image.new("RGB", recipe.size, "white")
     ImageDraw.Draw(canvas).rectangle((10, 20, 49, 59), fill="red")
     ImageDraw.Draw(canvas).rectangle((70, 30, 99, 119), fill="blue")
     (found,) = detect(session(compose_model(models.models()[name][0], recipe)), np.asarray(canvas)[None])
@@ -314,19 +349,116 @@ def test_yolox_head_is_decoded(anchor: int, box: list[float]) -> None:
     assert found.classes.tolist() == [1]
 
 
-@pytest.mark.parametrize("opset", [13, 15, 17, 18, 20])
-def test_networks_of_other_opsets_are_converted(opset: int) -> None:
+@pytest.mark.parametrize(
+    ("properties", "kept_batch"),
+    [
+        pytest.param({}, None, id="plain"),
+        pytest.param({"half": True}, None, id="FP16"),
+        pytest.param({"symbolic": True}, None, id="symbolic shapes"),
+        pytest.param({"batch": 1}, None, id="batch of one"),
+        pytest.param({"batch": 1}, 1, id="batch of one, kept"),
+    ],
+)
+@pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
+def test_every_head_is_decoded_as_in_a_textbook(
+    head: DetectionHeadName, properties: dict[str, Any], kept_batch: int | None
+) -> None:
+    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5)
+    tensors = head_tensors(head, WIDE if head in ("yolo", "yolov5", "end_to_end") else (1, 1))
+    if properties.get("half"):
+        tensors = {name: tensor if tensor.dtype == np.int64 else tensor.astype(np.float16) for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    model = compose_model(exported(tensors, WIDE, **properties), recipe, shapes=shapes, batch=kept_batch)
+    images = np.zeros((kept_batch or 2, *WIDE[::-1], 3), np.uint8)
+
+    objects = objects_of(tensors, recipe)
+    assert len(objects.scores) > 20
+    for found in detect(session(model), images):
+        assert_same(found, objects)
+        assert found.scores.tolist() == sorted(found.scores, reverse=True)
+
+
+@pytest.mark.parametrize("head", ["yolo", "yolov5", "end_to_end"])
+def test_normalized_boxes_become_pixels(head: DetectionHeadName) -> None:
+    recipe = DetectionRecipe(size=WIDE, head=head, iou=0.5, box_units="normalized")
+    tensors = head_tensors(head)
+    (found,) = detect(session(compose_model(exported(tensors, WIDE), recipe)), np.zeros((1, *WIDE[::-1], 3), np.uint8))
+
+    assert_same(found, objects_of(tensors, recipe))
+
+
+@pytest.mark.parametrize(("classes", "found"), [(None, [1, 0]), (2, [1, 0]), (3, [2, 1, 0])])
+def test_a_query_may_be_of_several_classes(classes: int | None, found: list[int]) -> None:
+    """The last column of `rfdetr` is a class if all of them are."""
+    tensors = {"dets": np.array([[0.5, 0.5, 0.2, 0.2]]), "labels": np.array([[-1.0, 1.0, 2.0]])}
+    model = compose_model(exported(tensors), DetectionRecipe(size=(SQUARE, SQUARE), head="rfdetr"), classes=classes)
+    (seen,) = detect(session(model), np.zeros((1, SQUARE, SQUARE, 3), np.uint8))
+
+    assert seen.classes.tolist() == found
+
+
+@pytest.mark.parametrize("head", ["yolo", "rtdetr"])
+def test_floor_can_be_lowered(head: DetectionHeadName) -> None:
+    tensors = head_tensors(head, WIDE)
+    (scores,) = (tensor[4:] if head == "yolo" else tensor[:, 4:] for tensor in tensors.values())
+    scores *= MIN_SCORE
+    model = compose_model(exported(tensors, WIDE), DetectionRecipe(size=WIDE, head=head), floor=0.0)
+    (found,) = detect(session(model), np.zeros((1, *WIDE[::-1], 3), np.uint8))
+
+    assert len(found.scores) > 20
+
+
+def reshaped(sizes: Sequence[int], batch: int | str) -> onnx.ModelProto:
+    """Make a network that reshapes a head before it returns it."""
+    model = exported({"flat": [7 * ANCHORS]}, batch=batch)
+    model.graph.node.append(helper.make_node("Reshape", ["flat", "sizes"], ["output0"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), "sizes"))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("output0", TensorProto.FLOAT, [batch, 7, ANCHORS]))
+    return model
+
+
+@pytest.mark.parametrize(("sizes", "batch"), [((1, 7, ANCHORS), 1), ((1, 7, -1), 1), ((-1, 7, ANCHORS), "batch")])
+def test_batch_of_one_is_made_dynamic(sizes: Sequence[int], batch: int | str) -> None:
+    model = session(compose_model(reshaped(sizes, batch), YOLO))
+
+    assert outputs(model, np.zeros((3, SQUARE, SQUARE, 3), np.uint8))[0].shape == (3, 1)
+
+
+def test_batch_that_cannot_be_made_dynamic_can_be_kept() -> None:
+    """Two dimensions may also be those of a grid, so they stay."""
+    network = reshaped((1, 7 * ANCHORS), 1)
+    network.graph.node[-1].output[0] = "row"
+    network.graph.node.append(helper.make_node("Reshape", ["row", "last"], ["output0"]))
+    network.graph.initializer.append(numpy_helper.from_array(np.array([1, 7, ANCHORS]), "last"))
+    blank = np.zeros((1, SQUARE, SQUARE, 3), np.uint8)
+
+    with pytest.raises(Fail):
+        outputs(session(compose_model(deepcopy(network), YOLO)), blank.repeat(2, axis=0))
+    assert outputs(session(compose_model(network, YOLO, batch=1)), blank)[0].shape == (1, 1)
+
+
+def test_network_that_cannot_be_converted_is_to_be_exported_again() -> None:
+    network = exported({"output0": [7, ANCHORS]})
+    network.graph.node[0].op_type = "Upsample"
+    network.opset_import[0].version = 9
+    with pytest.raises(ValueError, match=r"^it cannot be converted to opset 17: export it again with opset=17$"):
+        compose_model(network, YOLO)
+
+
+@pytest.mark.parametrize("opset", [13, 15, 17, 18, 20, 22])
+def test_opset_is_that_of_the_network_or_the_oldest_supported(opset: int) -> None:
     model = compose_model(network(yolo_head([(50, 50, 20, 20, 1, 0.9)]), opset=opset), YOLO)
     (found,) = detect(session(model), np.zeros((1, SQUARE, SQUARE, 3), np.uint8))
 
-    assert {entry.version for entry in model.opset_import} == {17}
+    assert [entry.version for entry in model.opset_import] == [max(OPSET, opset)]
     assert found.boxes.tolist() == [[40, 40, 60, 60]]
 
 
-def test_smallest_valid_recipe_can_be_compose_model() -> None:
+def test_smallest_valid_recipe_can_be_composed() -> None:
     """A recipe that the registry accepts makes a model, although it may have fewer anchors than candidates."""
-    side = msgspec.json.schema(DetectionRecipe)["$defs"]["DetectionRecipe"]["properties"]["square"]["minimum"]
-    recipe = DetectionRecipe(square=side, channels="RGB", scale=255.0, head="yolo", iou=0.5)
+    properties = msgspec.json.schema(DetectionRecipe)["$defs"]["DetectionRecipe"]["properties"]
+    side = properties["size"]["prefixItems"][0]["minimum"]
+    recipe = DetectionRecipe(size=(side, side), channels="RGB", scale=255.0, head="yolo", iou=0.5)
     head = np.zeros((1, 6, sum((side // stride) ** 2 for stride in (8, 16, 32))), np.float32)
     head[0, :, 0] = 16, 16, 8, 8, 0.9, 0
     model = compose_model(network(head, f"float[1, 3, {side}, {side}] images"), recipe)
@@ -342,11 +474,19 @@ def test_smallest_valid_recipe_can_be_compose_model() -> None:
             (network(yolo_head([]), f"{takes} images"), YOLO, "input")
             for takes in (
                 *("float[1, 3]", "float[1, 1, 256, 256]", "float[1, 256, 256, 3]", "float[1, 3, 320, 320]"),
-                *("float16[1, 3, 256, 256]", "uint8[1, 3, 256, 256]"),
+                *("double[1, 3, 256, 256]", "uint8[1, 3, 256, 256]"),
             )
         ),
-        (network(yolo_head([]), "float[1, 3, 256, 256] images, float[1] other"), YOLO, "one input and one output, found 2 and 1"),
-        (network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"), YOLO, "one input and one output, found 1 and 2"),
+        (
+            network(yolo_head([]), "float[1, 3, 256, 256] images, float[1] other"),
+            YOLO,
+            "expected 1 input and 1 output tensors, found 2 and 1",
+        ),
+        (
+            network(yolo_head([]), gives=f", float[1, 7, {ANCHORS}] output1"),
+            YOLO,
+            "expected 1 input and 1 output tensors, found 1 and 2",
+        ),
         *(
             (network(np.zeros(shape, np.float32)), YOLO, "is not a yolo head")
             for shape in ((1, ANCHORS), (1, 7, ANCHORS, 1), (1, 4, ANCHORS), (1, ANCHORS, 7), (1, 300, 6), (1, 7, 2100))
@@ -357,6 +497,6 @@ def test_smallest_valid_recipe_can_be_compose_model() -> None:
 def test_network_that_does_not_fit_the_recipe_is_rejected(
     published: onnx.ModelProto, recipe: DetectionRecipe, message: str
 ) -> None:
-    """Instead of composing a model that fails later. One with its own suppression, or another square, has another head."""
+    """Instead of composing a model that fails later. One with its own suppression, or another size, has another head."""
     with pytest.raises(ValueError, match=message):
         compose_model(published, recipe)

@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from app.embedded.launch import loadable_models
 from app.host.program import CommandError
+from app.triton.repository import loadable_models
 from app.zoo.pull import pull
 from tests.fakes import models
 from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site

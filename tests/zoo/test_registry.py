@@ -16,7 +16,7 @@ licence = "MIT"
 source = "https://example.org/detector"
 sha256 = "0000000000000000000000000000000000000000000000000000000000000000"
 url = "https://example.org/files/detector.onnx"
-recipe = { task = "detection", square = 640, channels = "RGB", scale = 255.0, head = "yolo", iou = 0.7 }
+recipe = { task = "detection", size = [640, 640], channels = "RGB", scale = 255.0, head = "yolo", iou = 0.7 }
 """
 
 
@@ -47,8 +47,7 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
         pytest.param('licence = "MIT"', 'licence = "MIT"\nauthor = "me"', "author", id="unknown"),
         pytest.param('"https://example.org/files/', '"http://example.org/files/', "url", id="not https"),
         pytest.param("0000000000000000000000000000000000000000000000000000000000000000", "abc", "sha256", id="short hash"),
-        pytest.param("square = 640", "square = 650", "square", id="not a multiple of 32"),
-        pytest.param("square = 640", "square = 0", "square", id="too small"),
+        pytest.param("size = [640, 640]", "size = [640, 0]", "size", id="too small"),
         pytest.param('head = "yolo"', 'head = "ssd"', "head", id="unknown head"),
         pytest.param('channels = "RGB"', 'channels = "GBR"', "channels", id="unknown channels"),
         pytest.param('task = "detection"', 'task = "ranking"', "task", id="unknown task"),
@@ -57,7 +56,7 @@ def test_missing_registry_is_empty(tmp_path: Path) -> None:
         pytest.param(
             'task = "detection"', 'task = "detection", architecture = "resnet"', "architecture", id="unknown architecture"
         ),
-        pytest.param("scale = 255.0", "scale = 255.0, mean = -1", "mean", id="mean below zero"),
+        pytest.param("scale = 255.0", "scale = 255.0, std = [1, 0, 1]", "std", id="deviation of zero"),
         pytest.param("scale = 255.0", "scale = 0.0", "scale", id="scale of zero"),
         pytest.param("iou = 0.7", "iou = 1.5", "iou", id="iou above one"),
         pytest.param("[detector]", "[detector", "line 2", id="not TOML"),

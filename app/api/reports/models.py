@@ -1,5 +1,7 @@
 """GET /models: the models in Triton, and those that can be pulled."""
 
+import asyncio
+
 from litestar import get
 from litestar.di import NamedDependency
 
@@ -8,6 +10,7 @@ from app.api.dependencies import Worker
 from app.api.documentation.openapi import UNAVAILABLE
 from app.errors import GatewayError
 from app.pipeline.pipeline import Pipeline
+from app.triton.config_file import Unloadable
 from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
 
@@ -20,14 +23,17 @@ async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     """Describe the models in the repositories of all Tritons, and those that `pull` can download."""
-    states: dict[str, ModelState | None] = dict.fromkeys(pipeline.pullable) | await tritons.list_models()
-    described = [await _describe(pipeline, name, states[name]) for name in sorted(states)]
+    unloadable = await asyncio.to_thread(pipeline.unloadable)
+    states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | await tritons.list_models()
+    described = [await _describe(pipeline, name, states[name], unloadable.get(name)) for name in sorted(states)]
     ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != pipeline.default_model)
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
 
 
-async def _describe(pipeline: Pipeline, name: str, state: ModelState | None) -> ModelInfo:
+async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:
     """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
+    if fault is not None and not (state and state.is_ready):
+        return ModelInfo(name, fault.state, detail=fault.reason, status=(state and state.state) or None)
     if state is None:
         return ModelInfo(
             name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"

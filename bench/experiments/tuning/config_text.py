@@ -9,8 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from app.embedded.launch import CONFIG_NAME
+import msgspec
+
 from app.triton.config_file import ConfigFileError, read_config_file
+from app.triton.repository import config_path
+from app.zoo import description
+from app.zoo.description import Serving
+from app.zoo.repository import Repository
 from bench.experiments.tuning.variant import THREADS, Variant, changes, read_variant, write_variant
 from bench.harness.errors import ContestantError
 
@@ -34,8 +39,7 @@ def config_file(repository: Path, model: str, *, is_embedded: bool) -> Path:
         model: Name of the model.
         is_embedded: Whether Triton is the embedded one.
     """
-    own = repository / model / "configs" / f"{CONFIG_NAME}.pbtxt"
-    return own if is_embedded and own.is_file() else repository / model / "config.pbtxt"
+    return config_path(repository / model, is_embedded=is_embedded)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -77,13 +81,21 @@ def difference(path: Path, text: str) -> list[str]:
     return [line for line in list(lines)[2:] if not line.startswith("@@")]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file atomically.
+def write(path: Path, text: str, variant: Variant) -> None:
+    """Write a config file atomically; for one that is generated, write the variant to the model's description.
 
     Raises:
         ContestantError: It cannot be written.
     """
     path = path.resolve()
+    kind, folder = ("embedded", path.parents[1]) if path.parent.name == "configs" else ("production", path.parent)
+    if (found := description.load(folder)) is not None:
+        values = {name: getattr(variant, name) for name in Serving.__struct_fields__}
+        given = {name: value for name, value in values.items() if value is not None}
+        repository, serving = Repository(folder.parent), msgspec.structs.replace(getattr(found, kind), **given)
+        with repository.writing():
+            repository.write(folder.name, msgspec.structs.replace(found, **{kind: serving}))
+        return
     written = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         written.write_text(text, encoding="utf-8")

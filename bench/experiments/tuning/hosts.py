@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from app.embedded.launch import loadable_models
 from app.host.program import CommandError
 from app.settings.schema import Settings
+from app.triton.repository import loadable_models
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, write_variant
 from bench.harness.errors import ContestantError

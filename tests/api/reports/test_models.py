@@ -5,10 +5,11 @@ from typing import Any
 
 import grpc
 import httpx
+import pytest
 
 from app.main import create_app
 from app.settings.schema import Settings
-from tests.fakes.triton import CONFIG, FakeTriton, serving
+from tests.fakes.triton import CONFIG, FakeTriton, config_with, serving
 from tests.support import REPOSITORY, SCENE, json, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
@@ -49,13 +50,15 @@ async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> Non
     assert model["versions"] == ["1"]
 
 
-async def test_the_versions_of_a_model_are_listed(gateway: Gateway) -> None:
+@pytest.mark.parametrize(("config", "default"), [(CONFIG, "10"), (config_with(default_version="2"), "2")])
+async def test_the_versions_of_a_model_are_listed(gateway: Gateway, config: dict[str, Any], default: str) -> None:
     fake, client = gateway
+    fake.config = config
     fake.model_versions = ["2", "10"]
     fake.index = [("a", "10", "READY", ""), ("a", "2", "READY", ""), ("a", "11", "UNAVAILABLE", "no weights")]
     model = by_name(json(await client.get("/models")))["a"]
 
-    assert (model["version"], model["versions"]) == ("10", ["2", "10"])
+    assert (model["version"], model["versions"]) == (default, ["2", "10"])
 
 
 async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
@@ -104,6 +107,26 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
     assert refused["c"].headers["retry-after"]
     assert json(refused["yolox_nano"], 404)["code"] == "unknown_model"
     assert "./just pull yolox_nano" in refused["yolox_nano"].json()["detail"]
+
+
+async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
+    """Whether or not Triton lists it; one that is ready although its config has become invalid since is ready."""
+    for name, file in {"a": "config.pbtxt", "b": "config.pbtxt", "c": "best.onnx", "exported": "best.onnx"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("input {", encoding="utf-8")
+    async with serving(fake := FakeTriton()):
+        settings = Settings(triton_endpoints=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
+        async with started(create_app(settings)) as client:
+            models = by_name(json(await client.get("/models")))
+
+    assert {name: (model["state"], model["status"]) for name, model in models.items()} == {
+        "a": ("ready", "READY"),
+        "b": ("invalid", "UNAVAILABLE"),
+        "c": ("no_config", None),
+        "exported": ("no_config", None),
+    }
+    assert models["b"]["detail"].startswith(f"{tmp_path}/b/config.pbtxt: ")
+    assert f"`nereid add {tmp_path}/exported`" in models["exported"]["detail"]
 
 
 async def test_without_triton_there_is_no_list(lonely: httpx.AsyncClient, gateway: Gateway) -> None:

@@ -3,8 +3,12 @@
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from app.zoo.description import Description, Serving
+from app.zoo.recipe import DetectionRecipe
+from app.zoo.repository import Repository
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, read_variant
 from bench.harness.errors import ContestantError
@@ -76,7 +80,7 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
     path.chmod(0o640)
     link = tmp_path / "link"
     link.symlink_to(path)
-    config_text.write(link, "max_batch_size: 8")
+    config_text.write(link, "max_batch_size: 8", Variant(max_batch=8))
 
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode), link.is_symlink()) == ("max_batch_size: 8", 0o640, True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.pbtxt", "link"]
@@ -91,6 +95,24 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """It stays as it is, if it is there, and nothing else stays behind."""
     (tmp_path / "config.pbtxt").mkdir()
     with pytest.raises(ContestantError, match=r"config\.pbtxt cannot be written: "):
-        config_text.write(tmp_path / "config.pbtxt", "max_batch_size: 8")
+        config_text.write(tmp_path / "config.pbtxt", "max_batch_size: 8", Variant(max_batch=8))
 
     assert [entry.name for entry in tmp_path.iterdir()] == ["config.pbtxt"]
+
+
+def test_choice_for_an_added_model_is_in_its_description(tmp_path: Path) -> None:
+    found = Description(
+        labels=("a",), default_version=1, last_version=1, versions={"1": ""}, recipe=DetectionRecipe(size=(64, 64), head="yolo")
+    )
+    repository = Repository(tmp_path)
+    (tmp_path / "doors").mkdir()
+    repository.write("doors", found)
+    file = config_text.config_file(tmp_path, "doors", is_embedded=True)
+    variant = Variant(instances=3, threads=2, max_batch=8, delay_us=500)
+    text = config_text.edit(file, variant)
+    config_text.write(file, text, variant)
+
+    assert read_variant(config_text.read(file), has_threads=True, calls=None) == variant
+    assert repository.load("doors") == msgspec.structs.replace(
+        found, embedded=Serving(instances=3, threads=2, max_batch=8, delay_us=500)
+    )

@@ -1,0 +1,38 @@
+"""The folders and config files of a model repository."""
+
+import re
+from pathlib import Path
+
+CONFIG_NAME = "embedded"
+"""Name of the configs for the embedded Triton, in a model's folder `configs`."""
+LOCK = ".lock"
+"""File that is locked while added models are changed, and whose time is that of the last change."""
+_CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
+
+
+def config_path(folder: Path, *, is_embedded: bool) -> Path:
+    """Return the path of the config in a model's folder that the embedded Triton, or another one, reads."""
+    own = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
+    return own if is_embedded and own.is_file() else folder / "config.pbtxt"
+
+
+def last_change(repository: Path) -> int:
+    """Return when added models were last changed, in nanoseconds; 0 if never."""
+    try:
+        return (repository / LOCK).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def loadable_models(repository: Path) -> list[str]:
+    """Return the names of the models that the embedded Triton loads: with a config and at least one version that contains a file.
+
+    A model is excluded if its config for the embedded Triton contains only comments.
+    """
+    names = []
+    for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
+        config = config_path(folder, is_embedded=True)
+        has_version = any(path.parent.name.isdigit() for path in folder.glob("*/*"))
+        if has_version and config.is_file() and _CONTENT.search(config.read_text(encoding="utf-8")):
+            names.append(folder.name)
+    return names

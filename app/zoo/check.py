@@ -1,0 +1,224 @@
+"""Check a composed model: it must find in photos what its network finds with a textbook post-processing."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.detection import nms
+from app.detection.nms import Candidates, suppress
+from app.errors import GatewayError
+from app.host.program import ROOT, CommandError
+from app.imaging.decode import decode
+from app.imaging.fit import fit_for
+from app.imaging.header import PixelLimits, read_header
+from app.model.spec import ModelSpec
+from app.zoo.recipe import DetectionRecipe, Recipe
+
+if TYPE_CHECKING:
+    import onnx
+    from onnxruntime import InferenceSession
+
+SAMPLES = ROOT / "app" / "api" / "documentation" / "page" / "files"
+"""Folder with three photos."""
+MIN_BOXES = 20
+"""Boxes below which the check says little."""
+CONFIDENCE = 0.25
+"""The default of requests."""
+_COMPARED = 100
+_MIN_OVERLAP = 0.98
+_SCORE_TOLERANCE = 2e-3
+_SAME_PIXELS = 0.01
+_LIMITS = PixelLimits(50_000_000, 50_000_000)
+
+Tensors = Mapping[str, NDArray[Any]]
+Canvas = NDArray[np.uint8]
+
+
+class Report(NamedTuple):
+    """What the check of a model found."""
+
+    f1: float
+    """Agreement of the best candidates, or of the classes of a classifier, 0 to 1."""
+    boxes: int
+    """Boxes in all samples with the default confidence."""
+    has_fractions: bool
+    """Whether the boxes look like fractions of the input, although their unit is pixels."""
+    milliseconds: float
+    """Time of the model for one image with one thread."""
+
+
+def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
+    """Load a model into ONNX Runtime, with one thread."""
+    import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    content = model if isinstance(model, bytes) else str(model) if isinstance(model, Path) else model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def separates_images(model: "onnx.ModelProto", size: tuple[int, int], images: int) -> bool:
+    """Return whether a composed model gives each image of a batch the results that it has alone; raise what ONNX Runtime raises."""
+    session, batch = open_session(model), np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
+    together, alone = (_run(session, {"image": part}) for part in (batch, batch[:1]))
+    return all(
+        len(tensor) == images and np.allclose(tensor[:1], alone[name], rtol=1e-3, atol=_SCORE_TOLERANCE)
+        for name, tensor in together.items()
+        if name in {"num_dets", "det_scores", "probabilities"}
+    )
+
+
+def draw_samples(folder: Path, spec: ModelSpec) -> list[Canvas]:
+    """Fit the images in a folder to a model's input, UINT8 (height, width, 3).
+
+    Raises:
+        CommandError: It contains none.
+    """
+    canvases = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        try:
+            header = read_header(path.read_bytes(), _LIMITS, lambda _: None)
+        except (GatewayError, OSError):  # not an image
+            continue
+        fit = fit_for(spec)
+        transform = fit.fit(header.width, header.height)
+        canvas = np.empty((*spec.input_size[::-1], 3), np.uint8)
+        fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+        canvases.append(canvas)
+    if not canvases:
+        raise CommandError(f"there is no image in {folder}")
+    return canvases
+
+
+def check(
+    network: "InferenceSession", model: "InferenceSession", recipe: Recipe, classes: int, canvases: Sequence[Canvas]
+) -> Report:
+    """Compare a model, composed without a floor of its scores, with its network of this many classes."""
+    rates, boxes, has_fractions, seconds = [], 0, True, []
+    for canvas in canvases:
+        outputs = _run(network, _feed(network, canvas, recipe))
+        start = perf_counter()
+        found = _run(model, {"image": canvas[None]})
+        seconds.append(perf_counter() - start)
+        if not isinstance(recipe, DetectionRecipe):
+            (scores,) = outputs.values()
+            rates.append(float(np.allclose(found["probabilities"], _probabilities(scores, recipe.head), atol=_SCORE_TOLERANCE)))
+            continue
+        expected, own = textbook(outputs, recipe, classes), detections(found)
+        rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
+        seen = own.boxes[own.scores >= CONFIDENCE]
+        boxes += len(seen)
+        has_fractions &= not len(seen) or float(np.abs(seen).max()) <= 2  # noqa: PLR2004 - pixels of a detector's input are more
+    return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds))
+
+
+def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequence[Canvas]) -> tuple[int, int]:
+    """Return how many of the boxes of two detectors agree in class and place, and how many both have on average."""
+    agreeing = total = 0.0
+    for canvas in canvases:
+        pair = [detections(_run(session, {"image": canvas[None]}), CONFIDENCE) for session in (one, other)]
+        count = sum(len(found.scores) for found in pair) / 2
+        total += count
+        agreeing += agreement(pair[0], pair[1], 0.5, 1.0) * count
+    return round(agreeing), round(total)
+
+
+def detections(outputs: Tensors, confidence: float = 0.0) -> Candidates:
+    """Return the valid rows of a composed detector's outputs for one image."""
+    (count,) = outputs["num_dets"][0]
+    boxes, scores, classes = (outputs[name][0, :count] for name in ("det_boxes", "det_scores", "det_classes"))
+    keep = scores >= confidence
+    return Candidates(boxes[keep], scores[keep], classes[keep])
+
+
+def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candidates:
+    """Decode a detection network's outputs for one image, without a floor; boxes in pixels of the input, by descending score."""
+    tensors = {name: tensor[0].astype(np.float32) for name, tensor in outputs.items()}
+    first, size = next(iter(tensors.values())), np.array(recipe.size * 2, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # of what another head would make of these numbers
+        if recipe.head == "yolox":
+            found = nms.from_yolox(first, recipe.size, 0)
+        elif recipe.head == "yolov5":
+            found = nms.from_yolov5(first, 0)
+        elif recipe.head in {"end_to_end", "rtdetr_topk"}:
+            boxes = first[:, :4] if recipe.head == "end_to_end" else _corners(first[:, :4])
+            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32))
+        elif recipe.head == "dfine":
+            found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
+        elif recipe.head == "rfdetr":
+            logits = tensors["labels"][:, :classes]
+            boxes = np.repeat(_corners(tensors["dets"]), classes, axis=0)
+            class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
+            found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
+        else:
+            found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0)
+        if recipe.box_units == "normalized" or recipe.head in {"rtdetr", "rtdetr_topk", "rfdetr"}:
+            found = found._replace(boxes=found.boxes * size)
+        found = _take(found, np.argsort(-found.scores, kind="stable"))
+        return _take(found, suppress(found.boxes, found.class_ids, recipe.iou)) if recipe.iou < 1 else found
+
+
+def _corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return x1 y1 x2 y2 of boxes (n, 4) given by centre and size."""
+    centres, half = boxes[:, :2], boxes[:, 2:] / 2
+    return np.hstack([centres - half, centres + half])
+
+
+def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tolerance: float) -> float:
+    """Return the F1 of the best boxes of two results: equal ones have the same class, this overlap and about the same score."""
+    counts = []
+    for found, expected in ((one, other), (other, one)):
+        best = _take(found, slice(_COMPARED))
+        hits = 0
+        for box, score, class_id in zip(*best, strict=True):
+            alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
+            hits += bool((_overlaps(box, expected.boxes[alike]) >= min_overlap).any())
+        counts.append((hits, len(best.scores)))
+    (right, found_count), (recalled, expected_count) = counts
+    return 1.0 if found_count == expected_count == 0 else (right + recalled) / (found_count + expected_count)
+
+
+def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[str, NDArray[Any]]:
+    """Return the network's inputs for one image, as its training had them."""
+    rgb = canvas if recipe.channels == "RGB" else canvas[:, :, ::-1]
+    normalized = (rgb / np.float64(recipe.scale) - recipe.mean) / recipe.std
+    feed: dict[str, NDArray[Any]] = {}
+    for tensor in network.get_inputs():
+        if tensor.name == "orig_target_sizes":
+            feed[tensor.name] = np.array([recipe.size], np.int64)
+        else:
+            dtype = np.float16 if tensor.type == "tensor(float16)" else np.float32
+            feed[tensor.name] = np.ascontiguousarray(normalized.transpose(2, 0, 1)[None], dtype)
+    return feed
+
+
+def _run(session: "InferenceSession", feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    names = [tensor.name for tensor in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def _probabilities(scores: NDArray[Any], head: str) -> NDArray[Any]:
+    if head == "probabilities":
+        return scores
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the intersection over union of a box (4,) with boxes (n, 4); 1 for equal boxes without an area."""
+    with np.errstate(over="ignore", invalid="ignore"):  # areas of huge boxes may overflow
+        sides = np.clip(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0, None)
+        shared, areas = sides.prod(axis=1), (others[:, 2:] - others[:, :2]).prod(axis=1)
+        union = (box[2:] - box[:2]).prod() + areas - shared
+        overlaps: NDArray[np.float32] = shared / np.where(union > 0, union, 1)
+    overlaps[np.abs(others - box).max(axis=1, initial=0) <= _SAME_PIXELS] = 1
+    return overlaps
+
+
+def _take(found: Candidates, chosen: Any) -> Candidates:  # noqa: ANN401 - what numpy takes as an index
+    return Candidates(found.boxes[chosen], found.scores[chosen], found.class_ids[chosen])

@@ -1,0 +1,101 @@
+"""Descriptions of added models: `model.toml` in the folder of a model, from which both of its Triton configs are generated."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from app.host.program import CommandError
+from app.zoo.recipe import Recipe
+
+FILE_NAME = "model.toml"
+LABELS = "labels.txt"
+"""Name of the file with class names, one per line, beside a network or a description."""
+_HEADER = (
+    "# The one description of this model. After a change, `nereid use` writes its Triton configs, which are generated from it.\n"
+)
+_Count = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a Triton runs the model."""
+
+    instances: _Count = 2
+    """Instances on the CPU, or on each GPU."""
+    threads: _Count = 1
+    """Threads of an instance on the CPU."""
+    max_batch: _Count
+    delay_us: Annotated[int, Meta(ge=0)] = 0
+    """Time that an image waits for others, in microseconds."""
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Description of a model."""
+
+    labels: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
+    """Class names in the order of their ids; if the file has none, those in `labels.txt` beside it, one per line."""
+    licence: str = "unknown"
+    source: str = ""
+    default_version: Annotated[int, Meta(ge=1)]
+    """The version for requests that name none."""
+    recipe: Recipe
+    versions: dict[str, str]
+    """SHA-256 of the network of each version."""
+    last_version: Annotated[int, Meta(ge=1)]
+    """The newest version that was added; the number of a removed version is not given again."""
+    embedded: Serving = Serving(max_batch=4)
+    production: Serving = Serving(max_batch=16)
+
+    def __post_init__(self) -> None:
+        """Reject a default version that does not exist."""
+        if str(self.default_version) not in self.versions:
+            raise ValueError(f"default_version {self.default_version} is not among the versions {', '.join(self.versions)}")
+
+
+def load(folder: Path) -> Description | None:
+    """Read the description of a model in its folder; return None if it has none.
+
+    Raises:
+        CommandError: It cannot be read, or is not valid.
+    """
+    path = folder / FILE_NAME
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "labels" not in content and (folder / LABELS).is_file():
+            content["labels"] = read_labels(folder / LABELS)
+        return msgspec.convert(content, Description)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise CommandError(f"{path}: {error}") from error
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Read class names from a file, one per line.
+
+    Raises:
+        CommandError: It cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {error}") from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def dump(description: Description) -> str:
+    """Return the text of a description."""
+    return _HEADER + _table(msgspec.to_builtins(description))
+
+
+def _table(content: Mapping[str, Any], title: str = "") -> str:
+    """Return a TOML table with its subtables; JSON's numbers, strings and arrays are also TOML's."""
+    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
+    plain = {name: value for name, value in content.items() if name not in tables and value is not None}
+    lines = [f"[{title}]"] if title else []
+    lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in plain.items()]
+    return "\n".join(lines) + "\n" + "".join("\n" + _table(value, name) for name, value in tables.items())

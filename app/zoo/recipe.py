@@ -1,0 +1,107 @@
+"""Recipes: what a network's file does not say about the model to compose from it; and the heads that they name."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from app.model.anchors import possible_anchors
+from app.model.triton_config import Placement, Resize, ScoreKind
+
+_Side = Annotated[int, Meta(ge=32, le=8192)]
+_Value = Annotated[float, Meta(ge=-1e6, le=1e6)]
+_Divisor = Annotated[float, Meta(gt=0, le=1e6)]
+
+DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
+RAW_HEADS = ("yolo", "yolov5", "yolox")
+"""Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
+TENSORS = {"rfdetr": ("dets", "labels"), "dfine": ("labels", "boxes", "scores")}
+"""Names of the outputs of heads of several tensors."""
+SIZES = "orig_target_sizes"
+"""The second input of a network with the head `dfine`, INT64 (batch, 2): width and height that its boxes refer to."""
+
+
+FRACTIONS = ("yolo", "yolov5", "end_to_end")
+"""Heads whose boxes may be fractions of the input instead of pixels, as `box_units` says."""
+
+
+class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
+    """Properties of a network for composing a model; subclasses add those of a task."""
+
+    architecture: Literal["efficientnet_lite0"] | None = None
+    """Architecture of the network, if the file contains PyTorch weights; None if the file is an ONNX network."""
+    size: tuple[_Side, _Side]
+    """Width and height of the input, in pixels."""
+    channels: Literal["RGB", "BGR"] = "RGB"
+    scale: _Divisor = 255.0
+    """Divisor of each byte."""
+    mean: tuple[_Value, _Value, _Value] = (0.0, 0.0, 0.0)
+    """For each channel, in the order of `channels`: each byte, after division by `scale`, becomes (value - mean) / std."""
+    std: tuple[_Divisor, _Divisor, _Divisor] = (1.0, 1.0, 1.0)
+    resize: Resize = "letterbox"
+    """How images are fitted to the input, outside of the model; `placement` and `crop` as in the config of a model."""
+    placement: Placement = "center"
+    crop: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
+    """Recipe of a detector."""
+
+    head: DetectionHeadName
+    """Format of the outputs, without the batch; the scores are final except where it says otherwise.
+    `yolo`: (4 + classes, anchors) centre, size, scores.
+    `yolov5`: (rows, 5 + classes) centre, size, objectness, scores; also of YOLOv6, YOLOv7 and YOLOX exported with decoded boxes.
+    `yolox`: (anchors, 5 + classes) as `yolov5`, but centre and size are encoded in cells of the strides 8, 16 and 32.
+    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class.
+    `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
+    `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
+    `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
+    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), with a second input `orig_target_sizes`."""
+    iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
+    box_units: Literal["pixels", "normalized"] = "pixels"
+    """Unit of the boxes of `yolo`, `yolov5` and `end_to_end`; the boxes of the composed model are always in pixels."""
+
+    def __post_init__(self) -> None:
+        """Let heads that find each object once keep all boxes."""
+        if self.head not in RAW_HEADS:
+            msgspec.structs.force_setattr(self, "iou", 1.0)
+
+
+class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):
+    """Recipe of a classification network."""
+
+    head: ScoreKind
+    """Kind of scores in the output (classes)."""
+
+
+Recipe = DetectionRecipe | ClassificationRecipe
+
+
+def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int]) -> tuple[int, int] | None:
+    """Return the numbers of rows and classes of a detector's outputs; None if they cannot be this head.
+
+    Args:
+        shapes: Shapes of the outputs without the batch, in the order of `TENSORS`; 0 for dynamic dimensions.
+        head: The head.
+        size: Width and height of the input.
+
+    Returns:
+        0 rows if their number is dynamic, and 0 classes if the shapes do not tell their number.
+    """
+    anchors, found = possible_anchors(size), None
+    match head, [tuple(shape) for shape in shapes]:
+        case "yolo", [(channels, rows)] if rows in (0, *anchors):
+            found = rows, channels - 4
+        case "yolov5", [(rows, columns)] if rows in {0, *anchors, *(3 * count for count in anchors)}:
+            found = rows, columns - 5
+        case "yolox", [(rows, columns)] if rows in (0, anchors[0]):
+            found = rows, columns - 5
+        case "rtdetr", [(rows, columns)] if rows > 0:
+            found = rows, columns - 4
+        case "rfdetr", [(rows, 4), (others, columns)] if others == rows > 0:
+            found = rows, columns - 1
+        case ("end_to_end" | "rtdetr_topk", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:
+            return rows, 0
+    return found if found and found[1] > 0 else None

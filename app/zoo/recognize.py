@@ -1,0 +1,222 @@
+"""Recognise the head, the input and the classes of a user's exported network.
+
+From the names, types and shapes of its tensors and from the exporter's metadata, never from values. The user is asked for the rest.
+"""
+
+import ast
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from app.model.anchors import possible_anchors
+from app.model.triton_config import ModelParameters, Resize, ScoreKind
+from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, Recipe, measure
+
+if TYPE_CHECKING:
+    import onnx
+
+_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+_SINGLE = ("yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk")
+_MAX_QUERIES = 1000
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_CLASSIFIER = {"resize": "center_crop", "crop": 0.875, **_IMAGENET}
+_STRETCH = {"resize": "stretch"}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "yolox": {"channels": "BGR", "scale": 1.0, "placement": "top_left"},
+    **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine"), _STRETCH),
+    "rfdetr": {**_STRETCH, **_IMAGENET},
+    **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
+}
+
+
+class Unrecognized(ValueError):
+    """A network cannot be served, or not without an option. The message continues a sentence that begins with its name."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user says about a network; None for what the network shall tell."""
+
+    head: DetectionHeadName | ScoreKind | None = None
+    size: tuple[int, int] | None = None
+    """Width and height."""
+    labels: tuple[str, ...] | None = None
+    channels: Literal["RGB", "BGR"] | None = None
+    scale: float | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    box_units: Literal["pixels", "normalized"] | None = None
+    iou: float | None = None
+    resize: Resize | None = None
+
+
+class Recognized(NamedTuple):
+    """What is known of a network."""
+
+    recipe: Recipe
+    labels: tuple[str, ...]
+    """Class names in the order of the ids."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shapes of the outputs by name, without the batch."""
+    licence: str
+    """What the exporter wrote; empty if nothing."""
+
+
+def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
+    """Recognise a network; it runs once, on a blank image.
+
+    Raises:
+        Unrecognized: As described there.
+    """
+    import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
+
+    metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
+    hints = ModelParameters(metadata=repr(metadata))
+    if hints.task not in (None, "detect", "classify"):
+        article = "an" if hints.task == "obb" else "a"
+        raise Unrecognized(f"is {article} {hints.task} model; only detectors and classifiers can be served")
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    settings.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(network.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime has its own exception for every kind of broken file
+        raise Unrecognized(f"cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+    size = _input_size(session, options, hints)
+    shapes = _run(session, size)
+    fits = _fitting_heads(network, shapes, size, options, metadata)
+    head, labels = _choose(fits, hints, options)
+    is_ultralytics = hints.is_ultralytics_classifier
+    defaults = {"resize": "center_crop", "crop": 1.0} if is_ultralytics else _DEFAULTS.get(head, {})
+    given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
+    task = "classification" if head in ("logits", "probabilities") else "detection"
+    try:
+        recipe = msgspec.convert({**defaults, **given, "task": task, "head": head, "size": size}, Recipe)
+    except msgspec.ValidationError as error:
+        raise Unrecognized(f"cannot be served so: {error}") from error
+    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
+
+
+def _literal(text: str) -> Any:  # noqa: ANN401
+    """Return the value of a Python literal, as which Ultralytics writes all but plain texts."""
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ast.literal_eval(text)
+    return text
+
+
+def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple[int, int]:  # noqa: ANN401
+    """Return width and height of the image that a network takes."""
+    images = [value for value in session.get_inputs() if value.name != SIZES]
+    shape: list[Any] = images[0].shape if len(images) == 1 and images[0].type in ("tensor(float)", "tensor(float16)") else []
+    if len(shape) != 4 or shape[1] != 3:  # noqa: PLR2004
+        found = " and ".join(f"{value.name} {value.type} {value.shape}" for value in session.get_inputs())
+        raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width)")
+    if isinstance(shape[0], int) and shape[0] != 1:
+        raise Unrecognized(f"takes only batches of {shape[0]} images; export it again with a dynamic batch, or one of 1")
+    wanted = options.size or hints.input_size() or (None, None)
+    width, height = (side if isinstance(side, int) else other for side, other in zip(shape[:1:-1], wanted, strict=True))
+    if width is None or height is None:
+        raise Unrecognized("does not say the size of its input: say --size 640, or --size 640x384 for width and height")
+    if options.size not in (None, (width, height)):
+        raise Unrecognized(f"takes {width} x {height} pixels: leave out --size")
+    return width, height
+
+
+def _run(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # noqa: ANN401
+    """Run a network on a blank image, and return the shapes of its outputs, without the batch."""
+    width, height = size
+    image = np.zeros((1, 3, height, width))
+    inputs = {value.name: np.array([size]) if value.name == SIZES else image for value in session.get_inputs()}
+    try:
+        outputs = session.run(
+            None, {value.name: inputs[value.name].astype(_TYPES.get(value.type, np.float32)) for value in session.get_inputs()}
+        )
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise Unrecognized(
+            f"does not run with {width} x {height} pixels; say another --size, or export it again: {reason}"
+        ) from error
+    shapes = {value.name: np.shape(tensor) for value, tensor in zip(session.get_outputs(), outputs, strict=True)}
+    if any(shape[:1] != (1,) for shape in shapes.values()):
+        raise Unrecognized(f"has outputs without the dimension of the batch, {_listed(shapes)}; export it without NMS")
+    return {name: shape[1:] for name, shape in shapes.items()}
+
+
+def _fitting_heads(
+    network: "onnx.ModelProto",
+    shapes: Mapping[str, tuple[int, ...]],
+    size: tuple[int, int],
+    options: Options,
+    metadata: Mapping[str, Any],
+) -> dict[str, tuple[int, ...]]:
+    """Return the heads that fit the shapes, each with the possible numbers of classes; () if the shapes do not tell them."""
+    fits: dict[str, tuple[int, ...]] = {}
+    match list(shapes.values()):
+        case [(classes,)] if classes > 1:
+            ends_in_softmax = any(node.op_type == "Softmax" and {*node.output} & {*shapes} for node in network.graph.node)
+            default = "probabilities" if ends_in_softmax or metadata.get("task") == "classify" else "logits"
+            fits = dict.fromkeys(("logits", "probabilities") if options.head else (default,), (classes,))
+        case [(rows, columns)]:
+            found = {head: count for head in _SINGLE if (count := measure([(rows, columns)], head, size))}
+            if not options.head:
+                found = _plausible(found, (rows, columns), size, metadata)
+            fits = {head: (classes,) if classes else () for head, (_, classes) in found.items()}
+        case _:
+            for head, names in TENSORS.items():
+                if shapes.keys() == {*names} and (count := measure([shapes[name] for name in names], head, size)):
+                    # Without an unused column if the numbers of the classes begin with 1, as those of COCO do.
+                    fits[head] = (count[1], count[1] + 1) if count[1] else ()
+    if any(len(shape) == 3 for shape in shapes.values()):  # noqa: PLR2004
+        raise Unrecognized("is a segment model; only detectors and classifiers can be served")
+    if options.head:
+        fits = {head: classes for head, classes in fits.items() if head == options.head}
+    if not fits:
+        what = f"--head {options.head}" if options.head else "a known detector or classifier"
+        raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
+    return fits
+
+
+def _plausible(
+    found: Mapping[str, tuple[int, int]], shape: tuple[int, int], size: tuple[int, int], metadata: Mapping[str, Any]
+) -> dict[str, tuple[int, int]]:
+    """Return the heads that a shape without `--head` stands for: objects found once have few rows, and not one for each anchor."""
+    anchors, (rows, columns) = possible_anchors(size), shape
+    implausible = set[str]()
+    if rows in {*anchors, *(3 * count for count in anchors)}:
+        implausible |= {"end_to_end", "rtdetr_topk"}
+    if max(shape) > _MAX_QUERIES or columns in anchors:
+        implausible.add("rtdetr")
+    if metadata.get("task") != "detect":
+        implausible.add("rtdetr_topk")
+    else:  # Ultralytics
+        implausible |= {"yolov5", "yolox"}
+        arguments = metadata.get("args")
+        if metadata.get("end2end") is True or (isinstance(arguments, dict) and arguments.get("nms") is True):
+            implausible |= {"rtdetr", "rtdetr_topk"}
+        elif metadata.get("head") == "RTDETRDecoder" and columns == 6:  # noqa: PLR2004 - newer than rows of class scores
+            implausible |= {"end_to_end", "rtdetr"}
+    return {head: count for head, count in found.items() if head not in implausible}
+
+
+def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options: Options) -> tuple[str, tuple[str, ...]]:
+    """Return the one head that also fits the class names, and these."""
+    possible = sorted({count for counts in fits.values() for count in counts}) if all(fits.values()) else ()
+    classes = f"{' or '.join(map(str, possible)) or 'its'} classes"
+    labels = options.labels or hints.class_names()
+    if not labels:
+        raise Unrecognized(f"does not name {classes}: say --labels a,b,c or --labels names.txt, with one name for each class")
+    heads = [head for head, counts in fits.items() if not counts or len(labels) in counts]
+    if not heads:
+        raise Unrecognized(
+            f"has {classes}, not {len(labels)}: say --labels a,b,c or --labels names.txt, with one name for each class"
+        )
+    # Rows of seven may also be those of rotated boxes.
+    if len(heads) > 1 or (heads == ["rtdetr"] and len(labels) == 3 and not options.head and hints.task is None):  # noqa: PLR2004
+        raise Unrecognized(f"does not tell the format of its output: say {' or '.join(f'--head {head}' for head in heads)}")
+    return heads[0], labels
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -1,0 +1,109 @@
+"""Changed models are loaded into the embedded Triton, if it runs and anybody may do so."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+import pytest
+from tritonclient.grpc import service_pb2 as messages
+
+from app.embedded.control import apply
+from app.host.program import CommandError
+from app.settings.schema import TRITON_SOCKET, Settings
+from app.triton.repository import last_change
+from tests.fakes import http
+from tests.fakes.triton import FakeTriton, serving
+
+
+class LoadingTriton(FakeTriton):
+    """Notes which models it is to load or unload."""
+
+    refusal_to_load = ""
+    """Its message, if it cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[tuple[str, str]] = []
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.loads.append(("load", request.model_name))
+        if self.refusal_to_load:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refusal_to_load)
+        return messages.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
+        self.loads.append(("unload", request.model_name))
+        return messages.RepositoryModelUnloadResponse()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Settings]:
+    """A repository with the model `doors`, and a Triton's folder that is as Triton has left it."""
+    (tmp_path / "repository" / "doors").mkdir(parents=True)
+    made = Settings(model_repository=str(tmp_path / "repository"), triton_home=str(tmp_path))
+    made.triton_folder.mkdir(mode=0o700)
+    (made.triton_folder / "models").mkdir()
+    yield made
+    shutil.rmtree(made.triton_folder)
+
+
+@pytest.fixture
+async def triton(settings: Settings) -> AsyncIterator[LoadingTriton]:
+    async with serving(fake := LoadingTriton(), address=settings.triton_address):
+        yield fake
+
+
+def changed(settings: Settings) -> int:
+    return last_change(Path(settings.model_repository))
+
+
+async def test_a_model_is_loaded_again_whenever_it_is_changed(settings: Settings, triton: LoadingTriton) -> None:
+    """Triton finds it through a link, and the workers of the API see that something has changed."""
+    link, before = settings.triton_folder / "models" / "doors", 0
+    for _ in range(2):
+        assert await asyncio.to_thread(apply, settings, "doors")
+        assert link.readlink() == Path(settings.model_repository, "doors")
+        assert changed(settings) > before
+        before = changed(settings)
+    assert triton.loads == [("load", "doors")] * 2
+    link.resolve().rmdir()
+
+    assert await asyncio.to_thread(apply, settings, "doors")
+    assert triton.loads[2:] == [("unload", "doors")]
+    assert not link.is_symlink()
+    assert changed(settings) > before
+
+
+async def test_a_model_that_triton_cannot_load_has_its_reason(settings: Settings, triton: LoadingTriton) -> None:
+    triton.refusal_to_load = "load failed for model 'doors': version 1: out of luck;\nand so on"
+    with pytest.raises(CommandError, match=r"^Triton cannot load doors: load failed for model 'doors': version 1: out of luck;$"):
+        await asyncio.to_thread(apply, settings, "doors")
+
+    assert changed(settings) == 0
+
+
+@pytest.mark.parametrize("others", [{"triton_endpoints": "127.0.0.1:1"}, {"triton_ports": 5001}])
+async def test_no_other_triton_is_told(settings: Settings, triton: LoadingTriton, others: dict[str, Any]) -> None:
+    """One with TCP ports loads models at its start only."""
+    assert not await asyncio.to_thread(apply, msgspec.structs.replace(settings, **others), "doors")
+    assert (triton.loads, changed(settings)) == ([], 0)
+
+
+def test_a_triton_that_does_not_run_loads_the_model_when_it_starts(settings: Settings) -> None:
+    """One that was killed has left its socket behind."""
+    assert not apply(settings, "doors")
+    http.listening_on(settings.triton_folder / TRITON_SOCKET).close()
+
+    assert not apply(settings, "doors")
+
+
+async def test_a_folder_that_others_may_enter_is_not_trusted(settings: Settings, triton: LoadingTriton) -> None:
+    settings.triton_folder.chmod(0o755)
+    with pytest.raises(CommandError, match="is not a folder of mode 700"):
+        await asyncio.to_thread(apply, settings, "doors")
+
+    assert triton.loads == []

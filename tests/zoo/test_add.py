@@ -1,0 +1,300 @@
+"""Adding a network of one's own makes a checked model that the gateway understands, or changes nothing."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from app.host import program
+from app.host.program import CommandError
+from app.model.heads import ClassificationHead, DetectionHead
+from app.model.spec import are_interchangeable, from_triton_config
+from app.triton.config_file import read_config_file
+from app.triton.repository import config_path, loadable_models
+from app.zoo import check, description
+from app.zoo.add import Request, add, read_options
+from app.zoo.repository import Repository
+from tests.zoo.exported import exported, head_tensors
+
+SIZE = (256, 128)
+NAMES = {0: "door", 1: "window", 2: "gate"}
+UNITS = {"yolo": SIZE, "yolov5": SIZE, "end_to_end": SIZE}
+
+
+def network(head: str = "yolo", **options: Any) -> onnx.ModelProto:  # noqa: ANN401
+    return exported(head_tensors(head, UNITS.get(head, (1, 1))), SIZE, **{"names": NAMES, **options})
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
+
+
+def save(model: onnx.ModelProto, path: Path) -> Path:
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def added(source: Path | str, repository: Repository, name: str | None = "doors", licence: str = "MIT", **options: str) -> str:
+    return add(Request(str(source), name, licence, check.SAMPLES, read_options(options)), repository)[0]
+
+
+def content(repository: Repository) -> dict[str, bytes]:
+    files = [path for path in repository.path.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {str(path.relative_to(repository.path)): path.read_bytes() for path in files}
+
+
+@contextmanager
+def refused(repository: Repository, message: str) -> Iterator[None]:
+    before = content(repository)
+    with pytest.raises(CommandError) as caught:
+        yield
+    assert re.search(message, str(caught.value))
+    assert "\n" not in str(caught.value)
+    assert content(repository) == before
+
+
+@pytest.mark.parametrize(
+    ("head", "options", "max_iou"),
+    [
+        ("yolo", {}, 0.7),
+        ("yolo", {"iou": "0.45"}, 0.45),
+        ("yolov5", {}, 0.7),
+        ("yolox", {"head": "yolox"}, 0.7),
+        ("end_to_end", {"head": "end_to_end"}, 1),
+        ("rtdetr", {"head": "rtdetr"}, 1),
+        ("rtdetr_topk", {"head": "rtdetr_topk"}, 1),
+        ("rfdetr", {}, 1),
+        ("dfine", {}, 1),
+    ],
+)
+def test_detector_of_each_head_is_served(
+    repository: Repository, tmp_path: Path, head: str, options: dict[str, str], max_iou: float
+) -> None:
+    added(save(network(head), tmp_path / "best.onnx"), repository, **options)
+    folder = repository.path / "doors"
+    embedded, spec = (from_triton_config(read_config_file(config_path(folder, is_embedded=one)), "1") for one in (True, False))
+
+    assert loadable_models(repository.path) == ["doors"]
+    assert spec.input_is_canvas
+    assert (spec.input_size, spec.labels, spec.default_version) == (SIZE, tuple(NAMES.values()), 1)
+    assert (spec.licence, spec.device, embedded.device) == ("MIT", "gpu", "cpu")
+    assert are_interchangeable(spec, embedded)
+    assert spec.expect_head(DetectionHead).max_iou == max_iou
+    session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    (count, *_) = session.run(["num_dets"], {"image": np.zeros((2, 128, 256, 3), np.uint8)})
+    assert count.min() > 0
+
+
+def test_classifier_is_served(repository: Repository, tmp_path: Path) -> None:
+    logits = exported({"logits": np.array([1.0, 3.0, 2.0])}, SIZE, names=NAMES)
+    added(save(logits, tmp_path / "best.onnx"), repository)
+    spec = from_triton_config(read_config_file(repository.path / "doors" / "config.pbtxt"), "1")
+
+    assert spec.expect_head(ClassificationHead).scores == "probabilities"
+    assert (spec.resize, spec.crop) == ("center_crop", 0.875)
+
+
+def test_name_and_labels_are_found_beside_the_file(repository: Repository, tmp_path: Path) -> None:
+    source = save(network(names=""), tmp_path / "my best (2).onnx")
+    (tmp_path / "labels.txt").write_text("a\nb, c\n\nd\n", encoding="utf-8")
+    assert added(tmp_path, repository, None) == tmp_path.name
+    assert added(source, repository, None) == "my_best_2_"
+    found = description.load(repository.path / "my_best_2_")
+    assert found is not None
+    assert found.labels == ("a", "b, c", "d")
+
+
+def test_same_name_makes_the_next_version(repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    added(save(network(), tmp_path / "first.onnx"), repository)
+    heads = head_tensors("yolo", SIZE)
+    heads["output0"][:, :100] = 0  # finds less
+    second = save(exported(heads, SIZE, names=NAMES), tmp_path / "second.onnx")
+    added(second, repository, licence="")
+
+    found = repository.load("doors")
+    assert found is not None
+    assert (list(found.versions), found.default_version, found.licence, found.source) == (["1", "2"], 2, "MIT", "second.onnx")
+    assert re.search(r"doors:2 and doors:1 agree in \d+ of \d+ boxes", capsys.readouterr().err)
+    with refused(repository, r"doors:2 is this very file; .*nereid use doors:2"):
+        added(second, repository)
+    with refused(repository, "other classes than doors"):
+        added(save(network(names={**NAMES, 1: "roof"}), tmp_path / "other.onnx"), repository)
+    with refused(repository, "another resize than doors"):
+        added(save(network(version=3), tmp_path / "stretched.onnx"), repository, resize="stretch")
+    with refused(repository, "another task than doors"):
+        added(save(exported({"logits": (3,)}, SIZE, names=NAMES), tmp_path / "classifier.onnx"), repository)
+
+
+def test_versions_are_chosen_and_removed(repository: Repository, tmp_path: Path) -> None:
+    for index in range(3):
+        added(save(network(version=index), tmp_path / f"{index}.onnx"), repository)
+    folder = repository.path / "doors"
+    with repository.writing():
+        repository.use("doors:1")
+        assert 'key: "default_version" value { string_value: "1" }' in (folder / "config.pbtxt").read_text(encoding="utf-8")
+        repository.remove("doors:2")
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["1", "3", "configs"]
+    with repository.writing():
+        repository.remove("doors:3")
+    added(save(network(version=4), tmp_path / "4.onnx"), repository)  # the number of a removed version is not given again
+    with repository.writing():
+        repository.use("doors:1")
+    for reference, message in (
+        ("doors:1", "doors:1 is the default version; first: nereid use doors:4"),
+        ("doors:2", "doors has no version 2; it has 1, 4"),
+        ("windows", "there is no model windows in .*; it has doors"),
+        ("../doors", r"'\.\./doors' is not a name"),
+    ):
+        with refused(repository, message), repository.writing():
+            repository.remove(reference)
+    with repository.writing():
+        repository.remove("doors")
+    assert content(repository) == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (None, {}, "there is no file"),
+        (b"not a network", {}, "is not a complete ONNX network"),
+        (network().SerializeToString()[:-1000], {}, "is not a complete ONNX network"),
+        (network(names=""), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
+        (network(), {"labels": "a,b"}, "has 3 classes, not 2: say --labels"),
+        (network(), {"size": "640"}, "takes 256 x 128 pixels: leave out --size"),
+        (network("yolox"), {}, "say --head yolov5 or --head yolox"),
+        (network(), {"head": "dfine"}, "do not fit --head dfine"),
+        (network(task="pose"), {}, "is a pose model; only detectors and classifiers can be served"),
+        (network(), {"labels": "nowhere.txt"}, "nowhere.txt"),
+    ],
+)
+def test_network_that_cannot_be_served_is_one_sentence(
+    repository: Repository,
+    tmp_path: Path,
+    source: onnx.ModelProto | bytes | None,
+    options: dict[str, str],
+    message: str,
+) -> None:
+    if source is not None:
+        (tmp_path / "best.onnx").write_bytes(source if isinstance(source, bytes) else source.SerializeToString())
+    with refused(repository, message):
+        added(tmp_path / "best.onnx", repository, **options)
+
+
+@pytest.mark.parametrize("options", [{"head": "yolo9"}, {"size": "big"}, {"size": "640x"}, {"mean": "1,2"}, {"iou": "much"}])
+def test_options_are_checked(options: dict[str, str]) -> None:
+    with pytest.raises(CommandError, match="an option is not valid"):
+        read_options(options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("../doors", "is not a name"),
+        ("", "is not a name"),
+        ("a:1", "is not a name"),
+        ("own", "versions or configs that are not from `add`"),
+        ("raw", "not from `add`"),
+    ],
+)
+def test_name_that_is_not_free_is_refused(repository: Repository, tmp_path: Path, name: str, message: str) -> None:
+    (own := repository.path / "own").mkdir(parents=True)
+    (own / "config.pbtxt").write_text('name: "own"', encoding="utf-8")
+    (repository.path / "raw" / "1").mkdir(parents=True)
+    (repository.path / "raw" / "1" / "model.onnx").touch()
+    with refused(repository, message):
+        added(save(network(), tmp_path / "best.onnx"), repository, name or "-")
+
+
+def test_pickle_is_never_opened(repository: Repository, tmp_path: Path) -> None:
+    (tmp_path / "best.pt").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with refused(repository, "is a pickle of PyTorch, .*: yolo export model=best.pt format=onnx"):
+        added(tmp_path / "best.pt", repository)
+
+
+def test_composed_model_that_finds_something_else_is_refused(repository: Repository, tmp_path: Path) -> None:
+    """Boxes that are decoded twice overflow, as in the raw head that the option names."""
+    boxes = head_tensors("yolov5", SIZE)["output"][:672]
+    with refused(repository, r"agree in .*% of a sample's boxes only; is its head yolox\?"):
+        added(save(exported({"output": boxes}, SIZE, names=NAMES), tmp_path / "best.onnx"), repository, head="yolox")
+
+
+def test_boxes_that_look_like_fractions_are_told(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save(exported(head_tensors("yolo"), SIZE, names=NAMES), tmp_path / "best.onnx")
+    added(source, repository)
+    warned = capsys.readouterr().err
+    added(source, repository, "right", box_units="normalized")
+
+    assert "warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized" in warned
+    assert "fractions" not in capsys.readouterr().err
+
+
+def test_network_with_a_fixed_batch_takes_one_image_at_a_time(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its graph contains the batch in a place where it cannot be made dynamic."""
+    model = network(batch=1)
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("Constant", [], ["images_only"], value_ints=[1]))
+    added(save(model, tmp_path / "best.onnx"), repository)
+    config = read_config_file(repository.path / "doors" / "config.pbtxt")
+
+    assert config["max_batch_size"] == 1
+    assert "one image at a time" in capsys.readouterr().err
+
+
+def test_description_may_be_edited(repository: Repository, tmp_path: Path) -> None:
+    added(save(network(), tmp_path / "best.onnx"), repository)
+    path = repository.path / "doors" / "model.toml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"window"', '"Fenster \\"é"').replace("max_batch = 4", "max_batch = 8"), encoding="utf-8")
+    repository.write_configs()
+    config = read_config_file(config_path(repository.path / "doors", is_embedded=True))
+
+    assert from_triton_config(config, "1").labels == ("door", 'Fenster "é', "gate")
+    assert config["max_batch_size"] == 8
+    path.write_text(text.replace("default_version = 1", "default_version = 7"), encoding="utf-8")
+    with pytest.raises(CommandError, match=r"model.toml: default_version 7 is not among the versions 1"):
+        repository.load("doors")
+
+
+def test_another_writer_is_refused(repository: Repository, tmp_path: Path) -> None:
+    source = save(network(), tmp_path / "best.onnx")
+    with repository.writing(), refused(repository, "another process changes the models"):
+        added(source, repository)
+
+
+@pytest.mark.system
+def test_killed_at_any_moment(repository: Repository, tmp_path: Path) -> None:
+    """The old version stays, nothing is half-written, and the next addition succeeds."""
+    added(save(network(version=0), tmp_path / "0.onnx"), repository)
+    random, versions = np.random.default_rng(28), 1
+    for index in range(1, 51):
+        source = save(network(version=index), tmp_path / f"{index}.onnx")
+        command = [*program.command("app", "add"), str(source), "--name", "doors", "--out", str(repository.path)]
+        with subprocess.Popen(command, env=program.environment(), stderr=subprocess.DEVNULL) as process:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(float(random.uniform(0.5, 2)))
+            process.kill()
+        found = repository.load("doors")
+        assert found is not None
+        assert versions <= len(found.versions) <= versions + 1
+        versions = len(found.versions)
+        for version in found.versions:
+            onnx.checker.check_model(repository.path / "doors" / version / "model.onnx")
+        spec = from_triton_config(read_config_file(repository.path / "doors" / "config.pbtxt"), "")
+        assert str(spec.default_version) in found.versions
+    assert versions > 1
+    added(save(network(version="last"), tmp_path / "last.onnx"), repository)
+    assert {path.name for path in repository.path.iterdir()} == {".lock", "doors"}
+    found = repository.load("doors")
+    assert found is not None
+    assert found.default_version == len(found.versions) == versions + 1

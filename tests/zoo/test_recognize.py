@@ -1,0 +1,226 @@
+"""What is recognised of exported networks, and what the user is asked."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import parser
+
+from app.model.triton_config import ScoreKind
+from app.zoo.compose import compose_model
+from app.zoo.recipe import ClassificationRecipe, DetectionHeadName, DetectionRecipe
+from app.zoo.recognize import Options, Unrecognized, recognize
+from tests.zoo.exported import WIDE, exported, head_tensors
+
+ANCHORS = 1344
+"""At 256 x 256 pixels; 1360 with a stride of 64, and 5440 with one of 4."""
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+ULTRALYTICS = {"task": "detect", "stride": 32, "imgsz": [256, 256]}
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def names(count: int) -> dict[int, str]:
+    return {index: f"class {index}" for index in range(count)}
+
+
+def one(*shape: int) -> Shapes:
+    return {"output0": shape}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "metadata", "head"),
+    [
+        (one(7, ANCHORS), {"names": names(3)}, "yolo"),
+        (one(7, ANCHORS), {**ULTRALYTICS, "names": names(3)}, "yolo"),
+        (one(7, 1360), {"names": names(3)}, "yolo"),
+        (one(7, 5440), {"names": names(3)}, "yolo"),
+        (one(3 * ANCHORS, 8), {"names": names(3), "stride": 32}, "yolov5"),
+        (one(3 * 1360, 8), {"names": names(3)}, "yolov5"),
+        (one(3 * ANCHORS, 6), {"names": names(1)}, "yolov5"),
+        (one(1360, 8), {"names": names(3)}, "yolov5"),
+        (one(300, 6), {"names": names(80)}, "end_to_end"),
+        (one(300, 6), {**ULTRALYTICS, "names": names(2), "end2end": True}, "end_to_end"),
+        (one(300, 6), {**ULTRALYTICS, "names": names(2), "args": {"nms": True}}, "end_to_end"),
+        (one(300, 6), {**ULTRALYTICS, "names": names(80), "head": "RTDETRDecoder"}, "rtdetr_topk"),
+        (one(300, 6), {**ULTRALYTICS, "names": names(2), "head": "RTDETRDecoder"}, "rtdetr_topk"),
+        (one(300, 84), {**ULTRALYTICS, "names": names(80)}, "rtdetr"),
+        (one(300, 84), {"names": names(80)}, "rtdetr"),
+        (one(300, 7), {**ULTRALYTICS, "names": names(3)}, "rtdetr"),
+        ({"labels": (300, 4), "dets": (300, 4)}, {"names": names(3)}, "rfdetr"),
+        ({"labels": (300, 91), "dets": (300, 4)}, {"names": names(91)}, "rfdetr"),
+    ],
+)
+def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict[str, Any], head: str) -> None:
+    recipe, labels, shapes, _ = recognize(exported(outputs, **metadata), Options())
+
+    assert (recipe.head, recipe.size, recipe.channels, recipe.scale) == (head, (256, 256), "RGB", 255.0)
+    assert recipe.resize == ("stretch" if head in ("rtdetr", "rtdetr_topk", "rfdetr") else "letterbox")
+    assert (recipe.mean, recipe.std) == ((*IMAGENET.values(),) if head == "rfdetr" else ((0.0,) * 3, (1.0,) * 3))
+    assert labels == tuple(metadata["names"].values())
+    assert shapes == outputs
+
+
+@pytest.mark.parametrize(
+    ("outputs", "metadata", "heads"),
+    [
+        pytest.param(one(ANCHORS, 8), {"names": names(3)}, ["yolov5", "yolox"], id="decoded or not"),
+        pytest.param(one(ANCHORS, 6), {"names": names(1)}, ["yolov5", "yolox"], id="decoded or not, one class"),
+        pytest.param(one(300, 6), {"names": names(2)}, ["end_to_end", "rtdetr"], id="six columns, two classes"),
+        pytest.param(one(300, 6), {**ULTRALYTICS, "names": names(80)}, ["end_to_end", "rtdetr_topk"], id="corners or centres"),
+        pytest.param(
+            one(300, 6), {**ULTRALYTICS, "names": names(2)}, ["end_to_end", "rtdetr", "rtdetr_topk"], id="and two classes"
+        ),
+        pytest.param(one(300, 7), {"names": names(3)}, ["rtdetr"], id="three classes, or an angle"),
+    ],
+)
+def test_ambiguous_head_is_asked(outputs: Shapes, metadata: dict[str, Any], heads: list[DetectionHeadName]) -> None:
+    question = "does not tell the format of its output: say " + " or ".join(f"--head {head}" for head in heads)
+    with pytest.raises(Unrecognized, match=f"^{question}$"):
+        recognize(exported(outputs, **metadata), Options())
+
+    for head in heads:
+        recipe = recognize(exported(outputs, **metadata), Options(head=head)).recipe
+        assert recipe.head == head
+
+
+def test_labels_decide_where_shapes_collide() -> None:
+    """84 columns are also the anchors of an input of 64 x 64 pixels, and 84 rows the channels of 80 classes."""
+    square = exported(one(84, 84), (64, 64))
+
+    assert recognize(square, Options(labels=tuple(names(80).values()))).recipe.head == "yolo"
+    with pytest.raises(Unrecognized, match=r"say --head yolov5 or --head yolox$"):
+        recognize(square, Options(labels=tuple(names(79).values())))
+
+
+def test_yolox_takes_its_usual_pixels_unless_told_otherwise() -> None:
+    network = exported(one(ANCHORS, 8))
+    options = {"head": "yolox", "labels": ("a", "b", "c")}
+
+    recipe = recognize(network, Options(**options)).recipe  # type: ignore[arg-type]
+    assert (recipe.channels, recipe.scale, recipe.placement) == ("BGR", 1.0, "top_left")
+    said = {"channels": "RGB", "scale": 255.0, "mean": (0.1, 0.2, 0.3), "std": (1.0, 2.0, 3.0), "resize": "stretch", "iou": 0.4}
+    recipe = recognize(network, Options(**options, **said)).recipe  # type: ignore[arg-type]
+    assert {name: getattr(recipe, name) for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("size", "metadata", "said", "expected"),
+    [
+        ((256, 128), {}, None, (256, 128)),
+        ((256, 128), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
+        (("width", "height"), {"imgsz": [128, 256]}, None, (256, 128)),
+        (("width", "height"), {"imgsz": 256}, None, (256, 256)),
+        (("width", "height"), {"imgsz": [640, 640]}, (256, 128), (256, 128)),
+    ],
+)
+def test_size_is_the_fixed_one_or_the_users_or_the_exporters(
+    size: tuple[int | str, int | str], metadata: dict[str, Any], said: tuple[int, int] | None, expected: tuple[int, int]
+) -> None:
+    network = exported(one(20, 6), size, symbolic=True, **metadata)
+    assert recognize(network, Options(size=said, labels=("a",))).recipe.size == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scores", "head", "preprocessing"),
+    [
+        ({}, "Identity", "logits", {"crop": 0.875, **IMAGENET}),
+        ({}, "Softmax <axis = 1>", "probabilities", {"crop": 0.875, **IMAGENET}),
+        ({"task": "classify"}, "Identity", "probabilities", {"crop": 1.0}),
+    ],
+)
+def test_classifier_is_recognised(metadata: dict[str, str], scores: str, head: ScoreKind, preprocessing: dict[str, Any]) -> None:
+    network = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    network (float[1, 3, 64, 64] images) => (float[1, 3] output) {{
+        means = ReduceMean <axes = [2, 3], keepdims = 0> (images)
+        output = {scores} (means)
+    }}""")
+    onnx.helper.set_model_props(network, {**metadata, "names": str(names(3))})
+
+    recipe = recognize(network, Options()).recipe
+    assert recipe == ClassificationRecipe(size=(64, 64), head=head, resize="center_crop", **preprocessing)
+    assert recognize(network, Options(head="logits")).recipe.head == "logits"
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        *(
+            (exported(one(7, ANCHORS), task=task), {}, f"{task} model; only detectors and classifiers can be served")
+            for task in ("pose", "obb", "segment")
+        ),
+        (exported({"output0": (39, ANCHORS), "output1": (32, 64, 64)}), {}, "is a segment model; only"),
+        (exported(one(7, ANCHORS), ("w", "h")), {}, "say --size 640, or --size 640x384"),
+        (exported(one(7, ANCHORS)), {"size": (320, 256)}, "takes 256 x 256 pixels: leave out --size"),
+        (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
+        (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
+        (exported(one(300, 6)), {}, "does not name its classes: say --labels"),
+        (exported(one(301, 6), names=["a"]), {}, "does not name"),
+        (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
+        (exported(one(1000)), {"labels": ("a", "b")}, "has 1000 classes, not 2: "),
+        (exported({"dets": (9, 4), "labels": (9, 91)}), {"labels": ("a",)}, "has 90 or 91 classes, not 1: "),
+        (exported(one(7, ANCHORS)), {"head": "yolox"}, r"output0 \(7, 1344\) with 256 x 256 pixels, which do not fit --head yolox"),
+        (exported(one(7, ANCHORS)), {"head": "logits"}, "do not fit --head logits"),
+        (exported(one(1000)), {"head": "yolo"}, "do not fit --head yolo"),
+        (exported(one(20, 21504)), {}, "do not fit a known detector or classifier"),
+        (exported(one(1)), {}, "do not fit a known detector"),
+        (exported({"a": (300, 4), "b": (300, 80)}), {}, "do not fit a known detector"),
+        (exported(one(7, ANCHORS)), {"labels": ("a", "b", "c"), "scale": 0.0}, "cannot be served so: .*scale"),
+        (exported(one(3)), {"labels": ("a", "b", "c"), "iou": 0.5}, "cannot be served so: .*iou"),
+        (onnx.ModelProto(), {}, "cannot be loaded: "),
+    ],
+)
+def test_user_is_told_what_to_do(network: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Unrecognized, match=message) as caught:
+        recognize(network, Options(**options))
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("takes", "gives", "message"),
+    [
+        ("float[1, 1, 64, 64] images", "float[1, 1, 64, 64] output", r"images tensor\(float\) \[1, 1, 64, 64\], but must take one"),
+        ("float[1, 64, 64, 3] images", "float[1, 64, 64, 3] output", "must take one image"),
+        ("uint8[1, 3, 64, 64] images", "uint8[1, 3, 64, 64] output", r"FP32 or FP16 \(batch, 3, height, width\)"),
+        ("float[1, 3, 64, 64] images, float[1] other", "float[1, 3, 64, 64] output", "images .* and other "),
+    ],
+)
+def test_network_for_other_images_is_rejected(takes: str, gives: str, message: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> network ({takes}) => ({gives}) {{ output = Identity (images) }}'
+    with pytest.raises(Unrecognized, match=message):
+        recognize(parser.parse_model(text), Options())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("axes = Constant <value_ints = [0]> ()  output = Squeeze (images, axes)", "outputs without the dimension of the batch"),
+        ("sizes = Constant <value_ints = [1, 7]> ()  output = Reshape (images, sizes)", "does not run with 64 x 64 pixels"),
+    ],
+)
+def test_network_that_does_not_run_as_it_must_is_rejected(body: str, message: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> network (float[n, 3, h, w] images) => (float output) {{ {body} }}'
+    with pytest.raises(Unrecognized, match=message):
+        recognize(parser.parse_model(text), Options(size=(64, 64)))
+
+
+@pytest.mark.parametrize("properties", [{}, {"half": True}, {"symbolic": True}, {"batch": 1}])
+@pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
+def test_what_is_recognised_can_be_composed(head: DetectionHeadName, properties: dict[str, Any]) -> None:
+    network = exported(head_tensors(head), WIDE, names=names(3), **properties)
+    asked = head in ("yolox", "rtdetr", "rtdetr_topk")
+    recipe, labels, shapes, _ = recognize(network, Options(head=head) if asked else Options())
+
+    assert recipe.head == head
+    assert recipe.size == WIDE
+    compose_model(network, recipe, shapes=shapes, classes=len(labels))
+
+
+def test_a_published_network_is_recognised(networks: dict[str, Path]) -> None:
+    recipe, labels, shapes, _ = recognize(onnx.load(networks["yolo11n"]), Options())
+
+    assert recipe == DetectionRecipe(size=(640, 640), head="yolo")
+    assert (len(labels), labels[0]) == (80, "person")
+    assert shapes == one(84, 8400)
