@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -32,7 +32,6 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import loadable_models
 from app.zoo import registry
-from app.zoo.description import Description
 from app.zoo.pull import pull
 from app.zoo.recipe import DetectionHeadName
 from app.zoo.repository import Repository
@@ -150,6 +149,7 @@ def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
         ("box-units", "pixels or normalized (fractions of the input)"),
         ("iou", "overlap above which two boxes of a class are one object"),
         ("resize", "letterbox, stretch or center_crop"),
+        ("placement", "center or top_left, for a letterbox"),
     ):
         command.add_argument(f"--{option}", help=text)
 
@@ -230,16 +230,18 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
     from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415
 
-    repository = Repository(options.out or Path(settings.model_repository))
     request = Request(options.source, options.name, options.licence, options.samples or check.SAMPLES, read_options(vars(options)))
-    name, old = add(request, repository)
     if options.out:
+        name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
-    else:
-        _apply(settings, name, old, f"POST /predict/{name} uses it")
+        return
+    control.find_obstacle(settings)  # tells the wrong user before anything is changed
+    name, later = add(request, Repository(Path(settings.model_repository)), partial(control.apply, settings))
+    say(f"POST /predict/{name} uses it {later}".rstrip())
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
@@ -250,16 +252,21 @@ def _models(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+
+    control.find_obstacle(settings)
     repository, name = Repository(Path(settings.model_repository)), split_reference(options.reference)[0]
     with repository.writing():
         old = repository.load(name)
         found = repository.use(options.reference)
-    _apply(settings, name, old, f"{name} is version {found.default_version}")
+        later = repository.load_into(partial(control.apply, settings), name, old)
+    say(f"{name} is version {found.default_version} {later}".rstrip())
 
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
+    control.find_obstacle(settings)
     repository, (name, version) = Repository(Path(settings.model_repository)), split_reference(options.reference)
     with repository.writing():
         found = repository.load(name)
@@ -267,29 +274,8 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
         if is_last and name in {settings.model, settings.classify_model}:
             raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
         repository.remove(options.reference)
-        is_loaded = control.apply(settings, name)
-    say(f"{options.reference} is removed{_later(is_loaded=is_loaded)}")
-
-
-def _apply(settings: Settings, name: str, old: Description | None, result: str) -> None:
-    """Let the embedded Triton load a model, and tell the result; restore the previous description if it cannot be loaded."""
-    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
-
-    try:
-        is_loaded = control.apply(settings, name)
-    except CommandError:
-        repository = Repository(Path(settings.model_repository))
-        with repository.writing():
-            repository.restore(name, old)
-            with suppress(CommandError):  # Triton keeps what it has
-                control.apply(settings, name)
-        say(f"nothing has changed in {repository.path}")
-        raise
-    say(f"{result}{_later(is_loaded=is_loaded)}")
-
-
-def _later(*, is_loaded: bool) -> str:
-    return "" if is_loaded else " when Triton starts again"
+        later = control.apply(settings, name)
+    say(f"{options.reference} is removed {later}".rstrip())
 
 
 def _key(_: Settings, options: argparse.Namespace) -> None:

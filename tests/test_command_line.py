@@ -241,7 +241,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
         ("add file --mean 1", {}, "an option is not valid: ..."),
         ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
-        ("use doors", {"MODEL_REPOSITORY": "file"}, "file cannot be written: File exists"),
+        ("use doors", {"MODEL_REPOSITORY": "file"}, "file: File exists"),
         ("pull", {"MODEL_REPOSITORY": "."}, "models.toml lists no model; run this in the project's folder or set NEREID_MODEL_..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "toml"}, "toml/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "type"}, "type/models.toml: ..."),
@@ -380,12 +380,12 @@ class Control:
         monkeypatch.setattr("app.embedded.control.apply", self.apply)
         self.is_running, self.failing, self.applied = True, "", list[tuple[str, list[str]]]()
 
-    def apply(self, settings: Settings, model: str) -> bool:
+    def apply(self, settings: Settings, model: str) -> str:
         versions = sorted(path.parent.name for path in Path(settings.model_repository, model).glob("*/model.onnx"))
         self.applied.append((model, versions))
         if self.failing in versions:
             raise CommandError(f"Triton cannot load {model}: out of luck")
-        return self.is_running
+        return "" if self.is_running else "later"
 
 
 @pytest.fixture
@@ -399,7 +399,7 @@ def test_models_are_added_used_and_removed(
 ) -> None:
     """The embedded Triton is told, and otherwise it is said when the change is in effect."""
     control.is_running = is_running
-    later = "" if is_running else " when Triton starts again"
+    later = "" if is_running else " later"
     add = "POST /predict/doors uses it"
     for arguments, says, *versions in (
         (["add", export(tmp_path, 1), "--name", "doors", "--licence", "MIT"], add, "1 (default)"),
@@ -449,7 +449,7 @@ def test_an_addition_that_triton_cannot_load_changes_nothing(
 def test_a_model_may_be_added_elsewhere_with_options(
     repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = "--head yolo --labels a,b,c --size 256x128 --channels BGR --scale 1 --mean 1,2,3 --std 4,5,6 --box-units normalized"
+    options = "--head yolo --labels a,b,c --size 256x128 --channels BGR --scale 1 --mean 1,2,3 --std 4,5,6 --box-units pixels"
     more = f"--iou 0.5 --resize stretch --samples {IMAGES} --out {(out := tmp_path / 'out')}"
     assert main(["add", export(tmp_path, 1), "--name", "doors", *options.split(), *more.split()]) == 0
 
@@ -459,7 +459,7 @@ def test_a_model_may_be_added_elsewhere_with_options(
     found = tomllib.loads((out / "doors" / "model.toml").read_text(encoding="utf-8"))
     assert found["labels"] == ["a", "b", "c"]
     recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
-    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "normalized", "placement": "center"}
+    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "placement": "center"}
     assert found["recipe"] == recipe
 
 

@@ -1,42 +1,61 @@
 """Load changed models into the embedded Triton that runs on this machine, through its private socket."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.folder import TritonFolder, check_private
-from app.errors import GatewayError, TritonUnavailable
+from app.errors import GatewayError
 from app.host.program import CommandError
-from app.settings.schema import Settings
+from app.settings.schema import PREFIX, Settings
 from app.triton.blocking_client import BlockingClient
 from app.triton.repository import LOCK
-from app.triton.status import NoReply, own_message
+from app.triton.status import NoReply, Unreachable, own_message
 
 
-def apply(settings: Settings, model: str) -> bool:
-    """Load a model that was added or changed, or unload one that was removed; return False if no such Triton runs.
+def find_obstacle(settings: Settings) -> str:
+    """Return why models cannot be loaded now, as the end of a sentence; empty if they can.
+
+    Raises:
+        CommandError: The embedded Triton belongs to another user.
+    """
+    if settings.triton_endpoints:
+        return f"when the Triton at {settings.triton_endpoints} has loaded it"
+    if settings.triton_ports:
+        return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
+    folder = TritonFolder(settings)
+    check_private(folder.path)
+    return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs here"
+
+
+def apply(settings: Settings, model: str) -> str:
+    """Load a model that was added or changed, or unload one that was removed; return what `find_obstacle` returns.
 
     Raises:
         CommandError: Triton cannot load it.
     """
-    folder = TritonFolder(settings)
-    if settings.triton_endpoints or settings.triton_ports or not folder.socket.exists():
-        return False
-    check_private(folder.path)
-    for link in [link for link in (folder.path / "models").iterdir() if not link.exists()]:
-        link.unlink()  # with a link to nothing, Triton cannot list its models
+    if obstacle := find_obstacle(settings):
+        return obstacle
+    folder, target = TritonFolder(settings), Path(settings.model_repository).resolve() / model
     client, link = BlockingClient(f"unix:{folder.socket}"), folder.path / "models" / model
-    target = Path(settings.model_repository).resolve() / model
     try:
+        for other in [other for other in link.parent.iterdir() if not other.exists()]:
+            other.unlink()  # with a link to nothing, Triton cannot list its models
         if target.is_dir():
             if not link.is_symlink():
                 link.symlink_to(target)
             client.load(model)
         else:
             client.unload(model)
+    except Unreachable:
+        return f"when Triton starts with {settings.model_repository}; none runs here"
     except NoReply as error:
-        raise CommandError(f"Triton is still loading {model}; its log is {settings.triton_home}/triton.log") from error
-    except TritonUnavailable:
-        return False
+        raise CommandError(
+            f"Triton has not loaded {model} within two minutes; its log is {settings.triton_home}/triton.log"
+        ) from error
     except GatewayError as error:
         raise CommandError(f"Triton cannot load {model}: {own_message(error)}") from error
-    (target.parent / LOCK).touch()  # the API's workers look at it every second
-    return True
+    except OSError as error:  # Triton is being stopped
+        raise CommandError(f"Triton cannot load {model}: {error}") from error
+    with suppress(OSError):  # it may be another user's
+        (target.parent / LOCK).touch()  # the API's workers look at it every second
+    return ""

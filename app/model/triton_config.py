@@ -141,6 +141,8 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         if labels := self._labels():
             return tuple(label.strip() for label in labels)
         names = self._exporter_metadata().get("names")
+        if isinstance(names, list):
+            return tuple(map(str, names))
         if not isinstance(names, dict) or names.keys() != set(range(len(names))):
             return ()
         return tuple(str(names[index]) for index in range(len(names)))

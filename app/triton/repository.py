@@ -30,7 +30,7 @@ def loadable_models(repository: Path) -> list[str]:
     A model is excluded if its config for the embedded Triton contains only comments.
     """
     names = []
-    for folder in sorted(repository.iterdir()) if repository.is_dir() else []:
+    for folder in sorted(repository.glob("[!.]*/")):
         config = config_path(folder, is_embedded=True)
         has_version = any(path.parent.name.isdigit() for path in folder.glob("*/*"))
         if has_version and config.is_file() and _CONTENT.search(config.read_text(encoding="utf-8")):

@@ -1,10 +1,13 @@
 """Add a user's own network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -18,18 +21,17 @@ from app.zoo import check, configs
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import fetch_url
 from app.zoo.recipe import FRACTIONS, DetectionRecipe
-from app.zoo.recognize import Options, Recognized, recognize
+from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.repository import NETWORK, Repository
 
 if TYPE_CHECKING:
     import onnx
-    import onnxruntime
 
 _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("size", "resize", "placement", "crop")
+_SHARED = ("size", "resize", "placement", "crop", "iou")
 _SHOWN_LABELS = 8
 
 
@@ -55,7 +57,11 @@ def read_options(given: Mapping[str, Any]) -> Options:
     texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
     if "labels" in texts:
         path = Path(texts["labels"])
-        texts["labels"] = read_labels(path) if path.suffix == ".txt" else [label.strip() for label in texts["labels"].split(",")]
+        texts["labels"] = (
+            read_labels(path)
+            if path.suffix == ".txt" or path.is_file()
+            else [label.strip() for label in texts["labels"].split(",")]
+        )
     if "size" in texts:
         sides = texts["size"].split("x")
         texts["size"] = sides if len(sides) > 1 else sides * 2
@@ -66,26 +72,32 @@ def read_options(given: Mapping[str, Any]) -> Options:
         raise CommandError(f"an option is not valid: {error}") from error
 
 
-def add(request: Request, repository: Repository) -> tuple[str, Description | None]:
-    """Add a network as a new model, or as the next version of an added one; return its name and its previous description.
+def add(request: Request, repository: Repository, apply: Callable[[str], str]) -> tuple[str, str]:
+    """Add a network as a new model, or as the next version of an added one.
+
+    Returns:
+        The name of the model, and what `apply` returns: see `Repository.load_into`.
 
     Raises:
         CommandError: It cannot be added; nothing has changed.
     """
-    name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(request.source).stem)
+    name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
     repository.load(name)  # says what is wrong with the name before a download
     with repository.writing() as scratch:
-        file = _find(request.source, scratch)
-        content = _read(file)
-        recognized = _recognize(content, file, request.options)
-        model, has_batches = _compose(content, recognized, file)
+        with _interruptible():
+            file = _find(request.source, scratch)
+            content = _read(file)
+            recognized = _recognize(content, file, request.options)
+            without_floor, batch = _compose(content, recognized, file)
         old = repository.load(name)
         new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
-        if not has_batches:
+        if batch:
             new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
+        model = _build(content, recognized, batch=batch)
         (scratch / NETWORK).write_bytes(model.SerializeToString())
         canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
-        report = _check(content, recognized, None if has_batches else 1, canvases)
+        with _interruptible():
+            report = _check(content, without_floor, recognized, canvases)
         reference = refer_to(name, new.default_version)
         if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
             say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
@@ -93,11 +105,21 @@ def add(request: Request, repository: Repository) -> tuple[str, Description | No
             say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
         if old is not None and isinstance(new.recipe, DetectionRecipe):
             previous = repository.path / name / str(old.default_version) / NETWORK
-            agreeing, total = check.compare(_open(previous), check.open_session(model), canvases)
-            say(f"{reference} and {refer_to(name, old.default_version)} agree in {agreeing} of {total} boxes of the samples")
+            _compare(refer_to(name, old.default_version), previous, reference, model, canvases)
         repository.put(name, scratch / NETWORK, new)
-    say(_summary(reference, new, report, has_batches=has_batches))
-    return name, old
+        say(_summary(reference, new, report, is_single=bool(batch)))
+        return name, repository.load_into(apply, name, old)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _find(source: str, scratch: Path) -> Path:
@@ -116,25 +138,31 @@ def _find(source: str, scratch: Path) -> Path:
 
 
 def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _recognize(content: bytes, file: Path, options: Options) -> Recognized:
+    """Return a network with all of its weights."""
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
     except ImportError as error:
         raise CommandError("onnx and onnxruntime are not installed; use ./just add, or run: pip install '.[models]'") from error
     try:
-        network = onnx.load_from_string(content)
+        network = onnx.load(file)
         onnx.checker.check_model(network)
+        weights = {tensor.name for tensor in network.graph.initializer}
+        for value in [value for value in network.graph.input if value.name in weights]:  # as in old files
+            network.graph.input.remove(value)
+        return bytes(network.SerializeToString())
+    except OSError as error:
+        raise CommandError(f"{error.filename or file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
         raise CommandError(f"{file} is not a complete ONNX network: {_first_line(error)}; {_EXPORT}") from error
-    beside, metadata = file.with_name(LABELS), {entry.key: entry.value for entry in network.metadata_props}
-    if options.labels is None and not metadata.get("names") and beside.is_file():
+
+
+def _recognize(content: bytes, file: Path, options: Options) -> Recognized:
+    import onnx  # noqa: PLC0415
+
+    network = onnx.load_from_string(content)
+    beside = file.with_name(LABELS)
+    if options.labels is None and beside.is_file() and not read_hints(network).class_names():
         options = msgspec.structs.replace(options, labels=read_labels(beside))
     try:
         return recognize(network, options)
@@ -142,18 +170,17 @@ def _recognize(content: bytes, file: Path, options: Options) -> Recognized:
         raise CommandError(f"{file}: {error}") from error
 
 
-def _compose(content: bytes, recognized: Recognized, file: Path) -> "tuple[onnx.ModelProto, bool]":
-    """Return the model, and whether it takes batches; one image at a time if the network has a fixed batch."""
+def _compose(content: bytes, recognized: Recognized, file: Path) -> "tuple[onnx.ModelProto, int | None]":
+    """Return the model without a floor, and 1 if it takes one image at a time because the network has a fixed batch."""
     reason = ""
     for batch in (None, 1):
         try:
-            model = _build(content, recognized, batch=batch)
-            if not check.separates_images(model, recognized.recipe.size, batch or 2):
-                raise ValueError("the network mixes the images of a batch")  # noqa: TRY301 - as its other faults
+            model = _build(content, recognized, batch=batch, floor=0.0)
+            if check.separates_images(model, recognized.recipe.size, batch or 2):
+                return model, batch
+            reason = "the network mixes the images of a batch"
         except Exception as error:  # noqa: BLE001 - onnx and onnxruntime have their own exceptions
             reason = _first_line(error)
-        else:
-            return model, batch is None
     raise CommandError(f"{file} cannot be composed: {reason}; {_EXPORT}")
 
 
@@ -168,31 +195,36 @@ def _build(content: bytes, recognized: Recognized, *, batch: int | None, floor: 
     )
 
 
-def _open(previous: Path) -> "onnxruntime.InferenceSession":
+def _compare(old: str, file: Path, new: str, model: "onnx.ModelProto", canvases: Sequence[check.Canvas]) -> None:
     try:
-        return check.open_session(previous)
-    except Exception as error:  # onnxruntime has its own exception for every kind of broken file
-        raise CommandError(f"{previous}, the default version, cannot be loaded: {_first_line(error)}") from error
+        session = check.open_session(file)
+    except Exception as error:  # noqa: BLE001 - onnxruntime has its own exception for every kind of broken file
+        say(f"warning: {old} cannot be loaded, and is not compared: {_first_line(error)}")
+        return
+    agreeing, total = check.compare(session, check.open_session(model), canvases)
+    say(f"{new} and {old} agree in {agreeing} of {total} boxes of the samples")
 
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
+    source, licence = Path(urlsplit(request.source).path).name, request.licence or recognized.licence
+    labels, source, licence = tuple(map(_printable, recognized.labels)), _printable(source), _printable(licence)
     if old is None:
         return Description(
-            labels=recognized.labels,
-            licence=request.licence or recognized.licence or "unknown",
-            source=Path(request.source).name,
+            labels=labels,
+            licence=licence or "unknown",
+            source=source,
             default_version=1,
             recipe=recognized.recipe,
             versions={"1": digest},
             last_version=1,
         )
     for version, known in old.versions.items():
-        if known == digest:
+        if known == digest and old.recipe == recognized.recipe:
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
-    differing = [field for field in _SHARED if getattr(old.recipe, field) != getattr(recognized.recipe, field)]
-    if type(old.recipe) is not type(recognized.recipe) or old.labels != recognized.labels or differing:
+    differing = [field for field in _SHARED if getattr(old.recipe, field, None) != getattr(recognized.recipe, field, None)]
+    if type(old.recipe) is not type(recognized.recipe) or old.labels != labels or differing:
         what = (
             "another task"
             if type(old.recipe) is not type(recognized.recipe)
@@ -204,8 +236,8 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
     number = old.last_version + 1
     return msgspec.structs.replace(
         old,
-        licence=request.licence or recognized.licence or old.licence,
-        source=Path(request.source).name,
+        licence=licence or old.licence,
+        source=source,
         default_version=number,
         last_version=number,
         recipe=recognized.recipe,
@@ -220,30 +252,39 @@ def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
     return from_triton_config(read_config_file(path), str(new.default_version))
 
 
-def _check(content: bytes, recognized: Recognized, batch: int | None, canvases: Sequence[check.Canvas]) -> check.Report:
-    """Check the model; raise `CommandError` if it finds something else than the network."""
-    without_floor = _build(content, recognized, batch=batch, floor=0.0)
-    report = check.check(
-        check.open_session(content), check.open_session(without_floor), recognized.recipe, len(recognized.labels), canvases
-    )
+def _check(content: bytes, model: "onnx.ModelProto", recognized: Recognized, canvases: Sequence[check.Canvas]) -> check.Report:
+    """Check the model; raise `CommandError` if it finds something else than the network, or something that cannot be served."""
+    recipe, labels = recognized.recipe, len(recognized.labels)
+    report = check.check(check.open_session(content), check.open_session(model), recipe, labels, canvases)
+    if not report.is_plausible:
+        text = "its scores are not between 0 and 1, or its boxes far outside of the image; is its head"
+        raise CommandError(f"{text} {recipe.head}, and was it exported with its sigmoid?")
     if report.f1 < _MIN_F1:
-        head = recognized.recipe.head
         raise CommandError(
-            f"the composed model and the network agree in {report.f1:.1%} of a sample's boxes only; is its head {head}?"
+            f"the composed model and the network agree only in {report.f1:.1%} of a sample's results; is its head {recipe.head}?"
         )
+    if report.classes > labels:
+        raise CommandError(f"it found class {report.classes - 1}, but there are {labels} labels, from 0: say --labels a,b,c")
     return report
 
 
-def _summary(reference: str, new: Description, report: check.Report, *, has_batches: bool) -> str:
-    task = "detection" if isinstance(new.recipe, DetectionRecipe) else "classification"
+def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
+    recipe = new.recipe
+    task = "detection" if isinstance(recipe, DetectionRecipe) else "classification"
     more = ", ..." if len(new.labels) > _SHOWN_LABELS else ""
-    labels, (width, height) = ", ".join(new.labels[:_SHOWN_LABELS]) + more, new.recipe.size
-    alone = "" if has_batches else ", one image at a time (export with dynamic=True for batches)"
+    labels, (width, height) = ", ".join(new.labels[:_SHOWN_LABELS]) + more, recipe.size
+    pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"
+    alone = ", one image at a time (export with dynamic=True for batches)" if is_single else ""
     return (
-        f"{reference}: {task}, {len(new.labels)} classes ({labels}), {width} x {height}, {report.milliseconds:.0f} ms here, "
-        f"licence {new.licence}{alone}"
+        f"{reference}: {task}, {len(new.labels)} classes ({labels}), {width} x {height}, {pixels}, "
+        f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """Return a text without characters that a terminal or a config may not bear."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -32,6 +32,8 @@ _COMPARED = 100
 _MIN_OVERLAP = 0.98
 _SCORE_TOLERANCE = 2e-3
 _SAME_PIXELS = 0.01
+_BATCH_TOLERANCES = {"num_dets": 0.5, "det_scores": _SCORE_TOLERANCE, "det_boxes": 1.0, "probabilities": _SCORE_TOLERANCE}
+_MAX_SCORE = 1.001
 _LIMITS = PixelLimits(50_000_000, 50_000_000)
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -49,6 +51,10 @@ class Report(NamedTuple):
     """Whether the boxes look like fractions of the input, although their unit is pixels."""
     milliseconds: float
     """Time of the model for one image with one thread."""
+    is_plausible: bool
+    """Whether all scores are between 0 and 1, and no box lies far outside of the input."""
+    classes: int
+    """Number of classes, as far as they were seen."""
 
 
 def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
@@ -63,13 +69,17 @@ def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
 
 
 def separates_images(model: "onnx.ModelProto", size: tuple[int, int], images: int) -> bool:
-    """Return whether a composed model gives each image of a batch the results that it has alone; raise what ONNX Runtime raises."""
+    """Return whether a model, composed without a floor, gives each image of a batch the results that it has alone.
+
+    Raises what ONNX Runtime raises.
+    """
     session, batch = open_session(model), np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
-    together, alone = (_run(session, {"image": part}) for part in (batch, batch[:1]))
+    together = _run(session, {"image": batch})
     return all(
-        len(tensor) == images and np.allclose(tensor[:1], alone[name], rtol=1e-3, atol=_SCORE_TOLERANCE)
-        for name, tensor in together.items()
-        if name in {"num_dets", "det_scores", "probabilities"}
+        len(together[name]) == images and np.allclose(together[name][index], tensor[0], rtol=1e-3, atol=atol, equal_nan=True)
+        for index in range(images)
+        for name, tensor in _run(session, {"image": batch[index : index + 1]}).items()
+        if (atol := _BATCH_TOLERANCES.get(name))
     )
 
 
@@ -83,12 +93,12 @@ def draw_samples(folder: Path, spec: ModelSpec) -> list[Canvas]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         try:
             header = read_header(path.read_bytes(), _LIMITS, lambda _: None)
-        except (GatewayError, OSError):  # not an image
+            fit = fit_for(spec)
+            transform = fit.fit(header.width, header.height)
+            canvas = np.empty((*spec.input_size[::-1], 3), np.uint8)
+            fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
+        except (GatewayError, OSError):  # not an image, or a damaged one
             continue
-        fit = fit_for(spec)
-        transform = fit.fit(header.width, header.height)
-        canvas = np.empty((*spec.input_size[::-1], 3), np.uint8)
-        fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
         canvases.append(canvas)
     if not canvases:
         raise CommandError(f"there is no image in {folder}")
@@ -99,22 +109,26 @@ def check(
     network: "InferenceSession", model: "InferenceSession", recipe: Recipe, classes: int, canvases: Sequence[Canvas]
 ) -> Report:
     """Compare a model, composed without a floor of its scores, with its network of this many classes."""
-    rates, boxes, has_fractions, seconds = [], 0, True, []
+    rates, boxes, has_fractions, seconds, last_class, is_plausible = [], 0, True, [], -1, True
     for canvas in canvases:
         outputs = _run(network, _feed(network, canvas, recipe))
         start = perf_counter()
         found = _run(model, {"image": canvas[None]})
         seconds.append(perf_counter() - start)
         if not isinstance(recipe, DetectionRecipe):
-            (scores,) = outputs.values()
-            rates.append(float(np.allclose(found["probabilities"], _probabilities(scores, recipe.head), atol=_SCORE_TOLERANCE)))
+            (own_scores,) = outputs.values()
+            expected_scores = _probabilities(own_scores, recipe.head)
+            rates.append(float(np.allclose(found["probabilities"], expected_scores, rtol=0.01, atol=1e-4)))
+            is_plausible &= _is_share(expected_scores)
             continue
         expected, own = textbook(outputs, recipe, classes), detections(found)
         rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
+        is_plausible &= _is_share(expected.scores) and bool((np.abs(expected.boxes[:_COMPARED]) <= 10 * max(recipe.size)).all())
+        last_class = max(last_class, int(expected.class_ids.max(initial=-1)))
         seen = own.boxes[own.scores >= CONFIDENCE]
         boxes += len(seen)
         has_fractions &= not len(seen) or float(np.abs(seen).max()) <= 2  # noqa: PLR2004 - pixels of a detector's input are more
-    return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds))
+    return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds), is_plausible, last_class + 1)
 
 
 def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequence[Canvas]) -> tuple[int, int]:
@@ -159,8 +173,13 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0)
         if recipe.box_units == "normalized" or recipe.head in {"rtdetr", "rtdetr_topk", "rfdetr"}:
             found = found._replace(boxes=found.boxes * size)
+        found = _take(found, found.scores > 0)  # other rows are padding
         found = _take(found, np.argsort(-found.scores, kind="stable"))
         return _take(found, suppress(found.boxes, found.class_ids, recipe.iou)) if recipe.iou < 1 else found
+
+
+def _is_share(scores: NDArray[Any]) -> bool:
+    return bool(((scores >= 0) & (scores <= _MAX_SCORE)).all())
 
 
 def _corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:

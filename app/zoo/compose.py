@@ -69,9 +69,6 @@ def compose_model(  # noqa: PLR0913 - all but two are optional
     versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
-    if batch is not None:
-        for value in (*model.graph.input, *model.graph.output):
-            value.type.tensor_type.shape.dim[0].dim_value = batch
     model.producer_name = "nereid"
     onnx.checker.check_model(model, full_check=True)
     return model

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from app.host.program import CommandError
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DetectionRecipe
@@ -60,11 +61,18 @@ def generate(name: str, description: Description) -> dict[Path, str]:
 
 
 def outdated(folder: Path, name: str, description: Description) -> dict[Path, str]:
-    """Return the texts of the configs that a model's folder has in another form; those that were not generated are left alone."""
+    """Return the texts of the configs that a model's folder has in another form.
+
+    Raises:
+        CommandError: One of them was written by hand.
+    """
     texts = {}
     for path, text in generate(name, description).items():
-        before = (folder / path).read_text(encoding="utf-8") if (folder / path).is_file() else GENERATED
-        if before != text and before.startswith(GENERATED):
+        target = folder / path
+        before = target.read_text(encoding="utf-8", errors="replace") if target.is_file() else GENERATED
+        if not before.startswith(GENERATED):
+            raise CommandError(f"{target} is not generated from model.toml, and stays as it is; remove one of the two")
+        if before != text:
             texts[path] = text
     return texts
 

@@ -81,7 +81,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
         CommandError: It cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: {error}") from error
     return tuple(line.strip() for line in lines if line.strip())

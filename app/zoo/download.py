@@ -57,6 +57,8 @@ def fetch_url(url: str, target: Path) -> Path:
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=30, verify=trust) as answer, target.open("wb") as file:
             answer.raise_for_status()
+            if answer.url.scheme != "https" and url.startswith("https"):
+                raise CommandError(f"{url} leads to {answer.url}, which is not https")
             file.writelines(answer.iter_bytes())
     except httpx.HTTPStatusError as error:
         raise CommandError(f"{url} is not available: {error.response.status_code} {error.response.reason_phrase}") from error

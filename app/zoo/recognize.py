@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from app.model.anchors import possible_anchors
-from app.model.triton_config import ModelParameters, Resize, ScoreKind
+from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
 from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, Recipe, measure
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     box_units: Literal["pixels", "normalized"] | None = None
     iou: float | None = None
     resize: Resize | None = None
+    placement: Placement | None = None
 
 
 class Recognized(NamedTuple):
@@ -73,7 +74,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
 
     metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
-    hints = ModelParameters(metadata=repr(metadata))
+    hints = read_hints(network)
     if hints.task not in (None, "detect", "classify"):
         article = "an" if hints.task == "obb" else "a"
         raise Unrecognized(f"is {article} {hints.task} model; only detectors and classifiers can be served")
@@ -99,6 +100,12 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     return Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
 
 
+def read_hints(network: "onnx.ModelProto") -> ModelParameters:
+    """Return what the exporter wrote of the task, the classes and the input."""
+    texts = {entry.key: _literal(entry.value) for entry in network.metadata_props if entry.key in ("task", "names", "imgsz")}
+    return ModelParameters(metadata=repr(texts))
+
+
 def _literal(text: str) -> Any:  # noqa: ANN401
     """Return the value of a Python literal, as which Ultralytics writes all but plain texts."""
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -110,7 +117,7 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     """Return width and height of the image that a network takes."""
     images = [value for value in session.get_inputs() if value.name != SIZES]
     shape: list[Any] = images[0].shape if len(images) == 1 and images[0].type in ("tensor(float)", "tensor(float16)") else []
-    if len(shape) != 4 or shape[1] != 3:  # noqa: PLR2004
+    if len(shape) != 4 or (isinstance(shape[1], int) and shape[1] != 3):  # noqa: PLR2004
         found = " and ".join(f"{value.name} {value.type} {value.shape}" for value in session.get_inputs())
         raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width)")
     if isinstance(shape[0], int) and shape[0] != 1:
@@ -119,6 +126,8 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     width, height = (side if isinstance(side, int) else other for side, other in zip(shape[:1:-1], wanted, strict=True))
     if width is None or height is None:
         raise Unrecognized("does not say the size of its input: say --size 640, or --size 640x384 for width and height")
+    if not all(side in range(32, 8193) for side in (width, height)):
+        raise Unrecognized(f"takes {width} x {height} pixels; sides of 32 to 8192 can be served")
     if options.size not in (None, (width, height)):
         raise Unrecognized(f"takes {width} x {height} pixels: leave out --size")
     return width, height
@@ -155,8 +164,7 @@ def _fitting_heads(
     fits: dict[str, tuple[int, ...]] = {}
     match list(shapes.values()):
         case [(classes,)] if classes > 1:
-            ends_in_softmax = any(node.op_type == "Softmax" and {*node.output} & {*shapes} for node in network.graph.node)
-            default = "probabilities" if ends_in_softmax or metadata.get("task") == "classify" else "logits"
+            default = "probabilities" if _ends_in_softmax(network) or metadata.get("task") == "classify" else "logits"
             fits = dict.fromkeys(("logits", "probabilities") if options.head else (default,), (classes,))
         case [(rows, columns)]:
             found = {head: count for head in _SINGLE if (count := measure([(rows, columns)], head, size))}
@@ -168,7 +176,7 @@ def _fitting_heads(
                 if shapes.keys() == {*names} and (count := measure([shapes[name] for name in names], head, size)):
                     # Without an unused column if the numbers of the classes begin with 1, as those of COCO do.
                     fits[head] = (count[1], count[1] + 1) if count[1] else ()
-    if any(len(shape) == 3 for shape in shapes.values()):  # noqa: PLR2004
+    if sorted(map(len, shapes.values())) == [2, 3]:
         raise Unrecognized("is a segment model; only detectors and classifiers can be served")
     if options.head:
         fits = {head: classes for head, classes in fits.items() if head == options.head}
@@ -176,6 +184,15 @@ def _fitting_heads(
         what = f"--head {options.head}" if options.head else "a known detector or classifier"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     return fits
+
+
+def _ends_in_softmax(network: "onnx.ModelProto") -> bool:
+    """Return whether the output is that of a softmax, perhaps in another shape or type."""
+    makers = {name: node for node in network.graph.node for name in node.output}
+    node = makers.get(network.graph.output[0].name)
+    while node is not None and node.op_type in ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        node = makers.get(node.input[0])
+    return node is not None and node.op_type == "Softmax"
 
 
 def _plausible(

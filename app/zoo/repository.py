@@ -4,7 +4,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ import msgspec
 
 from app.host.program import CommandError
 from app.model.reference import refer_to, split_reference
+from app.telemetry.logging import say
 from app.triton.repository import LOCK
 from app.zoo import configs, description
 from app.zoo.description import Description
@@ -47,9 +48,15 @@ class Repository:
         return found
 
     def models(self) -> dict[str, Description]:
-        """Return the descriptions of all added models by name."""
-        found = {folder.name: description.load(folder) for folder in sorted(self.path.glob("[!.]*/"))}
-        return {name: one for name, one in found.items() if one is not None}
+        """Return the descriptions of all added models by name; warn of those that are not valid."""
+        found = {}
+        for folder in sorted(self.path.glob("[!.]*/")):
+            try:
+                if (one := description.load(folder)) is not None:
+                    found[folder.name] = one
+            except CommandError as error:
+                say(f"warning: {error}")
+        return found
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
@@ -60,17 +67,20 @@ class Repository:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            with (self.path / LOCK).open("w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise CommandError(f"another process changes the models in {self.path}; try again when it has ended") from error
+            # Not opened for writing, because it may be another user's, or a link.
+            lock = os.open(self.path / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for abandoned in self.path.glob(f"{_SCRATCH}*"):
                     shutil.rmtree(abandoned, ignore_errors=True)
                 with TemporaryDirectory(dir=self.path, prefix=_SCRATCH) as scratch:
                     yield Path(scratch)
+            finally:
+                os.close(lock)
+        except BlockingIOError as error:
+            raise CommandError(f"another process changes the models in {self.path}; try again when it has ended") from error
         except OSError as error:
-            raise CommandError(f"{error.filename or self.path} cannot be written: {error.strerror or error}") from error
+            raise CommandError(f"{error.filename or self.path}: {error.strerror or error}") from error
 
     def put(self, name: str, network: Path, new: Description) -> None:
         """Put a file, on the same disk, as the default version of its description; call it while `writing`."""
@@ -84,7 +94,37 @@ class Repository:
             return
         shutil.rmtree(folder / version, ignore_errors=True)  # of an addition that was killed
         (prepared / version).rename(folder / version)
-        _write(folder, name, new)
+        try:
+            _write(folder, name, new)
+        except BaseException:
+            shutil.rmtree(folder / version, ignore_errors=True)
+            raise
+
+    def load_into(self, apply: Callable[[str], str], name: str, old: Description | None) -> str:
+        """Let a Triton load a changed model; restore its previous description if that fails. Call it while `writing`.
+
+        Args:
+            apply: Loads the model, and returns why this is not possible now, if so.
+            name: Name of the model.
+            old: Its previous description; None for a new model.
+
+        Returns:
+            What `apply` returns.
+        """
+        try:
+            return apply(name)
+        except BaseException:
+            new = self._find(name, "")
+            if old is None:
+                self.remove(name)
+            else:
+                self.write(name, old)
+                for version in new.versions.keys() - old.versions.keys():
+                    shutil.rmtree(self.path / name / version)
+            with suppress(CommandError):  # Triton keeps what it has
+                apply(name)
+            say(f"nothing has changed in {self.path}")
+            raise
 
     def use(self, reference: str) -> Description:
         """Make a version the default one; without a version, write the configs again. Call it while `writing`.
@@ -95,11 +135,13 @@ class Repository:
         name, version = split_reference(reference)
         found = self._find(name, version)
         new = msgspec.structs.replace(found, default_version=int(version)) if version else found
+        if not (network := self.path / name / str(new.default_version) / NETWORK).is_file():
+            raise CommandError(f"there is no file {network}")
         self.write(name, new)
         return new
 
     def remove(self, reference: str) -> None:
-        """Remove a version, or a whole model; call it while `writing`.
+        """Remove a version, or all that was added of a model; call it while `writing`.
 
         Raises:
             CommandError: There is no such model or version, or it is the default one among others.
@@ -107,23 +149,20 @@ class Repository:
         name, version = split_reference(reference)
         found = self._find(name, version)
         rest = {number: sha256 for number, sha256 in found.versions.items() if version and number != version}
+        folder = self.path / name
         if not rest:
-            shutil.rmtree((self.path / name).rename(self.path / f"{_SCRATCH}removed-{name}"))
+            for number in found.versions:
+                shutil.rmtree(folder / number, ignore_errors=True)
+            for path in [*configs.generate(name, found), Path(description.FILE_NAME)]:
+                (folder / path).unlink(missing_ok=True)
+            for path in (folder / "configs", folder):
+                with suppress(OSError):  # it contains something else
+                    path.rmdir()
             return
         if version == str(found.default_version):
             raise CommandError(f"{reference} is the default version; first: nereid use {refer_to(name, max(rest, key=int))}")
         self.write(name, msgspec.structs.replace(found, versions=rest))
-        shutil.rmtree(self.path / name / version)
-
-    def restore(self, name: str, old: Description | None) -> None:
-        """Restore a model's previous description, and remove the version that it does not have; call it while `writing`."""
-        new = self._find(name, "")
-        if old is None:
-            self.remove(name)
-            return
-        self.write(name, old)
-        for version in new.versions.keys() - old.versions.keys():
-            shutil.rmtree(self.path / name / version)
+        shutil.rmtree(folder / version, ignore_errors=True)
 
     def write(self, name: str, new: Description) -> None:
         """Write the description of a model, and its configs; call it while `writing`."""
@@ -153,17 +192,17 @@ class Repository:
 
 
 def _write(folder: Path, name: str, new: Description) -> None:
-    """Write the description and the configs, as far as they differ."""
+    """Write the configs and the description, as far as they differ; the description last, because it is what counts."""
     texts = configs.outdated(folder, name, new)
     if description.load(folder) != new:
-        texts = {Path(description.FILE_NAME): description.dump(new), **texts}
-    for path, text in texts.items():
-        target = folder / path
-        target.parent.mkdir(exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(target)
-        finally:
-            with suppress(OSError):
-                unfinished.unlink()
+        texts[Path(description.FILE_NAME)] = description.dump(new)
+    unfinished = {path: (folder / path).with_name(f".{path.name}.{os.getpid()}") for path in texts}
+    try:
+        for path, text in texts.items():
+            unfinished[path].parent.mkdir(exist_ok=True)
+            unfinished[path].write_text(text, encoding="utf-8")
+        for path in texts:
+            unfinished[path].replace(folder / path)
+    finally:
+        for path in unfinished.values():
+            path.unlink(missing_ok=True)

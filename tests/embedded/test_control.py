@@ -65,14 +65,14 @@ async def test_a_model_is_loaded_again_whenever_it_is_changed(settings: Settings
     """Triton finds it through a link, and the workers of the API see that something has changed."""
     link, before = settings.triton_folder / "models" / "doors", 0
     for _ in range(2):
-        assert await asyncio.to_thread(apply, settings, "doors")
+        assert await asyncio.to_thread(apply, settings, "doors") == ""
         assert link.readlink() == Path(settings.model_repository, "doors")
         assert changed(settings) > before
         before = changed(settings)
     assert triton.loads == [("load", "doors")] * 2
     link.resolve().rmdir()
 
-    assert await asyncio.to_thread(apply, settings, "doors")
+    assert await asyncio.to_thread(apply, settings, "doors") == ""
     assert triton.loads[2:] == [("unload", "doors")]
     assert not link.is_symlink()
     assert changed(settings) > before
@@ -86,19 +86,26 @@ async def test_a_model_that_triton_cannot_load_has_its_reason(settings: Settings
     assert changed(settings) == 0
 
 
-@pytest.mark.parametrize("others", [{"triton_endpoints": "127.0.0.1:1"}, {"triton_ports": 5001}])
-async def test_no_other_triton_is_told(settings: Settings, triton: LoadingTriton, others: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("others", "obstacle"),
+    [
+        ({"triton_endpoints": "127.0.0.1:1"}, "when the Triton at 127.0.0.1:1 has loaded it"),
+        ({"triton_ports": 5001}, "when Triton starts again: NEREID_TRITON_PORTS lets it load nothing meanwhile"),
+    ],
+)
+async def test_no_other_triton_is_told(settings: Settings, triton: LoadingTriton, others: dict[str, Any], obstacle: str) -> None:
     """One with TCP ports loads models at its start only."""
-    assert not await asyncio.to_thread(apply, msgspec.structs.replace(settings, **others), "doors")
+    assert await asyncio.to_thread(apply, msgspec.structs.replace(settings, **others), "doors") == obstacle
     assert (triton.loads, changed(settings)) == ([], 0)
 
 
 def test_a_triton_that_does_not_run_loads_the_model_when_it_starts(settings: Settings) -> None:
     """One that was killed has left its socket behind."""
-    assert not apply(settings, "doors")
+    later = f"when Triton starts with {settings.model_repository}; none runs here"
+    assert apply(settings, "doors") == later
     http.listening_on(settings.triton_folder / TRITON_SOCKET).close()
 
-    assert not apply(settings, "doors")
+    assert apply(settings, "doors") == later
 
 
 async def test_a_folder_that_others_may_enter_is_not_trusted(settings: Settings, triton: LoadingTriton) -> None:

@@ -193,8 +193,9 @@ def test_removed_versions_and_models_are_gone(serving: Service) -> None:
     serving.wait_for("gates", (200, "2"))
     serving.run("remove", "gates")
     serving.wait_for("gates", (503, "model_not_ready"))
-    shutil.rmtree(serving.repository / "best")  # by hand; a link to it would keep Triton from listing its models
     serving.add(1, "fences")
+    shutil.rmtree(serving.repository / "fences")  # by hand; a link to it would keep Triton from listing its models
+    serving.add(1, "gardens")
     assert serving.model("gates") is None
     assert serving.detects()
     serving.add(1, "gates")
@@ -223,7 +224,7 @@ def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:
 def test_nobody_can_load_a_model_over_tcp(tmp_path: Path) -> None:
     (port,) = find_free(1)  # Triton takes the next one, too
     with service(tmp_path, instances=1, triton_ports=port) as serving:
-        assert "POST /predict/doors uses it when Triton starts again" in serving.add(1)
+        assert "POST /predict/doors uses it when Triton starts again: NEREID_TRITON_PORTS" in serving.add(1)
         assert serving.answer("doors") == (404, "unknown_model")
         for action in ("load", "unload"):
             url = f"http://127.0.0.1:{port}/v2/repository/models/six_columns/{action}"

@@ -43,7 +43,7 @@ def save(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def added(source: Path | str, repository: Repository, name: str | None = "doors", licence: str = "MIT", **options: str) -> str:
-    return add(Request(str(source), name, licence, check.SAMPLES, read_options(options)), repository)[0]
+    return add(Request(str(source), name, licence, check.SAMPLES, read_options(options)), repository, lambda _: "")[0]
 
 
 def content(repository: Repository) -> dict[str, bytes]:
@@ -188,6 +188,69 @@ def test_network_that_cannot_be_served_is_one_sentence(
         added(tmp_path / "best.onnx", repository, **options)
 
 
+def test_scores_without_a_sigmoid_are_refused(repository: Repository, tmp_path: Path) -> None:
+    heads = head_tensors("yolo", SIZE)
+    heads["output0"][4:] *= 5
+    with refused(repository, "its scores are not between 0 and 1"):
+        added(save(exported(heads, SIZE, names=NAMES), tmp_path / "best.onnx"), repository)
+
+
+def test_class_without_a_label_is_refused(repository: Repository, tmp_path: Path) -> None:
+    with refused(repository, "it found class 2, but there are 2 labels, from 0"):
+        added(save(network("dfine", names=""), tmp_path / "best.onnx"), repository, labels="door,window")
+
+
+def test_rows_of_zeros_are_padding(repository: Repository, tmp_path: Path) -> None:
+    """As in an export with NMS inside."""
+    heads = head_tensors("end_to_end", SIZE)
+    heads["output0"][5:] = 0
+    added(save(exported(heads, SIZE, names=NAMES), tmp_path / "best.onnx"), repository, head="end_to_end")
+
+
+def test_weights_may_be_in_a_second_file(repository: Repository, tmp_path: Path) -> None:
+    onnx.save(network(), tmp_path / "best.onnx", save_as_external_data=True, location="best.onnx.data", size_threshold=0)
+    assert (tmp_path / "best.onnx.data").is_file()
+    added(tmp_path / "best.onnx", repository)
+
+    session = onnxruntime.InferenceSession(repository.path / "doors" / "1" / "model.onnx", providers=["CPUExecutionProvider"])
+    (count,) = session.run(["num_dets"], {"image": np.zeros((1, 128, 256, 3), np.uint8)})
+    assert count.min() > 0
+
+
+def test_texts_of_the_file_cannot_damage_the_description(repository: Repository, tmp_path: Path) -> None:
+    model = network(names={0: "do\x7for", 1: 'a "b", c', 2: "\x1b[31mred"}, license="MIT\x7f")
+    added(save(model, tmp_path / "best.onnx"), repository, licence="")
+
+    found = repository.load("doors")
+    assert found is not None
+    assert (found.labels, found.licence) == (("do?or", 'a "b", c', "?[31mred"), "MIT?")
+
+
+def test_source_of_the_user_stays(repository: Repository) -> None:
+    """What `add` has made is removed, and nothing else."""
+    (own := repository.path / "doors").mkdir(parents=True)
+    save(network(), own / "best.onnx")
+    added(own, repository, None)
+    with repository.writing():
+        repository.remove("doors")
+
+    assert [path.name for path in own.iterdir()] == ["best.onnx"]
+
+
+def test_description_that_is_not_valid_does_not_hide_the_others(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save(network(), tmp_path / "best.onnx")
+    added(source, repository, "broken")
+    added(source, repository, "whole")
+    (repository.path / "broken" / "model.toml").write_text("labels = 3", encoding="utf-8")
+    (repository.path / "whole" / "config.pbtxt").unlink()
+    repository.write_configs()
+
+    assert (repository.path / "whole" / "config.pbtxt").is_file()
+    assert "warning" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [{"head": "yolo9"}, {"size": "big"}, {"size": "640x"}, {"mean": "1,2"}, {"iou": "much"}])
 def test_options_are_checked(options: dict[str, str]) -> None:
     with pytest.raises(CommandError, match="an option is not valid"):
@@ -222,7 +285,7 @@ def test_pickle_is_never_opened(repository: Repository, tmp_path: Path) -> None:
 def test_composed_model_that_finds_something_else_is_refused(repository: Repository, tmp_path: Path) -> None:
     """Boxes that are decoded twice overflow, as in the raw head that the option names."""
     boxes = head_tensors("yolov5", SIZE)["output"][:672]
-    with refused(repository, r"agree in .*% of a sample's boxes only; is its head yolox\?"):
+    with refused(repository, r"boxes far outside of the image; is its head yolox, and was it exported with its sigmoid\?"):
         added(save(exported({"output": boxes}, SIZE, names=NAMES), tmp_path / "best.onnx"), repository, head="yolox")
 
 

@@ -156,7 +156,7 @@ def test_classifier_is_recognised(metadata: dict[str, str], scores: str, head: S
         (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
         (exported(one(7, ANCHORS)), {}, "does not name 3 classes: say --labels a,b,c or --labels names.txt"),
         (exported(one(300, 6)), {}, "does not name its classes: say --labels"),
-        (exported(one(301, 6), names=["a"]), {}, "does not name"),
+        (exported(one(301, 6), names="a"), {}, "does not name"),
         (exported(one(7, ANCHORS), names=names(80)), {}, "has 3 classes, not 80: say --labels a,b,c"),
         (exported(one(1000)), {"labels": ("a", "b")}, "has 1000 classes, not 2: "),
         (exported({"dets": (9, 4), "labels": (9, 91)}), {"labels": ("a",)}, "has 90 or 91 classes, not 1: "),
