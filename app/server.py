@@ -30,9 +30,9 @@ from app.telemetry.logging import say
 _STOP = signal.SIGINT, signal.SIGTERM
 _BACKLOG = 4096
 _HEADER_MILLISECONDS = 10_000  # for receiving a request's header; also the idle time of a connection
-# Granian keeps as much for each connection that has sent a large body. With its default, 408 KiB, 512 of them take 70 MB more; with
-# 128 KiB a body arrives in one part more, which costs CPU time.
-_CONNECTION_BYTES = 1 << 18
+# Granian keeps as much for each connection that has sent a large body: 512 clients let a worker grow to 330 MiB with 256 KiB, and
+# to 280 with this (`bench overload`). With 128 KiB a body arrives in one part more, which costs CPU time.
+_CONNECTION_BYTES = 3 << 16
 # Longer than a worker takes to start while Triton responds, so that the old worker runs until the new one is ready.
 _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
