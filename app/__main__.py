@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, get_type_hints
 
 from app import healthcheck, preflight
 from app.api.caller import keys
@@ -24,7 +24,6 @@ from app.host import allocator, ports, program
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import CommandError
 from app.model.reference import split_reference
-from app.model.triton_config import ScoreKind
 from app.resilience import last_valid, worker_table
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
@@ -33,7 +32,7 @@ from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import loadable_models
 from app.zoo import registry
 from app.zoo.pull import pull
-from app.zoo.recipe import DetectionHeadName
+from app.zoo.recognize import Options
 from app.zoo.repository import Repository
 
 if TYPE_CHECKING:
@@ -138,20 +137,8 @@ def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument("--licence", default="", help="shown by /models")
     command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
     command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
-    for option, text in (  # what a file may not say of itself
-        ("head", f"format of the outputs: {', '.join((*get_args(DetectionHeadName), *get_args(ScoreKind)))}"),
-        ("labels", "class names, separated by commas, or a file with one per line"),
-        ("size", "side of the input in pixels, or WIDTHxHEIGHT"),
-        ("channels", "RGB or BGR"),
-        ("scale", "divisor of each byte, such as 255"),
-        ("mean", "three numbers, subtracted from the channels after the division"),
-        ("std", "three numbers, by which the channels are divided then"),
-        ("box-units", "pixels or normalized (fractions of the input)"),
-        ("iou", "overlap above which two boxes of a class are one object"),
-        ("resize", "letterbox, stretch or center_crop"),
-        ("placement", "center or top_left, for a letterbox"),
-    ):
-        command.add_argument(f"--{option}", help=text)
+    for option, hint in get_type_hints(Options, include_extras=True).items():  # what a file may not say of itself
+        command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description)
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:

@@ -159,7 +159,8 @@ def _models(settings: Settings) -> Models:
         settings.model,
         settings.task_models,
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
-        last_change=partial(last_change, repository),
+        # Only the embedded Triton is changed from here; the repository of another one may be on a network's disk, which can hang.
+        last_change=int if settings.triton_endpoints else partial(last_change, repository),
     )
     try:
         return models._replace(pullable=frozenset(registry.load(settings.registry_path)))

@@ -34,13 +34,14 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDAr
     if not np.isfinite(scores).all():
         raise InvalidModelOutput(f"{spec.name} returned scores that are not finite")
     if head.scores == "logits":
-        return _softmax(scores)
+        return softmax(scores)
     if not (scores.min() >= 0 and scores.max() <= _MAX_PROBABILITY):
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1, though its config says `scores: probabilities`")
     return np.minimum(scores.astype(np.float32), 1)
 
 
-def _softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
+def softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
+    """Return the probabilities of logits, both of shape (classes,)."""
     wide = logits.astype(np.float64)  # differences of finite FP32 values cannot overflow
     powers = np.exp(wide - wide.max())
     shares: NDArray[np.float64] = powers / powers.sum()

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.detection import nms
-from app.detection.nms import MIN_SCORE, Candidates
+from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
 from app.model.heads import DetectionHead, OutputFormat
@@ -19,10 +19,8 @@ _MAX_SCORE = 1.001
 _MAX_CLASSES = 2**31
 
 
-def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], *, floor: float = MIN_SCORE) -> Candidates:
+def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
     """Decode the output tensors for one image, given by name; a batch dimension must be 1.
-
-    Boxes with a score for each class are dropped if the best score is not above `floor`.
 
     Raises:
         WrongTask: The model is not a detector.
@@ -31,7 +29,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], *, floo
     """
     head, tensors = spec.expect_head(DetectionHead), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
-        found = _DECODERS[head.output_format](spec, tensors, floor)
+        found = _DECODERS[head.output_format](spec, tensors)
         if head.has_normalized_boxes:
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
     if not len(found.scores):
@@ -45,7 +43,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], *, floo
     return found
 
 
-def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: float) -> Candidates:
+def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     count, boxes, scores, classes = tensors
     expect_shape(spec, count, (1,))
     expect_shape(spec, boxes, (*boxes.shape[:1], 4))
@@ -57,7 +55,7 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: flo
     return Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
 
 
-def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: float) -> Candidates:
+def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (table,) = tensors
     expect_shape(spec, table, (None, 6))
     table = table.astype(np.float32)
@@ -65,32 +63,32 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]], _floor: fl
     return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
 
 
-def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
     _expect_classes(spec, tensor, len(tensor) - 4)
-    return nms.from_yolo(tensor.astype(np.float32), floor)
+    return nms.from_yolo(tensor.astype(np.float32))
 
 
-def _decode_yolov5_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+def _decode_yolov5_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
     _expect_classes(spec, tensor, tensor.shape[1] - 5)
-    return nms.from_yolov5(tensor.astype(np.float32), floor)
+    return nms.from_yolov5(tensor.astype(np.float32))
 
 
-def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+def _decode_yolox_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     (tensor,) = tensors
     expect_shape(spec, tensor, (count_anchors(spec.input_size), None))
     _expect_classes(spec, tensor, tensor.shape[1] - 5)
-    return nms.from_yolox(tensor.astype(np.float32), spec.input_size, floor)
+    return nms.from_yolox(tensor.astype(np.float32), spec.input_size)
 
 
-def _decode_rtdetr(spec: ModelSpec, tensors: list[NDArray[Any]], floor: float) -> Candidates:
+def _decode_rtdetr(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
     """Decode rows that hold what the columns of a YOLO head hold; `decode_outputs` scales their fractions."""
     (tensor,) = tensors
     expect_shape(spec, tensor, (None, None))
-    return _decode_yolo_head(spec, [tensor.T], floor)
+    return _decode_yolo_head(spec, [tensor.T])
 
 
 def _expect_classes(spec: ModelSpec, head: NDArray[Any], classes: int) -> None:

@@ -167,8 +167,8 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
         name: f"{name} is in Triton's repository, but not ready: {states[name].reason or 'its log has the reason'}"
         for name in others
     }
-    unloadable = unloadable_models(Path(settings.model_repository), is_embedded=not settings.triton_endpoints)
-    texts |= {name: found.reason for name, found in unloadable.items() if name not in ready}
+    unloadable = unloadable_models(Path(settings.model_repository), ready, is_embedded=not settings.triton_endpoints)
+    texts |= {name: found.reason for name, found in unloadable.items()}
     return states, [ok("models", text), *(warning("models", reason, fix) for reason in texts.values())]
 
 

@@ -17,6 +17,11 @@ class CommandError(Exception):
     """A command cannot be carried out; the message is one line for the user."""
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message; its type if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this program; use it with `environment`."""
     # With -P, a package `app` in the current folder cannot shadow this one.

@@ -1,7 +1,7 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
@@ -42,8 +42,8 @@ class Models(NamedTuple):
     """Default models of tasks for which it is another one."""
     pullable: frozenset[str] = frozenset()
     """Models that `pull` can download."""
-    unloadable: Callable[[], Mapping[str, Unloadable]] = dict
-    """Reads the model repository for models that Triton cannot load."""
+    unloadable: Callable[[Container[str]], Mapping[str, Unloadable]] = lambda _: {}
+    """Reads the model repository for models that Triton cannot load, except those that it has loaded."""
     last_change: Callable[[], int] = int
     """Returns when models were last changed, in nanoseconds."""
 

@@ -1,5 +1,6 @@
 """Read the config files of a model repository."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -7,7 +8,7 @@ from google.protobuf import text_format
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import model_config_pb2
 
-from app.triton.repository import config_path
+from app.triton.repository import config_path, model_folders
 
 
 class ConfigFileError(Exception):
@@ -36,10 +37,12 @@ class Unloadable(NamedTuple):
     """One line that says what to do."""
 
 
-def unloadable_models(repository: Path, *, is_embedded: bool) -> dict[str, Unloadable]:
-    """Return the models with a config that cannot be read, and the networks without one."""
+def unloadable_models(repository: Path, loaded: Container[str] = (), *, is_embedded: bool) -> dict[str, Unloadable]:
+    """Return the models, except the loaded ones, with a config that cannot be read, and the networks without one."""
     found = {}
-    for folder in sorted(repository.glob("[!.]*/")):
+    for folder in model_folders(repository):
+        if folder.name in loaded:
+            continue
         config = config_path(folder, is_embedded=is_embedded)
         try:
             if config.is_file():

@@ -24,13 +24,19 @@ def last_change(repository: Path) -> int:
         return 0
 
 
+def model_folders(repository: Path) -> list[Path]:
+    """Return the folders of all models; none if there is no repository. Raise `OSError` if it cannot be read."""
+    paths = sorted(repository.iterdir()) if repository.is_dir() else []
+    return [path for path in paths if path.is_dir() and not path.name.startswith(".")]  # others are unfinished
+
+
 def loadable_models(repository: Path) -> list[str]:
     """Return the names of the models that the embedded Triton loads: with a config and at least one version that contains a file.
 
     A model is excluded if its config for the embedded Triton contains only comments.
     """
     names = []
-    for folder in sorted(repository.glob("[!.]*/")):
+    for folder in model_folders(repository):
         config = config_path(folder, is_embedded=True)
         has_version = any(path.parent.name.isdigit() for path in folder.glob("*/*"))
         if has_version and config.is_file() and _CONTENT.search(config.read_text(encoding="utf-8")):

@@ -1,1 +1,1 @@
-"""Models that `pull` can download and compose. Independent of requests and of a running Triton."""
+"""Models that `pull` downloads, and that `add` makes of a user's own networks. Independent of requests and of a running Triton."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from app.detection.nms import MIN_SCORE
-from app.host.program import CommandError
+from app.host.program import CommandError, first_line
 from app.model.reference import refer_to
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
@@ -20,7 +20,8 @@ from app.triton.config_file import read_config_file
 from app.zoo import check, configs
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import fetch_url
-from app.zoo.recipe import FRACTIONS, DetectionRecipe
+from app.zoo.inference import open_session
+from app.zoo.recipe import PIXELS, DetectionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.repository import NETWORK, Repository
 
@@ -101,7 +102,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         reference = refer_to(name, new.default_version)
         if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
             say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
-        if report.has_fractions and new.recipe.head in FRACTIONS:
+        if report.has_fractions and new.recipe.head in PIXELS:
             say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
         if old is not None and isinstance(new.recipe, DetectionRecipe):
             previous = repository.path / name / str(old.default_version) / NETWORK
@@ -154,7 +155,7 @@ def _read(file: Path) -> bytes:
     except OSError as error:
         raise CommandError(f"{error.filename or file} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
-        raise CommandError(f"{file} is not a complete ONNX network: {_first_line(error)}; {_EXPORT}") from error
+        raise CommandError(f"{file} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
 
 
 def _recognize(content: bytes, file: Path, options: Options) -> Recognized:
@@ -180,7 +181,7 @@ def _compose(content: bytes, recognized: Recognized, file: Path) -> "tuple[onnx.
                 return model, batch
             reason = "the network mixes the images of a batch"
         except Exception as error:  # noqa: BLE001 - onnx and onnxruntime have their own exceptions
-            reason = _first_line(error)
+            reason = first_line(error)
     raise CommandError(f"{file} cannot be composed: {reason}; {_EXPORT}")
 
 
@@ -197,11 +198,11 @@ def _build(content: bytes, recognized: Recognized, *, batch: int | None, floor: 
 
 def _compare(old: str, file: Path, new: str, model: "onnx.ModelProto", canvases: Sequence[check.Canvas]) -> None:
     try:
-        session = check.open_session(file)
+        session = open_session(file)
     except Exception as error:  # noqa: BLE001 - onnxruntime has its own exception for every kind of broken file
-        say(f"warning: {old} cannot be loaded, and is not compared: {_first_line(error)}")
+        say(f"warning: {old} cannot be loaded, and is not compared: {first_line(error)}")
         return
-    agreeing, total = check.compare(session, check.open_session(model), canvases)
+    agreeing, total = check.compare(session, open_session(model), canvases)
     say(f"{new} and {old} agree in {agreeing} of {total} boxes of the samples")
 
 
@@ -255,7 +256,7 @@ def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
 def _check(content: bytes, model: "onnx.ModelProto", recognized: Recognized, canvases: Sequence[check.Canvas]) -> check.Report:
     """Check the model; raise `CommandError` if it finds something else than the network, or something that cannot be served."""
     recipe, labels = recognized.recipe, len(recognized.labels)
-    report = check.check(check.open_session(content), check.open_session(model), recipe, labels, canvases)
+    report = check.check(open_session(content), open_session(model), recipe, labels, canvases)
     if not report.is_plausible:
         text = "its scores are not between 0 and 1, or its boxes far outside of the image; is its head"
         raise CommandError(f"{text} {recipe.head}, and was it exported with its sigmoid?")
@@ -279,10 +280,6 @@ def _summary(reference: str, new: Description, report: check.Report, *, is_singl
         f"{reference}: {task}, {len(new.labels)} classes ({labels}), {width} x {height}, {pixels}, "
         f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _printable(text: str) -> str:

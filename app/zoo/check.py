@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.classification.outputs import softmax
 from app.detection import nms
 from app.detection.nms import Candidates, suppress
 from app.errors import GatewayError
@@ -16,7 +17,8 @@ from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.model.spec import ModelSpec
-from app.zoo.recipe import DetectionRecipe, Recipe
+from app.zoo.inference import open_session, run
+from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, Recipe
 
 if TYPE_CHECKING:
     import onnx
@@ -57,28 +59,17 @@ class Report(NamedTuple):
     """Number of classes, as far as they were seen."""
 
 
-def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
-    """Load a model into ONNX Runtime, with one thread."""
-    import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    content = model if isinstance(model, bytes) else str(model) if isinstance(model, Path) else model.SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
 def separates_images(model: "onnx.ModelProto", size: tuple[int, int], images: int) -> bool:
     """Return whether a model, composed without a floor, gives each image of a batch the results that it has alone.
 
     Raises what ONNX Runtime raises.
     """
     session, batch = open_session(model), np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
-    together = _run(session, {"image": batch})
+    together = run(session, {"image": batch})
     return all(
         len(together[name]) == images and np.allclose(together[name][index], tensor[0], rtol=1e-3, atol=atol, equal_nan=True)
         for index in range(images)
-        for name, tensor in _run(session, {"image": batch[index : index + 1]}).items()
+        for name, tensor in run(session, {"image": batch[index : index + 1]}).items()
         if (atol := _BATCH_TOLERANCES.get(name))
     )
 
@@ -111,14 +102,14 @@ def check(
     """Compare a model, composed without a floor of its scores, with its network of this many classes."""
     rates, boxes, has_fractions, seconds, last_class, is_plausible = [], 0, True, [], -1, True
     for canvas in canvases:
-        outputs = _run(network, _feed(network, canvas, recipe))
+        outputs = run(network, _feed(network, canvas, recipe))
         start = perf_counter()
-        found = _run(model, {"image": canvas[None]})
+        found = run(model, {"image": canvas[None]})
         seconds.append(perf_counter() - start)
         if not isinstance(recipe, DetectionRecipe):
             (own_scores,) = outputs.values()
-            expected_scores = _probabilities(own_scores, recipe.head)
-            rates.append(float(np.allclose(found["probabilities"], expected_scores, rtol=0.01, atol=1e-4)))
+            expected_scores = own_scores[0] if recipe.head == "probabilities" else softmax(own_scores[0])
+            rates.append(float(np.allclose(found["probabilities"][0], expected_scores, rtol=0.01, atol=1e-4)))
             is_plausible &= _is_share(expected_scores)
             continue
         expected, own = textbook(outputs, recipe, classes), detections(found)
@@ -135,7 +126,7 @@ def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequen
     """Return how many of the boxes of two detectors agree in class and place, and how many both have on average."""
     agreeing = total = 0.0
     for canvas in canvases:
-        pair = [detections(_run(session, {"image": canvas[None]}), CONFIDENCE) for session in (one, other)]
+        pair = [detections(run(session, {"image": canvas[None]}), CONFIDENCE) for session in (one, other)]
         count = sum(len(found.scores) for found in pair) / 2
         total += count
         agreeing += agreement(pair[0], pair[1], 0.5, 1.0) * count
@@ -171,7 +162,7 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
         else:
             found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0)
-        if recipe.box_units == "normalized" or recipe.head in {"rtdetr", "rtdetr_topk", "rfdetr"}:
+        if recipe.head in FRACTIONS or (recipe.head in PIXELS and recipe.box_units == "normalized"):
             found = found._replace(boxes=found.boxes * size)
         found = _take(found, found.scores > 0)  # other rows are padding
         found = _take(found, np.argsort(-found.scores, kind="stable"))
@@ -214,18 +205,6 @@ def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[s
             dtype = np.float16 if tensor.type == "tensor(float16)" else np.float32
             feed[tensor.name] = np.ascontiguousarray(normalized.transpose(2, 0, 1)[None], dtype)
     return feed
-
-
-def _run(session: "InferenceSession", feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    names = [tensor.name for tensor in session.get_outputs()]
-    return dict(zip(names, session.run(names, dict(feed)), strict=True))
-
-
-def _probabilities(scores: NDArray[Any], head: str) -> NDArray[Any]:
-    if head == "probabilities":
-        return scores
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:

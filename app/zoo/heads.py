@@ -9,7 +9,7 @@ from onnx import compose, numpy_helper
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import parse
-from app.zoo.recipe import RAW_HEADS, DetectionRecipe, Recipe, measure
+from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, Recipe, measure
 
 
 def build(shapes: Sequence[Sequence[int]], recipe: Recipe, floor: float, classes: int | None) -> onnx.ModelProto:
@@ -48,9 +48,7 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, floor: float
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
     candidates = min(MAX_CANDIDATES, rows)
-    is_fraction = head in ("rtdetr", "rtdetr_topk", "rfdetr") or (
-        head in ("yolo", "yolov5", "end_to_end") and recipe.box_units == "normalized"
-    )
+    is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
     decode = _DECODE[head] + (_SUPPRESS if head in RAW_HEADS else _KEEP)
     graph = parse(
         (_FIND + decode + (_SCALE if is_fraction else "") + _SORT).format(

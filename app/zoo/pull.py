@@ -4,7 +4,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from app.host.program import CommandError
+from app.host.program import CommandError, first_line
 from app.telemetry.logging import say
 from app.zoo import registry
 from app.zoo.download import download
@@ -49,5 +49,5 @@ def _compose(network: Path, entry: PublishedModel, target: Path) -> Path:
     try:
         onnx.save(compose_model(load_network(network, entry.recipe), entry.recipe), target)
     except Exception as error:  # onnx has its own exception for every kind of broken file
-        raise CommandError(f"{network.name} cannot be composed: {str(error).partition(chr(10))[0]}") from error
+        raise CommandError(f"{network.name} cannot be composed: {first_line(error)}") from error
     return target

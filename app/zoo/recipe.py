@@ -16,14 +16,14 @@ _Divisor = Annotated[float, Meta(gt=0, le=1e6)]
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
 RAW_HEADS = ("yolo", "yolov5", "yolox")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
+PIXELS = ("yolo", "yolov5", "end_to_end")
+"""Heads whose boxes are in pixels, or in fractions of the input if `box_units` says so."""
+FRACTIONS = ("rtdetr", "rtdetr_topk", "rfdetr")
+"""Heads whose boxes are always in fractions of the input."""
 TENSORS = {"rfdetr": ("dets", "labels"), "dfine": ("labels", "boxes", "scores")}
 """Names of the outputs of heads of several tensors."""
 SIZES = "orig_target_sizes"
 """The second input of a network with the head `dfine`, INT64 (batch, 2): width and height that its boxes refer to."""
-
-
-FRACTIONS = ("yolo", "yolov5", "end_to_end")
-"""Heads whose boxes may be fractions of the input instead of pixels, as `box_units` says."""
 
 
 class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):

@@ -6,13 +6,16 @@ From the names, types and shapes of its tensors and from the exporter's metadata
 import ast
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
+from app.host.program import first_line
 from app.model.anchors import possible_anchors
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
+from app.zoo.inference import open_session, run
 from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, Recipe, measure
 
 if TYPE_CHECKING:
@@ -37,20 +40,30 @@ class Unrecognized(ValueError):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says about a network; None for what the network shall tell."""
+    """What the user says about a network; None for what the network shall tell. These are the options of `nereid add`."""
 
-    head: DetectionHeadName | ScoreKind | None = None
-    size: tuple[int, int] | None = None
-    """Width and height."""
-    labels: tuple[str, ...] | None = None
-    channels: Literal["RGB", "BGR"] | None = None
-    scale: float | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    box_units: Literal["pixels", "normalized"] | None = None
-    iou: float | None = None
-    resize: Resize | None = None
-    placement: Placement | None = None
+    head: Annotated[
+        DetectionHeadName | ScoreKind | None,
+        Meta(description=f"format of the outputs: {', '.join((*get_args(DetectionHeadName), *get_args(ScoreKind)))}"),
+    ] = None
+    labels: Annotated[tuple[str, ...] | None, Meta(description="class names, separated by commas, or a file with one per line")] = (
+        None
+    )
+    size: Annotated[tuple[int, int] | None, Meta(description="side of the input in pixels, or WIDTHxHEIGHT")] = None
+    channels: Annotated[Literal["RGB", "BGR"] | None, Meta(description="RGB or BGR")] = None
+    scale: Annotated[float | None, Meta(description="divisor of each byte, such as 255")] = None
+    mean: Annotated[
+        tuple[float, float, float] | None, Meta(description="three numbers, subtracted from the channels after the division")
+    ] = None
+    std: Annotated[tuple[float, float, float] | None, Meta(description="three numbers, by which the channels are divided then")] = (
+        None
+    )
+    box_units: Annotated[
+        Literal["pixels", "normalized"] | None, Meta(description="pixels or normalized (fractions of the input)")
+    ] = None
+    iou: Annotated[float | None, Meta(description="overlap above which two boxes of a class are one object")] = None
+    resize: Annotated[Resize | None, Meta(description="letterbox, stretch or center_crop")] = None
+    placement: Annotated[Placement | None, Meta(description="center or top_left, for a letterbox")] = None
 
 
 class Recognized(NamedTuple):
@@ -71,20 +84,15 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     Raises:
         Unrecognized: As described there.
     """
-    import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
-
     metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
     hints = read_hints(network)
     if hints.task not in (None, "detect", "classify"):
         article = "an" if hints.task == "obb" else "a"
         raise Unrecognized(f"is {article} {hints.task} model; only detectors and classifiers can be served")
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    settings.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(network.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+        session = open_session(network)
     except Exception as error:  # ONNX Runtime has its own exception for every kind of broken file
-        raise Unrecognized(f"cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+        raise Unrecognized(f"cannot be loaded: {first_line(error)}") from error
     size = _input_size(session, options, hints)
     shapes = _run(session, size)
     fits = _fitting_heads(network, shapes, size, options, metadata)
@@ -138,16 +146,12 @@ def _run(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # 
     width, height = size
     image = np.zeros((1, 3, height, width))
     inputs = {value.name: np.array([size]) if value.name == SIZES else image for value in session.get_inputs()}
+    feed = {value.name: inputs[value.name].astype(_TYPES.get(value.type, np.float32)) for value in session.get_inputs()}
     try:
-        outputs = session.run(
-            None, {value.name: inputs[value.name].astype(_TYPES.get(value.type, np.float32)) for value in session.get_inputs()}
-        )
+        shapes = {name: np.shape(tensor) for name, tensor in run(session, feed).items()}
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise Unrecognized(
-            f"does not run with {width} x {height} pixels; say another --size, or export it again: {reason}"
-        ) from error
-    shapes = {value.name: np.shape(tensor) for value, tensor in zip(session.get_outputs(), outputs, strict=True)}
+        text = f"does not run with {width} x {height} pixels; say another --size, or export it again"
+        raise Unrecognized(f"{text}: {first_line(error)}") from error
     if any(shape[:1] != (1,) for shape in shapes.values()):
         raise Unrecognized(f"has outputs without the dimension of the batch, {_listed(shapes)}; export it without NMS")
     return {name: shape[1:] for name, shape in shapes.items()}

@@ -14,7 +14,7 @@ import msgspec
 from app.host.program import CommandError
 from app.model.reference import refer_to, split_reference
 from app.telemetry.logging import say
-from app.triton.repository import LOCK
+from app.triton.repository import LOCK, model_folders
 from app.zoo import configs, description
 from app.zoo.description import Description
 
@@ -50,7 +50,7 @@ class Repository:
     def models(self) -> dict[str, Description]:
         """Return the descriptions of all added models by name; warn of those that are not valid."""
         found = {}
-        for folder in sorted(self.path.glob("[!.]*/")):
+        for folder in model_folders(self.path):
             try:
                 if (one := description.load(folder)) is not None:
                     found[folder.name] = one

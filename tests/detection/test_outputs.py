@@ -161,22 +161,6 @@ def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
     assert found.class_ids.tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("output_format", "head"),
-    [
-        (OutputFormat.YOLO_HEAD, yolo(0.04)),
-        (OutputFormat.YOLOV5_HEAD, yolov5(0.04)),
-        (OutputFormat.YOLOX_HEAD, yolox(0.04)),
-        (OutputFormat.RTDETR, rtdetr(0.04)),
-    ],
-)
-def test_a_floor_of_zero_keeps_every_score(output_format: OutputFormat, head: NDArray[np.float32]) -> None:
-    spec, outputs = spec_of(output_format), {"o": head[None]}
-
-    assert len(decode_outputs(spec, outputs).scores) == 0
-    assert decode_outputs(spec, outputs, floor=0).scores.tolist() == pytest.approx([0.04])
-
-
 def test_rows_of_rtdetr_are_each_an_object() -> None:
     """With its best class, even if two rows are the same."""
     row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]

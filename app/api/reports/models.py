@@ -23,8 +23,10 @@ async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     """Describe the models in the repositories of all Tritons, and those that `pull` can download."""
-    unloadable = await asyncio.to_thread(pipeline.unloadable)
-    states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | await tritons.list_models()
+    listed = await tritons.list_models()
+    loaded = {name for name, state in listed.items() if state.is_ready}
+    unloadable = await asyncio.to_thread(pipeline.unloadable, loaded)
+    states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | listed
     described = [await _describe(pipeline, name, states[name], unloadable.get(name)) for name in sorted(states)]
     ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != pipeline.default_model)
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
@@ -32,7 +34,7 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
 
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:
     """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
-    if fault is not None and not (state and state.is_ready):
+    if fault is not None:
         return ModelInfo(name, fault.state, detail=fault.reason, status=(state and state.state) or None)
     if state is None:
         return ModelInfo(

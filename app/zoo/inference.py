@@ -1,0 +1,28 @@
+"""ONNX Runtime, which is installed only where models are added."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import onnx
+    from onnxruntime import InferenceSession
+
+
+def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
+    """Load a model, with one thread; raise what ONNX Runtime raises."""
+    import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    content = model if isinstance(model, bytes) else str(model) if isinstance(model, Path) else model.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run(session: "InferenceSession", feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Run a model; return its outputs by name."""
+    names = [tensor.name for tensor in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
