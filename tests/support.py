@@ -140,6 +140,11 @@ class Reply(NamedTuple):
 Receive = Callable[[], Awaitable[Any]]
 
 
+def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    """Make the message of a part of a body."""
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
 def receiving(*messages: dict[str, Any]) -> Receive:
     """Make the `receive` of a client that sends these messages and then disconnects."""
     left = iter(messages)

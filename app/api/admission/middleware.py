@@ -61,6 +61,7 @@ class RequestContextMiddleware:
     async def _handle(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         content_type, encoding = headers.get(b"content-type", b""), headers.get(b"content-encoding", b"")
+        declared = None if b"transfer-encoding" in headers else headers.get(b"content-length")
         context = RequestContext(_request_id(headers), content_type.decode("latin-1"), encoding.decode("latin-1"))
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
@@ -74,6 +75,9 @@ class RequestContextMiddleware:
             message = await receive()
             if message["type"] == "http.request":
                 context.request_bytes += len(message["body"])
+                # Granian tells the end of a body in a message of its own, for which the event loop would wake up once more.
+                if declared == b"%d" % context.request_bytes:
+                    message["more_body"] = False
             return message
 
         async def send_with_headers(message: Message) -> None:

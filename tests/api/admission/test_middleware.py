@@ -19,7 +19,7 @@ from app.api.admission.middleware import HeadMiddleware, RequestContextMiddlewar
 from app.api.context import context_of
 from app.main import create_app
 from tests.api.conftest import routes_of, settings_for
-from tests.support import RESOURCES, call, captured_log, receiving
+from tests.support import RESOURCES, call, captured_log, chunk, receiving, staying
 
 Log = list[CapturedCall]
 
@@ -91,6 +91,28 @@ async def test_several_accept_headers_are_one() -> None:
         await call(wrapped, receiving(), headers=headers)
 
     assert seen == [b"image/png, text/html;q=0.5", b"*/*", b""]
+
+
+@pytest.mark.parametrize(
+    ("headers", "received"),
+    [({"Content-Length": "6"}, b"abcdef"), ({}, b"abcdef!"), ({"Content-Length": "6", "Transfer-Encoding": "chunked"}, b"abcdef!")],
+)
+async def test_a_body_of_declared_length_ends_with_its_last_byte(headers: dict[str, str], received: bytes) -> None:
+    """And not with a further message; the length counts only if the body has no other end."""
+    parts: list[bytes] = []
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        while True:
+            message: Any = await receive()
+            parts.append(message["body"])
+            if not message["more_body"]:
+                break
+        await respond(send, 200)
+
+    client = staying(*(chunk(part, more=part != b"!") for part in (b"abc", b"def", b"!")))
+    await call(RequestContextMiddleware(app, RESOURCES), client, headers=headers)
+
+    assert b"".join(parts) == received
 
 
 async def test_the_log_line_describes_the_request(log: Log) -> None:

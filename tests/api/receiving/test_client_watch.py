@@ -18,7 +18,19 @@ from tests.api.conftest import settings_for
 from tests.api.virtual_time import in_virtual_time, now
 from tests.fakes.triton import FakeTriton, serving
 from tests.pipeline.gate import Gate
-from tests.support import SCENE, Receive, Reply, call, captured_log, eventually, in_cycles, lifespan_of, open_admission, receiving
+from tests.support import (
+    SCENE,
+    Receive,
+    Reply,
+    call,
+    captured_log,
+    chunk,
+    eventually,
+    in_cycles,
+    lifespan_of,
+    open_admission,
+    receiving,
+)
 
 LIMITS = BodyLimits(100, total_seconds=30)
 
@@ -31,10 +43,6 @@ async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 10
     admitted = open_admission(upload_bytes=upload_bytes)
     with admitted as admission, admission.start_upload() as upload, ClientWatch(receive, limits) as client:
         return await client.read_body(upload)
-
-
-def chunk(body: bytes, *, more: bool = False) -> dict[str, Any]:
-    return {"type": "http.request", "body": body, "more_body": more}
 
 
 async def test_a_body_is_read_to_its_end() -> None:
