@@ -1,4 +1,4 @@
-"""The command line: nereid serve | api | triton | pull | add | models | use | remove | key | doctor | healthcheck | settings."""
+"""The command line of `nereid`."""
 
 import signal
 
@@ -33,7 +33,7 @@ from app.triton.repository import loadable_models
 from app.zoo import registry
 from app.zoo.pull import pull
 from app.zoo.recognize import Options
-from app.zoo.repository import Repository
+from app.zoo.repository import Repository, require_name
 
 if TYPE_CHECKING:
     from app.embedded.server import EmbeddedTriton
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
-        return 1
+        return getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
 
@@ -94,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         ("add", _add, "add a detector or classifier of your own, exported to ONNX, as a model or its next version"),
         ("models", _models, "list the added models"),
         ("use", _use, "make a version, such as doors:1, the default version of an added model"),
+        ("load", _load, "let the running Triton load a model of the repository, or its changes"),
+        ("unload", _unload, "let the running Triton unload a model, until it starts again"),
         ("remove", _remove, "remove an added model, or a version of it"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
@@ -128,15 +130,18 @@ def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
         command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
         command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
         command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
+    if name in {"load", "unload"}:
+        command.add_argument("name", help="name of the model")
     if name in {"use", "remove"}:
         command.add_argument("reference", help="name of the model, or name:version")
     if name != "add":
         return
-    command.add_argument("source", help="ONNX file, folder with one, or https address")
+    command.add_argument("source", help="ONNX file, folder with one, https address, or - for the standard input")
     command.add_argument("--name", help="name of the model; by default that of the file")
     command.add_argument("--licence", default="", help="shown by /models")
     command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
     command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
+    command.add_argument("--untrusted", action="store_true", help="check the file apart, as one that may be hostile")
     for option, hint in get_type_hints(Options, include_extras=True).items():  # what a file may not say of itself
         command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description)
 
@@ -221,7 +226,10 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415
 
-    request = Request(options.source, options.name, options.licence, options.samples or check.SAMPLES, read_options(vars(options)))
+    given = read_options(vars(options), may_read_files=not options.untrusted)
+    request = Request(
+        options.source, options.name, options.licence, options.samples or check.SAMPLES, given, is_untrusted=options.untrusted
+    )
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
@@ -250,6 +258,29 @@ def _use(settings: Settings, options: argparse.Namespace) -> None:
     say(f"{name} is version {found.default_version} {later}".rstrip())
 
 
+def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True) -> None:
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+
+    repository = Repository(Path(settings.model_repository))
+    if not (repository.path / require_name(options.name)).is_dir():
+        raise CommandError(f"there is no model {options.name} in {repository.path}")
+    if not loads:
+        _require_not_default(settings, options.name)
+    with repository.writing():
+        if later := control.apply(settings, options.name, loads=loads):
+            raise CommandError(f"{options.name} changes {later}")
+    say(f"{options.name} is {'loaded' if loads else 'unloaded'}")
+
+
+def _unload(settings: Settings, options: argparse.Namespace) -> None:
+    _load(settings, options, loads=False)
+
+
+def _require_not_default(settings: Settings, name: str) -> None:
+    if name in {settings.model, settings.classify_model}:
+        raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
+
+
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
@@ -258,8 +289,8 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
     with repository.writing():
         found = repository.load(name)
         is_last = not version or (found is not None and [*found.versions] == [version])
-        if is_last and name in {settings.model, settings.classify_model}:
-            raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
+        if is_last:
+            _require_not_default(settings, name)
         repository.remove(options.reference)
         later = control.apply(settings, name)
     say(f"{options.reference} is removed {later}".rstrip())

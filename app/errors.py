@@ -18,9 +18,11 @@ GatewayError
 ├── UnsupportedFormat       415  the bytes are not a supported image format
 ├── InvalidImage            422  the format is supported, but the image cannot be decoded
 ├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
+├── ModelRefused            422  a model cannot be added, changed or removed
 ├── ImageNotFetched         424  the host of an image URL did not deliver the image
 ├── GatewayFull             429  the gateway is at its capacity
 ├── ClientGone              499  the client disconnected; only in the log
+├── ModelsNotManaged        501  models cannot be changed with this installation
 ├── InferenceFailed         502  Triton could not run the model
 ├── InvalidModelOutput      502  the model's output does not match its config
 ├── UnsupportedModel        502  the format of the model's inputs or outputs is not supported
@@ -127,6 +129,10 @@ class InvalidImageDimensions(GatewayError):
     status, code, title = 422, "invalid_image_dimensions", "The image's width, height or aspect ratio is out of range"
 
 
+class ModelRefused(GatewayError):
+    status, code, title = 422, "model_refused", "The model cannot be added or changed"
+
+
 class ImageNotFetched(GatewayError):
     status, code, title = 424, "image_not_fetched", "The image could not be fetched"
 
@@ -138,12 +144,16 @@ class GatewayFull(GatewayError):
     def __init__(self, detail: str, reason: str = "requests", retry_after_seconds: int = 1) -> None:
         super().__init__(detail)
         self.reason = reason
-        """The exhausted resource: `requests`, `uploads`, `memory` or `decoding`."""
+        """The exhausted resource: `requests`, `uploads`, `memory`, `decoding` or `models`."""
         self.retry_after_seconds = retry_after_seconds
 
 
 class ClientGone(GatewayError):
     status, code, title = 499, "client_gone", "The client disconnected"
+
+
+class ModelsNotManaged(GatewayError):
+    status, code, title = 501, "models_not_managed", "Models cannot be added here"
 
 
 class InferenceFailed(GatewayError):

@@ -149,6 +149,8 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.page,
         settings.dialect_names,
         cores.workers_of_host(settings.workers, settings.instances),
+        Path(settings.model_repository),
+        int(settings.max_model_size_mb * 2**20),
     )
 
 

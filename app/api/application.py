@@ -1,14 +1,17 @@
 """The HTTP application: assembles routes, dependencies, error handlers and middleware."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
+from app.api import admin
 from app.api.admission.guards import guard_model
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
@@ -24,7 +27,7 @@ from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
 from app.api.reports.health import health, livez, ready, readyz
 from app.api.reports.metrics import metrics
-from app.api.reports.models import models
+from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
@@ -60,7 +63,11 @@ def build(
 
     routes: list[ControllerRouterHandler] = [
         Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),
-        Router("/", route_handlers=[models], guards=[guard_scope(keys, "detect")], security=_security(keys, "detect")),
+        Router(
+            "/",
+            route_handlers=[*_secured([models, model], keys, "detect"), *([] if keys is None else admin.ROUTES)],
+            guards=[guard_scope(keys, "detect")],
+        ),
         Router(
             "/",
             route_handlers=[health, metrics, ready],
@@ -105,6 +112,13 @@ def table_of(dialects: Sequence[Dialect]) -> RouteTable:
     for each in dialects:
         table.add([handler for handler in each.handlers if isinstance(handler, ModelRoute)], f"/{each.name}")
     return table
+
+
+def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: Scope) -> Iterator[HTTPRouteHandler]:
+    """Copy handlers and describe the scope that they need; a router would describe it for others with the same path, too."""
+    for handler in map(copy, handlers):
+        handler.security = _security(keys, scope)
+        yield handler
 
 
 def _security(keys: ApiKeys | None, scope: Scope) -> list[SecurityRequirement]:

@@ -1,6 +1,7 @@
 """Dependencies that are injected into handlers."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +49,10 @@ class Deployment(NamedTuple):
     """Names of the enabled dialects."""
     workers: int = 1
     """Number of workers that the host should have."""
+    model_repository: Path = Path()
+    """Folder in which models are added."""
+    max_model_bytes: int = 0
+    """Maximum size of a network to add."""
 
 
 class WorkerResources:

@@ -27,8 +27,11 @@ def find_obstacle(settings: Settings) -> str:
     return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs here"
 
 
-def apply(settings: Settings, model: str) -> str:
-    """Load a model that was added or changed, or unload one that was removed; return what `find_obstacle` returns.
+def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
+    """Load a model that was added or changed, or unload one that was removed or if `loads` is false.
+
+    Returns:
+        What `find_obstacle` returns.
 
     Raises:
         CommandError: Triton cannot load it.
@@ -40,7 +43,7 @@ def apply(settings: Settings, model: str) -> str:
     try:
         for other in [other for other in link.parent.iterdir() if not other.exists()]:
             other.unlink()  # with a link to nothing, Triton cannot list its models
-        if target.is_dir():
+        if loads and target.is_dir():
             if not link.is_symlink():
                 link.symlink_to(target)
             client.load(model)

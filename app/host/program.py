@@ -16,6 +16,20 @@ IS_ONE_FILE = hasattr(sys, "_MEIPASS")
 class CommandError(Exception):
     """A command cannot be carried out; the message is one line for the user."""
 
+    exit_code = 1
+
+
+class Busy(CommandError):
+    """A command cannot be carried out now, because another process does the same."""
+
+    exit_code = os.EX_TEMPFAIL
+
+
+class NotPossible(CommandError):
+    """A command cannot be carried out with this installation."""
+
+    exit_code = os.EX_UNAVAILABLE
+
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message; its type if it has none."""

@@ -188,6 +188,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_batch_size_mb: Annotated[
         float, Meta(gt=0, le=16384, description="Maximum size of the body of a request with several images, MiB.")
     ] = 128.0
+    max_model_size_mb: Annotated[
+        float, Meta(gt=0, le=2047, description="Maximum size of a network that a caller with the scope `admin` may add, MiB.")
+    ] = 500.0
     url_hosts: Annotated[
         str,
         Meta(

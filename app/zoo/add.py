@@ -1,9 +1,12 @@
 """Add a user's own network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
 import re
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,12 +15,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from app.detection.nms import MIN_SCORE
-from app.host.program import CommandError, first_line
+from app.host.program import CommandError, NotPossible, first_line
 from app.model.reference import refer_to
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
-from app.zoo import check, configs
+from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import fetch_url
 from app.zoo.inference import open_session
@@ -40,17 +43,24 @@ class Request(NamedTuple):
     """A network to add."""
 
     source: str
-    """A file, a folder with one ONNX file, or an https address."""
+    """A file, a folder with one ONNX file, an https address, or `-` for the standard input."""
     name: str | None
     """Name of the model; by default that of the file."""
     licence: str
     samples: Path
     """Folder of images for the check."""
     options: Options
+    is_untrusted: bool = False
+    """Whether the file may be hostile."""
+
+    @property
+    def title(self) -> str:
+        """What messages call the file."""
+        return "the file" if self.source == "-" else self.source
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
-    """Read the options of the command line.
+def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Options:
+    """Read the options of the command line, of which `labels` may name a file.
 
     Raises:
         CommandError: One is not valid.
@@ -60,7 +70,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
         path = Path(texts["labels"])
         texts["labels"] = (
             read_labels(path)
-            if path.suffix == ".txt" or path.is_file()
+            if may_read_files and (path.suffix == ".txt" or path.is_file())
             else [label.strip() for label in texts["labels"].split(",")]
         )
     if "size" in texts:
@@ -87,29 +97,37 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     with repository.writing() as scratch:
         with _interruptible():
             file = _find(request.source, scratch)
-            content = _read(file)
-            recognized = _recognize(content, file, request.options)
-            without_floor, batch = _compose(content, recognized, file)
         old = repository.load(name)
-        new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
-        if batch:
-            new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
-        model = _build(content, recognized, batch=batch)
-        (scratch / NETWORK).write_bytes(model.SerializeToString())
-        canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
-        with _interruptible():
-            report = _check(content, without_floor, recognized, canvases)
-        reference = refer_to(name, new.default_version)
-        if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
-            say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
-        if report.has_fractions and new.recipe.head in PIXELS:
-            say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
-        if old is not None and isinstance(new.recipe, DetectionRecipe):
-            previous = repository.path / name / str(old.default_version) / NETWORK
-            _compare(refer_to(name, old.default_version), previous, reference, model, canvases)
+        work = partial(_prepare, name, request, file, scratch, old)
+        new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
-        say(_summary(reference, new, report, is_single=bool(batch)))
         return name, repository.load_into(apply, name, old)
+
+
+def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
+    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
+    with _interruptible():
+        content = _read(file, request.title)
+        recognized = _recognize(content, file, request)
+        without_floor, batch = _compose(content, recognized, request.title)
+    new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
+    if batch:
+        new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
+    model = _build(content, recognized, batch=batch)
+    (scratch / NETWORK).write_bytes(model.SerializeToString())
+    canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
+    with _interruptible():
+        report = _check(content, without_floor, recognized, canvases)
+    reference = refer_to(name, new.default_version)
+    if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
+        say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
+    if report.has_fractions and new.recipe.head in PIXELS:
+        say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
+    if old is not None and isinstance(new.recipe, DetectionRecipe):
+        previous = scratch.parent / name / str(old.default_version) / NETWORK
+        _compare(refer_to(name, old.default_version), previous, reference, model, canvases)
+    say(_summary(reference, new, report, is_single=bool(batch)))
+    return new
 
 
 @contextmanager
@@ -127,6 +145,11 @@ def _find(source: str, scratch: Path) -> Path:
     """Return the path of the file that a source names; download it if necessary."""
     if source.startswith("https://"):
         return fetch_url(source, scratch / "network.onnx")
+    if source == "-":
+        path = scratch / "network.onnx"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        return path
     path = Path(source)
     files = sorted(path.glob("*.onnx")) if path.is_dir() else [path]
     if len(files) != 1:
@@ -138,40 +161,53 @@ def _find(source: str, scratch: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path) -> bytes:
+def _read(file: Path, title: str) -> bytes:
     """Return a network with all of its weights."""
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
     except ImportError as error:
-        raise CommandError("onnx and onnxruntime are not installed; use ./just add, or run: pip install '.[models]'") from error
+        raise NotPossible("onnx and onnxruntime are not installed; use ./just add, or run: pip install '.[models]'") from error
     try:
         network = onnx.load(file)
         onnx.checker.check_model(network)
         weights = {tensor.name for tensor in network.graph.initializer}
         for value in [value for value in network.graph.input if value.name in weights]:  # as in old files
             network.graph.input.remove(value)
-        return bytes(network.SerializeToString())
+        content = bytes(network.SerializeToString())
     except OSError as error:
-        raise CommandError(f"{error.filename or file} cannot be read: {error.strerror or error}") from error
+        raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # onnx has its own exception for every kind of broken file
-        raise CommandError(f"{file} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
+        raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(network)):  # which ONNX Runtime would read
+        raise CommandError(f"{title} has weights in other files where onnx does not expect them; {_EXPORT}")
+    return content
 
 
-def _recognize(content: bytes, file: Path, options: Options) -> Recognized:
+def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - any message of ONNX
+    """Yield all tensors in a message, also those in nested graphs and functions."""
+    for field, value in message.ListFields():
+        for part in (value if field.is_repeated else [value]) if field.message_type else ():
+            if field.message_type.name == "TensorProto":
+                yield part
+            else:
+                yield from _tensors(part)
+
+
+def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
     import onnx  # noqa: PLC0415
 
     network = onnx.load_from_string(content)
-    beside = file.with_name(LABELS)
+    beside, options = file.with_name(LABELS), request.options
     if options.labels is None and beside.is_file() and not read_hints(network).class_names():
         options = msgspec.structs.replace(options, labels=read_labels(beside))
     try:
         return recognize(network, options)
     except ValueError as error:
-        raise CommandError(f"{file}: {error}") from error
+        raise CommandError(f"{request.title}: {error}") from error
 
 
-def _compose(content: bytes, recognized: Recognized, file: Path) -> "tuple[onnx.ModelProto, int | None]":
+def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[onnx.ModelProto, int | None]":
     """Return the model without a floor, and 1 if it takes one image at a time because the network has a fixed batch."""
     reason = ""
     for batch in (None, 1):
@@ -182,7 +218,7 @@ def _compose(content: bytes, recognized: Recognized, file: Path) -> "tuple[onnx.
             reason = "the network mixes the images of a batch"
         except Exception as error:  # noqa: BLE001 - onnx and onnxruntime have their own exceptions
             reason = first_line(error)
-    raise CommandError(f"{file} cannot be composed: {reason}; {_EXPORT}")
+    raise CommandError(f"{title} cannot be composed: {reason}; {_EXPORT}")
 
 
 def _build(content: bytes, recognized: Recognized, *, batch: int | None, floor: float = MIN_SCORE) -> "onnx.ModelProto":
@@ -208,7 +244,7 @@ def _compare(old: str, file: Path, new: str, model: "onnx.ModelProto", canvases:
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
-    source, licence = Path(urlsplit(request.source).path).name, request.licence or recognized.licence
+    source, licence = Path(urlsplit(request.source).path).name.strip("-"), request.licence or recognized.licence
     labels, source, licence = tuple(map(_printable, recognized.labels)), _printable(source), _printable(licence)
     if old is None:
         return Description(
@@ -233,7 +269,7 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
             if differing
             else "other classes"
         )
-        raise CommandError(f"{request.source} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
+        raise CommandError(f"{request.title} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
     number = old.last_version + 1
     return msgspec.structs.replace(
         old,

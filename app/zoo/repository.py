@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from app.host.program import CommandError
+from app.host.program import Busy, CommandError
 from app.model.reference import refer_to, split_reference
 from app.telemetry.logging import say
 from app.triton.repository import LOCK, model_folders
@@ -21,6 +21,13 @@ from app.zoo.description import Description
 NETWORK = "model.onnx"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SCRATCH = ".add-"
+
+
+def require_name(name: str) -> str:
+    """Return the name of a model; raise CommandError if it is not allowed."""
+    if not _NAME.fullmatch(name):
+        raise CommandError(f"{name!r} is not a name of a model: letters, digits, and `_`, `-` and `.` after the first, at most 64")
+    return name
 
 
 class Repository:
@@ -35,11 +42,7 @@ class Repository:
         Raises:
             CommandError: The name is not allowed, the model was not added with `add`, or its description is not valid.
         """
-        if not _NAME.fullmatch(name):
-            raise CommandError(
-                f"{name!r} is not a name of a model: letters, digits, and `_`, `-` and `.` after the first, at most 64"
-            )
-        folder = self.path / name
+        folder = self.path / require_name(name)
         found = description.load(folder)
         if found is None and any(path.suffix == ".pbtxt" or path.parent.name.isdigit() for path in folder.glob("**/*")):
             raise CommandError(
@@ -78,7 +81,7 @@ class Repository:
             finally:
                 os.close(lock)
         except BlockingIOError as error:
-            raise CommandError(f"another process changes the models in {self.path}; try again when it has ended") from error
+            raise Busy(f"another process changes the models in {self.path}; try again when it has ended") from error
         except OSError as error:
             raise CommandError(f"{error.filename or self.path}: {error.strerror or error}") from error
 

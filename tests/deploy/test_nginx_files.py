@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import server
+from app.api.admin import ROUTES
 from app.api.application import table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
-from app.api.reports.models import models
+from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
@@ -25,7 +26,7 @@ TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
 def value_of(directive: str, text: str = TEXT) -> str:
-    (value,) = re.findall(rf"^ +{directive} ([^;]+);", text, re.MULTILINE)
+    (value,) = re.findall(rf"^ {{4}}{directive} ([^;]+);", text, re.MULTILINE)
     return str(value)
 
 
@@ -37,9 +38,9 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     settings = Settings()
 
     limits = re.findall(r"client_max_body_size (\S+);", TEXT)
-    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb)]
+    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb, settings.max_model_size_mb)]
     assert '413 "the limit is $nereid_body_limit";' in TEXT
-    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes):
+    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes, int(settings.max_model_size_mb * 2**20)):
         assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
     assert seconds("client_body_timeout") == PAUSE_SECONDS
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds
@@ -66,7 +67,12 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
 
 
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
-OTHERS = {prefix + path for handler in (models, livez, readyz) for path in handler.paths for prefix in ("", VERSION)}
+OTHERS = {
+    prefix + path.replace("{model:str}", "tiny")
+    for handler in (models, model, livez, readyz, *ROUTES)
+    for path in handler.paths
+    for prefix in ("", VERSION)
+}
 """Paths at which no model is asked."""
 
 

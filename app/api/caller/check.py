@@ -30,10 +30,13 @@ def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
 
 
 def guard_scope(keys: ApiKeys | None, wanted: Scope) -> Guard:
-    """Make the guard of routes that need a key with this scope, but run no model; it raises the errors of `require_key`."""
+    """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`.
 
-    async def guard(connection: Connection, _: BaseRouteHandler) -> None:  # a plain function would run in a thread
-        require_key(connection, keys, wanted, is_dialect=False)
+    It raises the errors of `require_key`.
+    """
+
+    async def guard(connection: Connection, handler: BaseRouteHandler) -> None:  # a plain function would run in a thread
+        require_key(connection, keys, handler.opt.get("scope", wanted), is_dialect=False)
 
     return guard
 

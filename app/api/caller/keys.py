@@ -2,7 +2,7 @@
 
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
-    scopes = ["detect"]                            # what the key may do: detect, health
+    scopes = ["detect"]                            # what the key may do: detect, health, admin
     share = 0.25                                   # optional: reserved fraction of the requests in progress
 
 A credential is `id.secret`. The file contains only hashes; an unsalted SHA-256 is enough for secrets of 256 random bits.
@@ -28,12 +28,14 @@ from app.errors import Unauthorized
 from app.resilience import last_valid
 from app.resilience.admission import Share
 
-Scope = Literal["detect", "health"]
-"""Permission of a key. `detect`: run or list models, also through dialects; `health`: health and metrics."""
+Scope = Literal["detect", "health", "admin"]
+"""Permission of a key. `detect`: run or list models, also through dialects; `health`: health, metrics; `admin`: change models."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"
-_TABLE_RULE = "expected sha256 (one or two, in hex, as a list), scopes (a list of detect and health), share (0 to 1, optional)"
+_TABLE_RULE = (
+    "expected sha256 (one or two, in hex, as a list), scopes (a list of detect, health and admin), share (0 to 1, optional)"
+)
 _SECRET_BYTES = 32
 _CHECK_SECONDS = 1.0
 

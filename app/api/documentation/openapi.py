@@ -28,8 +28,8 @@ from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.errors import GatewayError
 from app.model.heads import Task
 
-_UNDESCRIBED = {401, 403, 499}
-"""Errors of keys, which their scheme describes, and the status that nobody receives."""
+_UNDESCRIBED = {401, 403, 499, 501}
+"""Errors of keys, which their scheme describes, the status that nobody receives, and that of routes that change models."""
 
 
 def _describe_errors() -> dict[int, ResponseSpec]:

@@ -1,14 +1,15 @@
-"""GET /models: the models in Triton, and those that can be pulled."""
+"""GET /models, GET /models/{name}: the models in Triton, and those that can be pulled."""
 
 import asyncio
 
 from litestar import get
 from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from app.api.answering.schema import ModelCard, ModelInfo, ModelList
-from app.api.dependencies import Worker
-from app.api.documentation.openapi import UNAVAILABLE
-from app.errors import GatewayError
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import PROBLEMS, UNAVAILABLE
+from app.errors import GatewayError, UnknownModel
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
 from app.triton.pool import TritonPool
@@ -19,6 +20,21 @@ from app.triton.server_info import ModelState
 async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can download."""
     return await list_models(triton_client, worker.pipeline)
+
+
+@get("/models/{model:str}", summary="Describe a model", responses={404: PROBLEMS[404], **UNAVAILABLE})
+async def model(model: FromPath[str], worker: Worker) -> ModelInfo:
+    """Describe a model in the repositories of all Tritons, or one that `pull` can download."""
+    return await describe_model(model, worker)
+
+
+async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
+    """Describe a model; raise UnknownModel if there is none of this name."""
+    listed = await list_models(worker.tritons, worker.pipeline)
+    found = next((model for model in listed.models if model.name == name), None)
+    if found is None:
+        raise UnknownModel(f"there is no model {name[:64]!r}")
+    return found
 
 
 async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:

@@ -292,7 +292,7 @@ async def test_the_rest_of_a_body_is_received_after_an_early_response(
     assert len(messages) == left
 
 
-_VALUES = {"name": "swagger_style.css", "path": "nothing"}
+_VALUES = {"model": "a", "name": "swagger_style.css", "path": "nothing"}
 """What the routes' paths may contain."""
 _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
 

@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
+from app.api.admin import ROUTES
 from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
 from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
+from app.api.routes import VERSION
 from app.main import create_app
 from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
@@ -19,9 +21,10 @@ from tests.support import SCENE, call, calling, captured_log, json, lifespan_of,
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
 NEED_DETECT = [
-    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models"),
-    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models"),
+    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models", "/models/tiny"),
+    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny"),
 ]
+NEED_ADMIN = [prefix + path for route in ROUTES for path in route.paths for prefix in ("", VERSION)]
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
     *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
@@ -63,9 +66,9 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later must not be open by mistake."""
     others = ("/docs", "/page-assets", *(f"/{name}/" for name in DIALECTS))
-    assert {route.path for route in routes_of(locked) if not route.path.startswith(others)} == {
-        path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_HEALTH + NEED_NONE if not path.startswith(others)
-    }
+    paths = {path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_ADMIN + NEED_HEALTH + NEED_NONE}
+    found = {route.path for route in routes_of(locked)}
+    assert {path for path in found if not path.startswith(others)} == {path for path in paths if not path.startswith(others)}
 
 
 OPEN = {
@@ -94,7 +97,7 @@ async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers:
     name, value = headers
     for path in NEED_DETECT:
         response = await ask(locked, path, {name: value.format(DETECT)})
-        assert response.status_code in {200, 400, 415, 502}  # 400: it is no classifier; 502: Triton answers nothing
+        assert response.status_code in {200, 400, 404, 415, 502}  # 400: no classifier; 404: not listed; 502: Triton answers nothing
     for path in NEED_HEALTH:
         assert (await ask(locked, path, {name: value.format(HEALTH)})).status_code == 200
 

@@ -76,7 +76,7 @@ INVALID = [
         (table(sha256=digests), TABLE_RULE)
         for digests in ("[]", THREE, f'"{SHA256}"', f'["{SHA256[1:]}"]', f'["{SHA256}\\n"]', f'["{SECRET}"]')
     ),
-    *((table(scopes=scopes), TABLE_RULE) for scopes in ("[]", '["admin"]', f'["{SECRET}"]')),
+    *((table(scopes=scopes), TABLE_RULE) for scopes in ("[]", '["root"]', f'["{SECRET}"]')),
     *((table(more=f"share = {share}"), TABLE_RULE) for share in ("1.0", "-0.1", "nan", '"0.1"')),
     *((table(more=more), TABLE_RULE) for more in (f'secret = "{SECRET}"', f'{SECRET} = "secret"')),
     (table(f"camera-1.{SECRET}"), TABLE_RULE),

@@ -109,7 +109,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     assert set(document["paths"]) == {
-        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models"),
+        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}"),
         *("/health", "/live", "/livez", "/ready", "/readyz"),
     }
     assert document["info"]["version"] == __version__
@@ -131,7 +131,9 @@ async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path:
     async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys))) as client:
         with_keys = json(await client.get("/docs/openapi.json"))
     needed = {
-        path: operation.get("security") for path, operations in with_keys["paths"].items() for operation in operations.values()
+        f"{path} of admin" if path == "/models/{model}" and method != "get" else path: operation.get("security")
+        for path, operations in with_keys["paths"].items()
+        for method, operation in operations.items()
     }
 
     def both(scope: str) -> list[dict[str, list[str]]]:
@@ -146,6 +148,11 @@ async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path:
         "/classify": both("detect"),
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
+        "/models/{model}": both("detect"),
+        "/models/{model} of admin": both("admin"),
+        "/models/{model}/load": both("admin"),
+        "/models/{model}/unload": both("admin"),
+        "/models/{model}/default-version": both("admin"),
         "/health": both("health"),
         "/ready": both("health"),
         "/readyz": None,

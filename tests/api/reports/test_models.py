@@ -32,6 +32,16 @@ async def test_the_models_of_triton_are_listed_with_their_state(gateway: Gateway
     assert {"yolo11n": "not_pulled", "yolox_nano": "not_pulled"}.items() <= states.items()
 
 
+async def test_one_model_is_described(gateway: Gateway) -> None:
+    _, client = gateway
+    listed = by_name(json(await client.get("/models")))
+    for name in ("a", "b", "yolo11n"):
+        assert json(await client.get(f"/models/{name}")) == listed[name]
+    answer = await client.get("/models/nothing")
+
+    assert json(answer, 404)["detail"] == "there is no model 'nothing'"
+
+
 async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
     fake, client = gateway
     hints = {"labels": "red,blue", "source": "here", "licence": "MIT"}

@@ -1,0 +1,170 @@
+"""Models are added, chosen and removed over HTTP by callers with the scope `admin`, and by nobody else."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from app.api import admin
+from app.api.application import Application
+from app.main import create_app
+from app.triton.repository import LOCK
+from app.zoo import description
+from app.zoo.repository import Repository
+from tests.api.conftest import settings_for, write_keys
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import call, calling, chunk, json, lifespan_of, receiving, staying
+from tests.zoo.exported import exported
+
+ADMIN = {"X-API-Key": "boss.secret"}
+CAMERA = {"X-API-Key": "camera.secret"}
+NETWORK = exported({"output0": (7, 84)}, (64, 64), names={0: "door", 1: "window", 2: "gate"}).SerializeToString()
+
+
+class Service(NamedTuple):
+    """An application that adds models to a repository, and a client of it."""
+
+    app: Application
+    client: httpx.AsyncClient
+    repository: Repository
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.repository.path.iterdir()} - {LOCK}
+
+
+@pytest.fixture
+async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    fake = FakeTriton()
+    async with serving(fake):
+        monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(repository))  # for the commands
+        monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", fake.url)
+        keys = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
+        settings = settings_for(fake.url, model_repository=str(repository), api_keys_file=keys, max_model_size_mb=0.25)
+        async with lifespan_of(app := create_app(settings)), calling(app) as client:
+            yield Service(app, client, Repository(repository))
+
+
+async def test_file_and_form_are_added(service: Service) -> None:
+    answer = await service.client.post("/models/doors?licence=MIT&labels=a,b,c", content=NETWORK, headers=ADMIN)
+    said = json(answer, 201)
+    assert (said["name"], said["state"]) == ("doors", "not_ready")
+    assert "doors:1: detection, 3 classes (a, b, c), 64 x 64" in said["detail"]
+    assert "POST /predict/doors uses it when the Triton at" in said["detail"]
+    form = {"labels": (None, "a,b,c"), "iou": (None, "0.5"), "file": ("best.onnx", NETWORK)}
+    answer = await service.client.post("/models/doors", files=form, headers=ADMIN)
+
+    assert "the file has another iou than doors" in json(answer, 422)["detail"]
+    answer = await service.client.post("/models/gates", files=form, headers=ADMIN)
+    assert answer.status_code == 201
+    found = description.load(service.repository.path / "gates")
+    assert found is not None
+    assert (found.labels, found.licence, found.source) == (("a", "b", "c"), "unknown", "")
+    assert service.files() == {"doors", "gates"}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "more", "status", "detail"),
+    [
+        ("POST /models/doors", {"headers": {}}, 401, "send one API key"),
+        ("POST /models/doors", {"headers": CAMERA}, 403, "does not have the scope 'admin'"),
+        ("DELETE /models/doors", {"headers": CAMERA}, 403, "does not have the scope 'admin'"),
+        ("POST /models/doors", {"headers": {**ADMIN, "Origin": "https://example.org"}}, 403, "page of another origin"),
+        ("POST /models/doors", {"headers": {**ADMIN, "Origin": "null"}}, 403, "page of another origin"),
+        ("POST /models/doors?samples=/etc", {}, 400, "unknown parameter 'samples'"),
+        ("POST /models/doors?head=x", {}, 422, r"an option is not valid: .*\$.head"),
+        ("POST /models/doors", {"content": b"no network"}, 422, "the file is not a complete ONNX network"),
+        ("POST /models/doors?labels=/etc/passwd", {"content": NETWORK}, 422, "has 3 classes, not 1: say --labels"),
+        ("POST /models/doors", {"content": bytes(2**18 + 1)}, 413, "the limit is 0.25 MiB"),
+        ("POST /models/doors", {"files": {"file": bytes(2**18)}}, 413, "the limit is 0.25 MiB"),
+        (
+            "POST /models/doors",
+            {"files": {"labels": (None, "x" * 70_000)}},
+            400,
+            "a field of the form has more than 65536 bytes",
+        ),
+        (
+            "POST /models/doors",
+            {"headers": {**ADMIN, "Content-Type": "multipart/form-data; boundary=x"}, "content": b"no form"},
+            400,
+            "the form is not well formed",
+        ),
+        ("POST /models/-x", {"content": NETWORK}, 422, "'-x' is not a name of a model"),
+        ("POST /models/nothing/load", {}, 404, "there is no model 'nothing'"),
+        ("POST /models/nothing/unload", {}, 404, "there is no model 'nothing'"),
+        ("PUT /models/nothing/default-version", {"json": {"version": 1}}, 404, "there is no model 'nothing'"),
+        ("DELETE /models/nothing", {}, 404, "there is no model 'nothing'"),
+        ("DELETE /models/a", {}, 422, "there is no model a in"),
+        ("POST /models/a/load", {}, 422, "there is no model a in"),
+        ("POST /models/tiny/unload", {}, 404, "there is no model 'tiny'"),
+    ],
+)
+async def test_what_is_refused_changes_nothing(
+    service: Service, request_line: str, more: dict[str, Any], status: int, detail: str
+) -> None:
+    method, _, path = request_line.partition(" ")
+    answer = await service.client.request(method, path, **{"headers": ADMIN, **more})
+    assert re.search(detail, json(answer, status)["detail"])
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert service.files() == set()
+
+
+async def test_one_is_added_at_a_time(service: Service) -> None:
+    with service.repository.writing():
+        answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert json(answer, 429)["code"] == "gateway_full"
+    assert "another process changes the models" in json(answer, 429)["detail"]
+    body, may_end = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> Any:  # noqa: ANN401
+        body.set()
+        await may_end.wait()
+        return chunk(NETWORK)
+
+    slow = asyncio.create_task(call(service.app, receive, "/models/doors", ADMIN))
+    await body.wait()
+    answer = await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)
+    assert json(answer, 429)["detail"] == "another model is being added"
+    may_end.set()
+    assert (await slow).status == 201
+    answer = await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)
+
+    assert answer.status_code == 201
+
+
+async def test_client_that_leaves_adds_nothing(service: Service) -> None:
+    leaving = receiving(chunk(NETWORK[:1000], more=True))
+    assert (await call(service.app, leaving, "/models/doors", ADMIN)).status == 400
+    assert service.files() == set()
+
+
+async def test_client_that_pauses_adds_nothing(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
+    pausing = staying(chunk(NETWORK[:1000], more=True))
+    reply = await call(service.app, pausing, "/models/doors", ADMIN)
+    assert (reply.status, "without pauses of more than" in reply.body.decode()) == (408, True)
+    assert service.files() == set()
+
+
+async def test_without_onnx_models_cannot_be_added(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnx.py").write_text("raise ImportError('as if it was not installed')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert json(answer, 501)["code"] == "models_not_managed"
+    assert "onnx and onnxruntime are not installed" in json(answer, 501)["detail"]
+
+
+async def test_without_keys_nobody_can_change_models(gateway: tuple[FakeTriton, httpx.AsyncClient]) -> None:
+    _, client = gateway
+    for method, path in (
+        ("POST", "/models/a"),
+        ("DELETE", "/models/a"),
+        ("POST", "/models/a/load"),
+        ("PUT", "/models/a/default-version"),
+    ):
+        assert (await client.request(method, path)).status_code in {404, 405}

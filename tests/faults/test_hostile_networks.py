@@ -1,0 +1,50 @@
+"""Hostile and damaged networks are added to a Triton that serves, or refused: it never dies, and nothing is left."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from app.embedded import control
+from app.embedded.server import EmbeddedTriton
+from app.settings.schema import Settings
+from app.zoo import sandbox
+from app.zoo.repository import Repository
+from tests.fakes import models
+from tests.faults.conftest import RecordFigure
+from tests.support import triton_home
+from tests.zoo.exported import exported
+from tests.zoo.hostile import add_hostile, hostile, mutated
+
+_HOSTILE, _MUTATED = 200, 1800
+_SECONDS = 5.0
+
+
+def test_hostile_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_figure: RecordFigure) -> None:
+    monkeypatch.setattr(sandbox, "_SECONDS", _SECONDS)
+    home = tmp_path / "triton"
+    home.mkdir()
+    served = tmp_path / "served"
+    served.mkdir()
+    models.write(tmp_path / "all")
+    (tmp_path / "all" / "six_columns").rename(served / "six_columns")
+    settings = Settings(triton_home=triton_home(home), model_repository=str(served), model="six_columns")
+    triton = EmbeddedTriton(settings)
+    triton.claim()
+    try:
+        triton.start()
+        apart = Repository(tmp_path / "added")
+        added = Counter[str]()
+        apply = partial(control.apply, msgspec.structs.replace(settings, model_repository=str(apart.path)))
+        whole = exported({"output0": (7, 84)}, (64, 64)).SerializeToString()
+        attacks = [*hostile(_HOSTILE), *(("mutated", content) for content in mutated(whole, _MUTATED))]
+        for kind, content in attacks:
+            added[kind] += not add_hostile(content, apart, apply)
+            assert triton.poll() is None, kind
+        triton.check()
+    finally:
+        triton.stop()
+    for kind, count in added.items():
+        record_figure(f"hostile networks, {kind}: added", count)

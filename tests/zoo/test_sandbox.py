@@ -1,0 +1,76 @@
+"""Work on hostile files is contained: it ends in time, takes limited memory, reaches no network and leaves nothing."""
+
+import ctypes
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.host.program import CommandError
+from app.zoo import sandbox
+from app.zoo.repository import Repository
+from tests.zoo.exported import exported
+from tests.zoo.hostile import add_hostile, hostile, mutated
+
+
+def _hang() -> str:
+    while True:
+        pass
+
+
+def _grow() -> str:
+    return "x" * (1 << 33)
+
+
+def _crash() -> str:
+    return str(ctypes.string_at(0))
+
+
+def _leave() -> str:
+    os._exit(0)
+
+
+def _connect() -> str:
+    return repr(socket.socket())
+
+
+def _refuse() -> str:
+    raise CommandError("no")
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (_hang, "takes more than 0.5 s"),
+        (_grow, "cannot be checked: MemoryError"),
+        (_crash, "was ended by SIGSEGV: it crashes ONNX Runtime, or needs more than 4 GiB"),
+        (_leave, "was ended: it crashes"),
+        (_connect, "Operation not permitted"),
+        (_refuse, "^no$"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
+    monkeypatch.setattr(sandbox, "_SECONDS", 0.5)
+    with pytest.raises(CommandError, match=message):
+        sandbox.run(work, str)
+
+
+def test_result_is_returned() -> None:
+    assert sandbox.run(lambda: {"a": (1, 2)}, dict[str, tuple[int, int]]) == {"a": (1, 2)}
+    assert sandbox.run(lambda: "x" * 1_000_000, str) == "x" * 1_000_000
+
+
+def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox, "_SECONDS", 2.0)
+    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(9)}
+    assert reasons["endless"] == "the check of the file takes more than 2 s"
+    assert all(reasons[kind] for kind in ("claiming", "expanding", "foreign", "nested", "outside"))
+
+
+def test_damaged_networks_are_added_or_refused(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    whole = exported({"output0": (7, 84)}, (64, 64)).SerializeToString()
+    assert add_hostile(whole, repository) == ""
+    assert sum(bool(add_hostile(content, repository)) for content in mutated(whole, 10)) > 5  # some have another weight only
