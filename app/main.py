@@ -38,6 +38,7 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.config_file import unloadable_models
 from app.triton.credentials import Credentials
+from app.triton.loading import ModelLoader
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
@@ -116,7 +117,10 @@ async def open_resources(
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        for work in (_keep_house(pipeline), read_regularly(pool, table, metrics)):
+        works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
+        if settings.triton_endpoints and settings.triton_loads_models:
+            works.append(ModelLoader(pool, Path(settings.model_repository)).run(table))
+        for work in works:
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -162,7 +166,7 @@ def _models(settings: Settings) -> Models:
         settings.task_models,
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
         # Only the embedded Triton is changed from here; the repository of another one may be on a network's disk, which can hang.
-        last_change=int if settings.triton_endpoints else partial(last_change, repository),
+        last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),
     )
     try:
         return models._replace(pullable=frozenset(registry.load(settings.registry_path)))

@@ -19,7 +19,8 @@ def find_obstacle(settings: Settings) -> str:
         CommandError: The embedded Triton belongs to another user.
     """
     if settings.triton_endpoints:
-        return f"when the Triton at {settings.triton_endpoints} has loaded it"
+        tritons = "a Triton" if settings.triton_loads_models else f"the Triton at {settings.triton_endpoints}"
+        return f"when {tritons} has loaded it"
     if settings.triton_ports:
         return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
     folder = TritonFolder(settings)
@@ -36,9 +37,10 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
     Raises:
         CommandError: Triton cannot load it.
     """
-    if obstacle := find_obstacle(settings):
-        return obstacle
     folder, target = TritonFolder(settings), Path(settings.model_repository).resolve() / model
+    if obstacle := find_obstacle(settings):
+        _announce(target.parent)
+        return obstacle
     client, link = BlockingClient(f"unix:{folder.socket}"), folder.path / "models" / model
     try:
         for other in [other for other in link.parent.iterdir() if not other.exists()]:
@@ -59,6 +61,11 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
         raise CommandError(f"Triton cannot load {model}: {own_message(error)}") from error
     except OSError as error:  # Triton is being stopped
         raise CommandError(f"Triton cannot load {model}: {error}") from error
-    with suppress(OSError):  # it may be another user's
-        (target.parent / LOCK).touch()  # the API's workers look at it every second
+    _announce(target.parent)
     return ""
+
+
+def _announce(repository: Path) -> None:
+    """Let the API's workers, which look every second, know that a model has changed."""
+    with suppress(OSError):  # the file may be another user's
+        (repository / LOCK).touch()

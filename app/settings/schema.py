@@ -96,6 +96,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "for one Triton at each address that the name has, now and later. Empty: use the embedded Triton."
         ),
     ] = ""
+    triton_loads_models: Annotated[
+        bool,
+        Meta(
+            description="Whether these Tritons run with `--model-control-mode=explicit` and read the same model repository: then "
+            "they load the models that are added to it."
+        ),
+    ] = False
     triton_tls_folder: Annotated[
         str,
         Meta(

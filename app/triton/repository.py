@@ -5,6 +5,8 @@ from pathlib import Path
 
 CONFIG_NAME = "embedded"
 """Name of the configs for the embedded Triton, in a model's folder `configs`."""
+DESCRIPTION = "model.toml"
+"""File with the description of an added model, in its folder."""
 LOCK = ".lock"
 """File that is locked while added models are changed, and whose time is that of the last change."""
 _CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
@@ -28,6 +30,11 @@ def model_folders(repository: Path) -> list[Path]:
     """Return the folders of all models; none if there is no repository. Raise `OSError` if it cannot be read."""
     paths = sorted(repository.iterdir()) if repository.is_dir() else []
     return [path for path in paths if path.is_dir() and not path.name.startswith(".")]  # others are unfinished
+
+
+def added_models(repository: Path) -> set[str]:
+    """Return the names of the models that have a description; raise `OSError` if the repository cannot be read."""
+    return {folder.name for folder in model_folders(repository) if (folder / DESCRIPTION).is_file()}
 
 
 def loadable_models(repository: Path) -> list[str]:

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from app.host.program import CommandError
+from app.triton.repository import DESCRIPTION
 from app.zoo.recipe import Recipe
 
-FILE_NAME = "model.toml"
 LABELS = "labels.txt"
 """Name of the file with class names, one per line, beside a network or a description."""
 _HEADER = (
@@ -62,7 +62,7 @@ def load(folder: Path) -> Description | None:
     Raises:
         CommandError: It cannot be read, or is not valid.
     """
-    path = folder / FILE_NAME
+    path = folder / DESCRIPTION
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
         if "labels" not in content and (folder / LABELS).is_file():

@@ -14,7 +14,7 @@ import msgspec
 from app.host.program import Busy, CommandError
 from app.model.reference import refer_to, split_reference
 from app.telemetry.logging import say
-from app.triton.repository import LOCK, model_folders
+from app.triton.repository import DESCRIPTION, LOCK, model_folders
 from app.zoo import configs, description
 from app.zoo.description import Description
 
@@ -156,7 +156,7 @@ class Repository:
         if not rest:
             for number in found.versions:
                 shutil.rmtree(folder / number, ignore_errors=True)
-            for path in [*configs.generate(name, found), Path(description.FILE_NAME)]:
+            for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
                 (folder / path).unlink(missing_ok=True)
             for path in (folder / "configs", folder):
                 with suppress(OSError):  # it contains something else
@@ -198,7 +198,7 @@ def _write(folder: Path, name: str, new: Description) -> None:
     """Write the configs and the description, as far as they differ; the description last, because it is what counts."""
     texts = configs.outdated(folder, name, new)
     if description.load(folder) != new:
-        texts[Path(description.FILE_NAME)] = description.dump(new)
+        texts[Path(DESCRIPTION)] = description.dump(new)
     unfinished = {path: (folder / path).with_name(f".{path.name}.{os.getpid()}") for path in texts}
     try:
         for path, text in texts.items():

@@ -32,6 +32,11 @@ def config_with(**parameters: str) -> dict[str, Any]:
 class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generated code has no types
     """Answers every call; tests set the attributes."""
 
+    model_refusal: tuple[grpc.StatusCode, str] | None = None
+    """Status and message for every question about a model; the index lists what it always does."""
+    load_refusal: tuple[grpc.StatusCode, str] | None = None
+    """Status and message for everything that it is told to load."""
+
     def __init__(self) -> None:
         self.url = ""
         """`host:port`, once it is served."""
@@ -41,8 +46,6 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """The same for the next inferences, one each; None for one that is answered."""
         self.query_refusal: tuple[grpc.StatusCode, str] | None = None
         """Status and message for every question about the server and its models."""
-        self.model_refusal: tuple[grpc.StatusCode, str] | None = None
-        """The same for questions about a model only; the index lists what it always does."""
         # Without a version, it gets that which was asked for, or the newest.
         self.answer = messages.ModelInferResponse(model_name="tiny")
         self.config = CONFIG
@@ -87,6 +90,8 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
             ("c", "", "", ""),
         ]
         """Name, version, state and reason of each entry of the model repository."""
+        self.told: list[str] = []
+        """What to load and to unload."""
         self.config_reads = 0
         self.server_reads = 0
 
@@ -169,6 +174,16 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     async def ModelStatistics(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)
         return self.statistics
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        self.told.append(f"load {request.model_name}")
+        if self.load_refusal:
+            await context.abort(*self.load_refusal)
+        return messages.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802
+        self.told.append(f"unload {request.model_name}")
+        return messages.RepositoryModelUnloadResponse()
 
     async def RepositoryIndex(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
         await self._refuse_query(context)

@@ -1,0 +1,67 @@
+"""Each Triton loads the models that are added to a repository which it shares; a failure is told once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from app.triton import loading
+from app.triton.backend import TritonBackend
+from app.triton.client import TritonClient
+from app.triton.loading import ModelLoader
+from app.triton.pool import TritonPool
+from app.triton.repository import DESCRIPTION, LOCK
+from app.triton.transport import Transport
+from tests.fakes.triton import FakeTriton, serving
+from tests.support import TABLE, captured_log, eventually
+
+
+@pytest.fixture
+async def tritons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[FakeTriton]]:
+    """Two Tritons, which a worker tells to load the models in a folder."""
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    fakes = [FakeTriton(), FakeTriton()]
+    async with AsyncExitStack() as stack:
+        for fake in fakes:
+            await stack.enter_async_context(serving(fake))
+        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
+        stack.push_async_callback(pool.close)
+        stack.callback(asyncio.create_task(ModelLoader(pool, tmp_path).run(TABLE)).cancel)
+        yield fakes
+
+
+def put(repository: Path, *models: str) -> None:
+    """Let these be the added models."""
+    for path in repository.glob(f"*/{DESCRIPTION}"):
+        path.unlink()
+    for model in models:
+        (repository / model).mkdir(exist_ok=True)
+        (repository / model / DESCRIPTION).touch()
+    (repository / LOCK).touch()
+
+
+async def test_models_are_loaded_and_unloaded(tritons: list[FakeTriton], tmp_path: Path) -> None:
+    put(tmp_path, "doors", "gates")
+    assert await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
+    put(tmp_path, "gates")
+    assert await eventually(lambda: all(fake.told[-2:] == ["load gates", "unload doors"] for fake in tritons))
+
+
+async def test_failure_is_told_once_and_another_attempt_is_made_if_triton_is_away(
+    tritons: list[FakeTriton], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, loading)
+    tritons[0].load_refusal = grpc.StatusCode.INVALID_ARGUMENT, "no such backend"
+    tritons[1].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    put(tmp_path, "doors")
+    assert await eventually(lambda: len(tritons[1].told) > 2)
+    tritons[1].load_refusal = None
+    assert await eventually(lambda: len(tritons[1].told) > 3)
+    count = len(tritons[1].told)
+    await asyncio.sleep(0.1)
+
+    assert (len(tritons[0].told), len(tritons[1].told)) == (1, count)
+    assert [line.kwargs["model"] for line in log if line.kwargs["triton"] == tritons[0].url] == ["doors"]
