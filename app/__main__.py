@@ -42,6 +42,7 @@ _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 # Each has a one-line message for the user.
+_ADD_NICENESS = 10  # requests go first; with 19, the check of a model would take minutes on a busy machine
 _FAILURES = (CommandError, SettingsError, KeysError)
 
 _KEY_HELP = (
@@ -226,6 +227,7 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415
 
+    os.nice(_ADD_NICENESS)
     given = read_options(vars(options), may_read_files=not options.untrusted)
     request = Request(
         options.source, options.name, options.licence, options.samples or check.SAMPLES, given, is_untrusted=options.untrusted
@@ -240,10 +242,14 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+
+    figures = control.figures(settings)
     for name, found in Repository(Path(settings.model_repository)).models().items():
         width, height = found.recipe.size
         versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
-        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}")
+        figure = figures.get(name, "")
+        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{figure}")
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:

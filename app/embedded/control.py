@@ -1,5 +1,7 @@
-"""Load changed models into the embedded Triton that runs on this machine, through its private socket."""
+"""The models of the embedded Triton that runs on this machine: load them through its private socket, and measure them."""
 
+import re
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.blocking_client import BlockingClient
 from app.triton.repository import LOCK
 from app.triton.status import NoReply, Unreachable, own_message
+
+_SHARE = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
+"""A process's part of its memory, some of which it may share with others."""
 
 
 def find_obstacle(settings: Settings) -> str:
@@ -63,6 +68,24 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
         raise CommandError(f"Triton cannot load {model}: {error}") from error
     _announce(target.parent)
     return ""
+
+
+def figures(settings: Settings) -> dict[str, str]:
+    """Return memory and speed of each model that the embedded Triton runs, as far as they are known."""
+    folder = TritonFolder(settings)
+    if settings.triton_endpoints or not folder.socket.exists():
+        return {}
+    kibibytes, prefix = Counter[str](), f"{folder.path}/models/"
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # another user's, or ended meanwhile
+            path = (process / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[1]
+            if path.startswith(prefix) and (found := _SHARE.search((process / "smaps_rollup").read_text(encoding="ascii"))):
+                kibibytes[path.removeprefix(prefix).partition("/")[0]] += int(found[1])
+    texts = {model: f", {count / 1024:.0f} MiB" for model, count in kibibytes.items()}
+    with suppress(GatewayError):
+        for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
+            texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
+    return texts
 
 
 def _announce(repository: Path) -> None:

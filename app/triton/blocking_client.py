@@ -63,6 +63,17 @@ class BlockingClient:
         with _translated_errors():
             self._stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model), timeout=_LOAD_SECONDS)
 
+    def read_speeds(self) -> dict[str, float]:
+        """Return the mean time of a batch in each model that has run, in milliseconds.
+
+        Raises:
+            GatewayError: Triton does not answer.
+        """
+        with _translated_errors():
+            answer = self._stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=_QUERY_SECONDS)
+        times = [(model.name, model.inference_stats.compute_infer) for model in answer.model_stats]
+        return {name: time.ns / time.count / 1e6 for name, time in times if time.count}
+
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
         """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.
 

@@ -60,7 +60,6 @@ def run(work: Callable[[], T], kind: type[T]) -> T:
 
 def _answer(work: Callable[[], T], sender: Connection, parent: int) -> None:
     die_with_parent(parent, signal.SIGKILL)
-    os.nice(19)
     limits = {resource.RLIMIT_AS: _MEMORY_BYTES, resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))

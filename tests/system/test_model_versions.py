@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,7 @@ class Service(NamedTuple):
         command = [sys.executable, "-m", "app", *map(str, arguments)]
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-        return done.stderr
+        return done.stdout + done.stderr
 
     def add(self, version: int, name: str = "doors") -> str:
         return self.run("add", export(version, self.folder), "--name", name)
@@ -182,6 +183,8 @@ async def test_switching_fails_no_request(serving: Service) -> None:
     listed = serving.model("doors")
     assert listed is not None
     assert (listed["version"], listed["versions"]) == (str(OLDER), [str(OLDER), str(VERSIONS)])
+    said = await asyncio.to_thread(serving.run, "models")
+    assert re.search(r"doors: 6 classes, .*, versions 5 \(default\), 6, [1-9]\d* MiB, \d+\.\d ms a batch\n", said)
 
 
 def test_removed_versions_and_models_are_gone(serving: Service) -> None:
