@@ -34,7 +34,7 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
     ids = set()
     for name in classes:
         if name in labels:
-            ids.add(labels.index(name))
+            ids |= {index for index, label in enumerate(labels) if label == name}
         elif _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
             ids.add(int(name))
         else:

@@ -65,13 +65,20 @@ def max_decode_bytes(limits: PixelLimits, max_file_bytes: int) -> int:
     )
 
 
-def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+def decode(
+    header: ImageHeader,
+    min_decode_size: tuple[int, int],
+    out: NDArray[np.uint8] | None = None,
+    *,
+    allows_truncated: bool = False,
+) -> NDArray[np.uint8]:
     """Decode, convert to RGB and turn upright.
 
     Args:
         header: From `read_header`.
         min_decode_size: Minimum width and height, upright. A larger JPEG may be decoded at a reduced size, many times faster.
         out: UINT8 (height, width, 3) to decode into, used and returned for a JPEG that is stored upright and gets this size.
+        allows_truncated: Whether what is missing in a JPEG is grey, and no error.
 
     Returns:
         UINT8 (height, width, 3) RGB, upright, of the true size or smaller.
@@ -88,8 +95,11 @@ def decode(header: ImageHeader, min_decode_size: tuple[int, int], out: NDArray[n
     if header.tiff is not None:
         pixels = tiff.decode(header.data, header.tiff)
     elif header.file is None:
-        pixels = jpeg.decode(header.data, size, min_decode_size, out if header.orientation == 1 else None)
+        out = out if header.orientation == 1 else None
+        pixels = jpeg.decode(header.data, size, min_decode_size, out, allows_truncated=allows_truncated)
     if pixels is None:
+        if not allows_truncated and (header.file is None or header.file.format in _JPEG):
+            jpeg.require_whole(header.data)
         try:
             with closing(header.file or Image.open(BytesIO(header.data), formats=("JPEG",))) as file:
                 if file.format in _JPEG:

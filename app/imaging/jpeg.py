@@ -6,7 +6,8 @@ Pillow decodes unusual files (CMYK, anything libjpeg warns about). The functions
 import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -43,6 +44,10 @@ _MAX_MARKERS = 2000
 _MAX_JUNK_BYTES = 200_000
 # Each scan visits every pixel again; encoders write about ten.
 _MAX_SCANS = 100
+# What libjpeg says of a file that can be decoded, but perhaps not wholly. Source: jerror.h.
+_NO_END, _JUNK = "Premature end of JPEG file", "extraneous bytes before marker"
+_DAMAGES = _NO_END, _JUNK, "Corrupt JPEG data"
+_END_MARKER = b"\xff\xd9"
 _TOO_MUCH = "the JPEG has too many segments, scans or bytes between them"
 
 
@@ -153,18 +158,52 @@ def reduced_size(size: tuple[int, int], min_decode_size: tuple[int, int]) -> tup
 
 
 def decode(
-    data: bytes, size: tuple[int, int], min_decode_size: tuple[int, int], out: NDArray[np.uint8] | None
+    data: bytes,
+    size: tuple[int, int],
+    min_decode_size: tuple[int, int],
+    out: NDArray[np.uint8] | None,
+    *,
+    allows_truncated: bool = False,
 ) -> NDArray[np.uint8] | None:
     """Decode to RGB, at the size that `reduced_size` returns.
 
     Sizes are width and height, as stored. UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of
     exactly the decoded size. The result is None for a file that Pillow should decode.
+
+    Raises:
+        InvalidImage: The pixels are not all there, unless `allows_truncated`; a file may lack the marker of its end, and have
+            bytes that mean nothing.
     """
     width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
     try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, buffer=out)
+        wanted = {"min_height": height, "min_width": width, "buffer": out}
+        pixels = simplejpeg.decode_jpeg(data, "RGB", strict=False, **wanted) if allows_truncated else _decode(data, "RGB", **wanted)
     except (ValueError, KeyError):  # KeyError: unknown subsampling
         return None
     return pixels if out is None else out
+
+
+def require_whole(data: bytes) -> None:
+    """Raise InvalidImage as `decode` does, for a file that Pillow decodes, because it ignores what is missing."""
+    with suppress(ValueError, KeyError):  # what is wrong otherwise, Pillow finds
+        _decode(data, "CMYK", min_height=1, min_width=1)
+
+
+def _decode(data: bytes, colors: str, **wanted: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - simplejpeg's options
+    """Decode with simplejpeg; raise InvalidImage if pixels are missing, or else what it raises."""
+    try:
+        try:
+            pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colors, **wanted)
+        except ValueError as error:
+            if _NO_END in str(error):
+                return simplejpeg.decode_jpeg(data + _END_MARKER, colors, **wanted)  # type: ignore[no-any-return]
+            if _JUNK in str(error):
+                return simplejpeg.decode_jpeg(data, colors, strict=False, **wanted)  # type: ignore[no-any-return]
+            raise
+    except ValueError as error:
+        if any(damage in str(error) for damage in _DAMAGES):
+            raise InvalidImage("the image data is truncated or corrupt") from error
+        raise
+    return pixels

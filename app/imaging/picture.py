@@ -30,7 +30,7 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
-    pixels = decode(header, (header.width, header.height))
+    pixels = decode(header, (header.width, header.height), allows_truncated=True)
     if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
     drawing.draw(pixels, marks)

@@ -145,6 +145,8 @@ class CallContext(NamedTuple):
     """Parent span of Triton's spans; None without tracing."""
     semaphore: DeadlineSemaphore | None = None
     """Limits the images of batches that wait for a thread, so that single images do not wait behind all of them."""
+    allows_truncated: bool = False
+    """Whether a JPEG whose pixels are not all there is answered."""
     is_pinned: bool = False
     """Whether the version of the spec is required; otherwise a newer version may answer."""
 

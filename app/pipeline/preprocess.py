@@ -36,7 +36,14 @@ def is_quick_to_check(data: bytes) -> bool:
 
 
 def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the worker and the request share
-    data: bytes, pixels: int, spec: ModelSpec, workspace: Workspace, timing: Timing, lease: Lease
+    data: bytes,
+    pixels: int,
+    spec: ModelSpec,
+    workspace: Workspace,
+    timing: Timing,
+    lease: Lease,
+    *,
+    allows_truncated: bool = False,
 ) -> tuple[InputBuffer, ImageTransform]:
     """Fill the input tensor with the pixels of an image, or with the encoded file once its header is checked.
 
@@ -67,7 +74,7 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         memory.add(nbytes)
         buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
         canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
-        fit.draw(decode(header, min_decode_size, transform.area(canvas)), transform, canvas)
+        fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=allows_truncated), transform, canvas)
         if canvas is not buffer.tensor:
             _write_pixels(canvas, spec, buffer.tensor)
     elsewhere = header.decoded.cpu_seconds if header.decoded else 0

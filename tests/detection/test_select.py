@@ -81,6 +81,7 @@ def test_nothing_is_kept_of_nothing() -> None:
         (["02"], LABELS, {2}),
         ([], LABELS, set()),
         (["5"], ("7", "5"), {1}),
+        (["car"], ("car", "bus", "car"), {0, 2}),
         (["0", "79", "100000"], (), {0, 79, 100000}),
     ],
 )

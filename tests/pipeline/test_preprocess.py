@@ -288,8 +288,8 @@ async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
     """An upright JPEG that is decoded at exactly the size of its area needs no copy."""
     decoded: list[NDArray[np.uint8]] = []
 
-    def record(*arguments: Any) -> NDArray[np.uint8]:  # noqa: ANN401
-        decoded.append(decode(*arguments))
+    def record(*arguments: Any, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+        decoded.append(decode(*arguments, **options))
         return decoded[0]
 
     monkeypatch.setattr(preprocess, "decode", record)

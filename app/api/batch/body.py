@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import BatchParameters
 from app.api.receiving import multipart
 from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, kind_of, parse_document
@@ -38,7 +38,7 @@ class ParsedBatch(NamedTuple):
     """The images, at least one."""
     names: list[str | None]
     """The file name of each image, or None."""
-    parameters: list[tuple[str, str]]
+    parameters: Pairs
     """Name and value of each parameter in the body."""
 
 
@@ -58,10 +58,11 @@ def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchPa
 
 
 def _parse_multipart(data: bytes, content_type: str) -> ParsedBatch:
-    batch = ParsedBatch([], [], [])
+    parameters: list[tuple[str, str]] = []
+    batch = ParsedBatch([], [], parameters)
     for part in multipart.read_parts(data, content_type, MAX_IMAGES + _MAX_PARAMETERS):
         if part.name not in FIELDS:
-            batch.parameters.append(multipart.to_parameter(part, _EXPECTED))
+            parameters.append(multipart.to_parameter(part, _EXPECTED))
         elif len(batch.images) == MAX_IMAGES:
             raise _too_many()
         else:

@@ -36,7 +36,7 @@ from app.api.dialects.dialect import (
     find_detector,
     receive_text,
 )
-from app.api.parameters.parse import check_model_name, split_classes
+from app.api.parameters.parse import Pairs, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode, decode_base64, kind_of, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
@@ -143,7 +143,7 @@ class _InferenceBody:
     def parse(self, data: bytes, content_type: str, kind: type[_V1Parameters]) -> ParsedBatch:
         """Parse the body; a body without a type is an image. Pictures can be drawn of all images unless some are URLs."""
         images: list[Image] = [data]
-        pairs: list[tuple[str, str]] = []
+        pairs: Pairs = []
         if content_type:
             if media_type(content_type) not in {JSON, URLENCODED}:
                 raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
@@ -151,7 +151,7 @@ class _InferenceBody:
             pairs = [
                 pair for pair in pairs if pair[0] not in {"url", "model", "model_name", "version", "timeout_ms"}
             ]  # not its members
-            self._draws = dict(pairs).get("visualize_predictions", "").lower() in {"true", "1"}
+            self._draws = str(dict(pairs).get("visualize_predictions")).lower() in {"true", "1"}
             self.is_list = kind_of(content) == "a list"
             expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"
             given = split_images(content, _Image, expected) if self.is_list else [decode(content, _Image, expected)]

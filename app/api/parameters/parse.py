@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -15,8 +15,9 @@ from msgspec import Meta, inspect
 from app.errors import InvalidParameter, UnknownModel
 from app.pipeline.call import Question, TaskResult
 
-Pairs = Sequence[tuple[str, str]]
-"""Names and values of parameters."""
+Pair = tuple[str, str | list[str]]
+"""Name and value of a parameter; a list only in JSON."""
+Pairs = Sequence[Pair]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
@@ -35,6 +36,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     ignores_unknown: ClassVar[bool] = False
     """Whether unknown parameters are ignored instead of rejected."""
+    repeatable: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that may be given several times, or as a list."""
 
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
     version: Annotated[
@@ -45,6 +48,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Annotated[int, Meta(ge=1, le=600_000)] | None,
         Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
     ] = None
+
+    truncated: Annotated[
+        Literal["refuse", "allow"],
+        Meta(description="`allow`: a JPEG whose pixels are not all there is answered as if they were grey; otherwise it gets 422."),
+    ] = "refuse"
 
     def __post_init__(self) -> None:
         if self.model is not None:
@@ -81,9 +89,9 @@ def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
     return InvalidParameter(f"unknown parameter {name[:64]!r}; {question}supported parameters: {supported}")
 
 
-def split_classes(classes: str | None) -> list[str] | None:
-    """Split comma-separated names or ids; None means all classes and stays None."""
-    return None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+def split_classes(classes: str | list[str] | None) -> list[str] | None:
+    """Split comma-separated names or ids. A list, whose names may have commas, stays as it is, and None: all classes."""
+    return [name.strip() for name in classes.split(",") if name.strip()] if isinstance(classes, str) else classes
 
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
@@ -96,18 +104,19 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     if not pairs:
         defaults: P = _defaults(kind)
         return defaults
-    values: dict[str, str] = {}
+    values: dict[str, str | list[str]] = {}
     for given, value in pairs:
         name = _ALIASES.get(given, given)
         if name not in kind.__struct_encode_fields__:
             if kind.ignores_unknown:
                 continue
             raise unknown_parameter(given, kind)
-        if name in values:
+        if name in values and name not in kind.repeatable:
             raise InvalidParameter(f"{name} is given more than once")
-        if len(value) > _MAX_LENGTH:
+        both = [*_as_list(values.get(name, [])), *_as_list(value)]
+        if len(text := ",".join(both)) > _MAX_LENGTH:
             raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
-        values[name] = value
+        values[name] = both if name in kind.repeatable and (name in values or isinstance(value, list)) else text
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -116,6 +125,10 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
 
 
 _defaults = cache(lambda kind: kind())
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def check_model_name(name: str) -> None:

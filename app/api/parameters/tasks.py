@@ -35,6 +35,8 @@ _Url = Annotated[
 class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every detection request."""
 
+    repeatable = frozenset({"classes"})
+
     confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
     iou: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
@@ -46,7 +48,11 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
     ] = None
     agnostic: Annotated[bool, Meta(description="Whether boxes of different classes are compared, too.")] = False
     classes: Annotated[
-        str | None, Meta(description="Names or ids of the classes to return, separated by commas; all by default.")
+        str | list[str] | None,
+        Meta(
+            description="Names or ids of the classes to return, separated by commas; all by default. Names with commas can be sent "
+            "by repeating the parameter, or as a list in JSON."
+        ),
     ] = None
     max_detections: Annotated[
         int,

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from app.api.parameters.parse import Parameters, unknown_parameter
+from app.api.parameters.parse import Pairs, Parameters, unknown_parameter
 from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
 from app.api.receiving import content_encoding, multipart, urlencoded
@@ -53,7 +53,7 @@ class ParsedBody(NamedTuple):
 
     image: bytes
     """The encoded image; possibly empty."""
-    parameters: list[tuple[str, str]]
+    parameters: Pairs
     """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
 
 
@@ -88,7 +88,7 @@ def parse_body(
     else:
         parsed = ParsedBody(data, [])
     urls = [value for name, value in parsed.parameters if name == "url"]
-    has_url = any(url.strip() for url in urls)
+    has_url = any("".join(url).strip() for url in urls)
     if has_url and parsed.image:
         raise MalformedRequest("send either an image or a url, not both")
     if not has_url and not parsed.image:
@@ -132,7 +132,7 @@ def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a S
     return msgspec.defstruct("_Outline", fields, forbid_unknown_fields=not kind.ignores_unknown)
 
 
-def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, list[tuple[str, str]]]:
+def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, Pairs]:
     """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
 
     Raises:
@@ -152,7 +152,7 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
     if not kind.ignores_unknown:
         _refuse_repeated(document, found, [value for value in members.values() if value])
     given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
-    return found, [(name, _to_parameter(name, value)) for name, value in given]
+    return found, [(name, _to_parameter(name, value, is_list=name in kind.repeatable)) for name, value in given]
 
 
 def _refuse_repeated(document: memoryview, found: msgspec.Raw, others: Sequence[msgspec.Raw]) -> None:
@@ -208,14 +208,15 @@ def _check_number(images: int, others: Sequence[str]) -> None:
         raise MalformedRequest(f"{expected}; fields found: {found or 'none'}", repeats_request=True)
 
 
-def _to_parameter(name: str, value: msgspec.Raw) -> str:
+def _to_parameter(name: str, value: msgspec.Raw, *, is_list: bool) -> str | list[str]:
     try:
         member = _DECODER.decode(value)
     except JSON_ERRORS as error:
         raise MalformedRequest(f'"{name}" is {kind_of(value)}; expected {_MEMBERS}') from error
     if isinstance(member, bool):
         return "true" if member else "false"
-    return ",".join(map(str, member)) if isinstance(member, list) else str(member)
+    texts = list(map(str, member)) if isinstance(member, list) else [str(member)]
+    return texts if is_list and isinstance(member, list) else ",".join(texts)
 
 
 def view_document(data: bytes) -> memoryview:

@@ -108,7 +108,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
-    call = CallContext(Deadline(received_at + seconds), context.timing, context.request_id, context.share, trace)
+    deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
+    call = CallContext(deadline, context.timing, context.request_id, context.share, trace, allows_truncated=allows_truncated)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 

@@ -52,7 +52,7 @@ def test_json_has_a_list_of_images_and_parameters() -> None:
 
     assert parsed.images == [b"a", b"b"]
     assert parsed.names == [None, None]
-    assert parsed.parameters == [("confidence", "0.4"), ("classes", "cat,16")]
+    assert parsed.parameters == [("confidence", "0.4"), ("classes", ["cat", "16"])]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
         if "post" in operations
     }
 
-    assert set(described["/classify"]) == {"model", "version", "url", "top_k", "confidence", "timeout_ms", "format"}
+    shared = {"model", "version", "url", "timeout_ms", "truncated", "format"}
+    assert set(described["/classify"]) == {*shared, "top_k", "confidence"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
     assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
     in_path = [one["in"] for one in document["paths"]["/predict/{model}"]["post"]["parameters"] if one["name"] == "model"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters.parse import Parameters, expected_value, parse_parameters, split_classes
+from app.api.parameters.parse import Pairs, Parameters, expected_value, parse_parameters, split_classes
 from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
 from app.errors import GatewayError, InvalidParameter, UnknownModel
 from app.pipeline.call import ClassifyOptions, DetectOptions
@@ -142,6 +142,23 @@ def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] 
     assert DetectParameters(classes=classes).options.classes == wanted
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("classes", ["fire, small", "3"])],
+        [("classes", "fire, small"), ("classes", "3")],
+        [("classes", ["fire, small"]), ("classes", "3")],
+    ],
+)
+def test_classes_with_commas_are_repeated_or_in_a_list(pairs: Pairs) -> None:
+    assert parse_parameters(pairs, DetectParameters).options.classes == ["fire, small", "3"]
+    assert parse_parameters(pairs[:1], DetectParameters).options.classes is not None
+
+
+def test_a_list_with_one_value_is_that_value() -> None:
+    assert parse_parameters([("boxes", ["coco"])], DetectParameters).boxes == "coco"
+
+
 def test_the_options_of_detection_are_those_of_the_parameters() -> None:
     """The pipeline gets all parameters but the format of the boxes, which only the response needs."""
     pairs = [("model_name", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
@@ -168,10 +185,8 @@ def test_classification_has_parameters_of_its_own() -> None:
     assert parse_parameters([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
     given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5"), ("format", "json")], ClassifyParameters)
     assert given.options == ClassifyOptions("m", 0.5, 3)
-    with pytest.raises(
-        InvalidParameter,
-        match=r"^unknown parameter 'classes'; supported parameters: model, version, timeout_ms, url, top_k, confidence, format$",
-    ):
+    supported = "model, version, timeout_ms, truncated, url, top_k, confidence, format"
+    with pytest.raises(InvalidParameter, match=f"^unknown parameter 'classes'; supported parameters: {supported}$"):
         parse_parameters([("classes", "cat")], ClassifyParameters)
 
 
