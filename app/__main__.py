@@ -22,7 +22,7 @@ from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
-from app.host.program import CommandError
+from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
 from app.settings import environment, rules, table
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.2
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
-# Each has a one-line message for the user.
 _ADD_NICENESS = 10  # requests go first; with 19, the check of a model would take minutes on a busy machine
+# Each has a one-line message for the user.
 _FAILURES = (CommandError, SettingsError, KeysError)
 
 _KEY_HELP = (
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         ("models", _models, "list the added models"),
         ("use", _use, "make a version, such as doors:1, the default version of an added model"),
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
-        ("unload", _unload, "let the running Triton unload a model, until it starts again"),
+        ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
         ("remove", _remove, "remove an added model, or a version of it"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
@@ -228,6 +228,8 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415
 
     os.nice(_ADD_NICENESS)
+    if options.untrusted:
+        die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
     request = Request(
         options.source, options.name, options.licence, options.samples or check.SAMPLES, given, is_untrusted=options.untrusted
@@ -237,19 +239,26 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
         say(f"copy {options.out / name} to the model repository of a Triton")
         return
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
-    name, later = add(request, Repository(Path(settings.model_repository)), partial(control.apply, settings))
+
+    def load(name: str) -> str:
+        later = control.apply(settings, name)
+        if later and options.untrusted and not settings.triton_endpoints:  # a model that kills Triton would stay
+            raise Busy(f"Triton does not run now, and does not load {name}; try again")
+        return later
+
+    name, later = add(request, Repository(Path(settings.model_repository)), load)
     say(f"POST /predict/{name} uses it {later}".rstrip())
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
-    figures = control.figures(settings)
+    usage = control.read_usage(settings)
     for name, found in Repository(Path(settings.model_repository)).models().items():
         width, height = found.recipe.size
         versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
-        figure = figures.get(name, "")
-        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{figure}")
+        more = usage.get(name, "")
+        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{more}")
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:
@@ -269,17 +278,12 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
 
     repository = Repository(Path(settings.model_repository))
     if not (repository.path / require_name(options.name)).is_dir():
-        raise CommandError(f"there is no model {options.name} in {repository.path}")
+        raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
     if not loads:
         _require_not_default(settings, options.name)
     with repository.writing():
-        if later := control.apply(settings, options.name, loads=loads):
-            raise CommandError(f"{options.name} changes {later}")
-    say(f"{options.name} is {'loaded' if loads else 'unloaded'}")
-
-
-def _unload(settings: Settings, options: argparse.Namespace) -> None:
-    _load(settings, options, loads=False)
+        later = control.apply(settings, options.name, loads=loads)
+    say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
 
 
 def _require_not_default(settings: Settings, name: str) -> None:

@@ -24,6 +24,7 @@ from app.host.program import CommandError
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
+from app.triton.repository import LOCK, REMOVED
 from app.zoo.registry import PublishedModel
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
@@ -215,7 +216,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
                     monkeypatch.setattr(name, value)
                 else:
                     monkeypatch.setenv(PREFIX + name, used if value == "USED" else str(value))
-            assert main(shlex.split(command)) == 1
+            assert main(shlex.split(command)) in {1, os.EX_NOINPUT}
             line = one_line(capsys).replace(str(here), "HERE").replace(own, "OWN")
             return line.replace(used, "USED").replace(str(free["PORT"]), "FREE")
 
@@ -369,7 +370,7 @@ def export(folder: Path, version: int) -> str:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in {LOCK, REMOVED})
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

@@ -7,9 +7,10 @@ from tests.support import ROOT
 
 LEAVING = """
 import subprocess, sys, tempfile
-from tests.leftovers import Run
+from tests import leftovers
 
-run = Run()
+leftovers._named_files = set  # others run beside this one
+run = leftovers.Run()
 assert run.leftovers() == []
 with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process, tempfile.NamedTemporaryFile() as file:
     print(*run.leftovers(grace_seconds=0.1), sep="\\n")

@@ -3,23 +3,23 @@
 import asyncio
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import IO, Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 from litestar import Request, delete, post, put
 from litestar.handlers.base import BaseRouteHandler
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
-from multipart import MultipartError, MultipartSegment, PushMultipartParser, parse_options_header
+from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
 from app.api.caller.check import Connection
 from app.api.context import PAUSE_SECONDS, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS
+from app.api.parameters.parse import Pairs, check_model_name
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.intake import query_of
 from app.api.reports.models import describe_model
@@ -27,6 +27,7 @@ from app.errors import (
     BodyTimeout,
     ClientGone,
     Forbidden,
+    GatewayError,
     GatewayFull,
     InvalidParameter,
     MalformedRequest,
@@ -35,18 +36,22 @@ from app.errors import (
     UnknownModel,
 )
 from app.host import program
-from app.host.program import Busy, NotPossible
+from app.host.program import Busy, NoSuchModel, NotPossible
 from app.zoo.recognize import Options
 
 _OPTIONS = {*Options.__struct_fields__, "licence"}
-_UPLOADS = "model uploads"
-_MAX_FIELD_BYTES = 1 << 16
+_CHANGES = "changes of models"
+_MAX_OPTION_LENGTH = 1 << 14
+_MAX_OUTPUT_BYTES = 1 << 14
+_MIN_BYTES_PER_SECOND = 1 << 16
+_MESSAGE = "nereid: "
 
 
 async def _guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
     """Raise Forbidden for a request that the page of another origin has made."""
     origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
-    if origin and urlsplit(origin).netloc != header_of(connection.scope, b"host"):  # type: ignore[arg-type]
+    host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
+    if origin and origin.partition("://")[2] != host:
         raise Forbidden("this is not accepted from a page of another origin")
 
 
@@ -78,131 +83,168 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
 
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
     """
-    table = worker.metrics.table
-    column = table.column(_UPLOADS)
-    with ExitStack() as stack:
-        table.add(column, 1)
-        stack.callback(table.add, column, -1)
-        if table.total(column) > 1:
-            raise GatewayFull("another model is being added", "models")
-        file = stack.enter_context(tempfile.TemporaryFile(dir=worker.deployment.model_repository))
-        options = dict(query_of(request.scope)) | await _receive(request, file, worker.deployment.max_model_bytes)
+    options = _check_options(query_of(request.scope))
+    with _one_at_a_time(worker), ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=worker.deployment.model_repository))
+            options += _check_options(await _receive(request, file, worker.deployment.max_model_bytes))
+            file.seek(0)
+        except OSError as error:
+            raise ModelsNotManaged(f"the model repository cannot be written: {error.strerror}") from error
         context_of(request.scope).is_body_received = True
-        if unknown := options.keys() - _OPTIONS:
-            raise InvalidParameter(f"unknown parameter {min(unknown)[:64]!r}; expected one of {', '.join(sorted(_OPTIONS))}")
-        given = [f"--{option.replace('_', '-')}={value}" for option, value in options.items()]
-        file.seek(0)
-        said = await _run("add", "-", f"--name={model}", "--untrusted", *given, stdin=file)
-    return await _described(model, worker, said)
+        given = [f"--{option.replace('_', '-')}={value}" for option, value in options]
+        return await _run(worker, "add", "-", "--untrusted", *given, model=model, stdin=file)
 
 
 @post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **_COMMON)
 async def load_model(model: ModelName, worker: Worker) -> ModelInfo:
-    """Let the Tritons load a model that lies in the repository."""
-    await describe_model(model, worker)
-    return await _described(model, worker, await _run("load", "--", model))
+    """Let Triton load a model that lies in the repository."""
+    with _one_at_a_time(worker):
+        return await _run(worker, "load", model=model)
 
 
 @post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **_COMMON)
 async def unload_model(model: ModelName, worker: Worker) -> ModelInfo:
-    """Let the Tritons unload a model, until it is loaded again or they start again."""
-    await describe_model(model, worker)
-    return await _described(model, worker, await _run("unload", "--", model))
+    """Let the embedded Triton unload a model, until it is loaded again or Triton starts again."""
+    with _one_at_a_time(worker):
+        return await _run(worker, "unload", model=model)
 
 
 @put("/models/{model:str}/default-version", summary="Choose the default version of a model", **_COMMON)
 async def choose_version(model: ModelName, data: JSONBody[DefaultVersion], worker: Worker) -> ModelInfo:
     """Choose the version for requests that name none."""
-    await describe_model(model, worker)
-    return await _described(model, worker, await _run("use", "--", f"{model}:{data.version}"))
+    with _one_at_a_time(worker):
+        return await _run(worker, "use", model=model, version=data.version)
 
 
 @delete("/models/{model:str}", summary="Remove an added model, or a version of it", **_COMMON)
 async def remove_model(model: ModelName, worker: Worker, version: FromQuery[int | None] = None) -> None:
     """Remove all versions that were added, or one that is not the default one."""
-    await describe_model(model, worker)
-    await _run("remove", "--", model if version is None else f"{model}:{version}")
+    with _one_at_a_time(worker):
+        await _run(worker, "remove", model=model, version=version)
 
 
 ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
 
 
-async def _run(command: str, *arguments: str, stdin: IO[bytes] | None = None) -> str:
-    """Run a command of this program, and return what it says."""
+@contextmanager
+def _one_at_a_time(worker: WorkerResources) -> Iterator[None]:
+    """Reject a request while another one of this host changes models."""
+    table = worker.metrics.table
+    column = table.column(_CHANGES)
+    table.add(column, 1)
+    try:
+        if table.total(column) > 1:
+            raise GatewayFull("another request changes models now", "models")
+        yield
+    finally:
+        table.add(column, -1)
+
+
+def _check_options(given: Pairs) -> list[tuple[str, str]]:
+    """Return options of `nereid add`; raise InvalidParameter if one is unknown, repeated or has characters that no text has."""
+    for name, value in given:
+        if name not in _OPTIONS:
+            raise InvalidParameter(f"unknown parameter {name[:64]!r}; expected one of {', '.join(sorted(_OPTIONS))}")
+        if [other for other, _ in given].count(name) > 1:
+            raise InvalidParameter(f"{name} is given more than once")
+        if not str(value).isprintable() or len(value) > _MAX_OPTION_LENGTH:
+            raise InvalidParameter(f"{name}: expected a text of at most {_MAX_OPTION_LENGTH} characters")
+    return [(name, str(value)) for name, value in given]
+
+
+async def _run(
+    worker: WorkerResources,
+    command: str,
+    *arguments: str,
+    model: str,
+    version: int | None = None,
+    stdin: IO[bytes] | None = None,
+) -> ModelInfo:
+    """Run a command of this program for a model, or a version of it; return its description, with what the command has said."""
+    check_model_name(model)
+    named = [f"--name={model}"] if command == "add" else ["--", model if version is None else f"{model}:{version}"]
     # uvloop's own would run the hooks of Granian's forks.
     process = await asyncio.to_thread(
         subprocess.run,
-        program.command("app", command, *arguments),
+        program.command("app", command, *arguments, *named),
         env=program.environment(),
         stdin=stdin or subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         check=False,
     )
-    said = [line.removeprefix("nereid: ") for line in process.stderr.decode(errors="replace").splitlines()]
+    output = process.stderr[-_MAX_OUTPUT_BYTES:].decode(errors="replace").splitlines()
+    messages = [line.removeprefix(_MESSAGE) for line in output if line.startswith(_MESSAGE)]  # libraries may write others
+    if process.returncode == 0:
+        for server in worker.tritons.servers:
+            server.specs.forget(model)
+        try:
+            return msgspec.structs.replace(await describe_model(model, worker), detail="; ".join(messages))
+        except GatewayError:  # as long as a Triton has not loaded it
+            return ModelInfo(model, "not_ready", detail="; ".join(messages))
+    if not messages or not output[-1].startswith(_MESSAGE):
+        raise RuntimeError(f"nereid {command} has ended with {process.returncode}: {output[-1:]}")
     match process.returncode:
-        case 0:
-            return "; ".join(said)
         case Busy.exit_code:
-            raise GatewayFull(said[-1], "models")
+            raise GatewayFull(messages[-1], "models")
+        case NoSuchModel.exit_code:
+            raise UnknownModel(messages[-1])
         case NotPossible.exit_code:
-            raise ModelsNotManaged(said[-1])
-    raise ModelRefused(said[-1] if said else f"nereid {command} has failed")
+            raise ModelsNotManaged(messages[-1])
+    raise ModelRefused(messages[-1])
 
 
-async def _described(model: str, worker: WorkerResources, said: str) -> ModelInfo:
-    for server in worker.tritons.servers:
-        server.specs.forget(model)
-    try:
-        return msgspec.structs.replace(await describe_model(model, worker), detail=said)
-    except UnknownModel:  # as long as a running Triton has not loaded it
-        return ModelInfo(model, "not_ready", detail=said)
-
-
-async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: int) -> dict[str, str]:
+async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
     """Receive a file, or a form with one, into `file`; return the form's other fields."""
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
     chunks = _chunks(request, max_bytes)
     if content_type != "multipart/form-data":
         async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
-    else:
-        try:
-            with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
-                return await _receive_form(parser, chunks, file)
-        except MultipartError as error:
-            raise MalformedRequest("the form is not well formed, or has too many parts") from error
-    return {}
+        return []
+    try:
+        with PushMultipartParser(options.get("boundary", ""), max_segment_count=len(_OPTIONS) + 1) as parser:
+            return await _receive_form(parser, chunks, file)
+    except ValueError as error:  # includes MultipartError and UnicodeError
+        raise MalformedRequest("the form is not well formed, or has too many parts") from error
 
 
-async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes], file: IO[bytes]) -> dict[str, str]:
-    fields: dict[str, bytes] = {}
-    name = ""
+async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes], file: IO[bytes]) -> list[tuple[str, str]]:
+    fields: list[tuple[str, bytearray]] = []
+    files, is_file = 0, False
     async for chunk in chunks:
         for event in await asyncio.to_thread(list, parser.parse(chunk)):
             if isinstance(event, MultipartSegment):
-                name = "" if event.filename else event.name
-            elif event and not name:
+                is_file = event.filename is not None
+                files += is_file
+                if files > 1:
+                    raise MalformedRequest("the form has more than one file")
+                if not is_file:
+                    fields.append((event.name, bytearray()))
+            elif event and is_file:
                 await asyncio.to_thread(file.write, event)
             elif event:
-                fields[name] = fields.get(name, b"") + event
-                if len(fields[name]) > _MAX_FIELD_BYTES:
-                    raise MalformedRequest(f"a field of the form has more than {_MAX_FIELD_BYTES} bytes")
-    return {name: value.decode(errors="replace") for name, value in fields.items()}
+                fields[-1][1].extend(event)
+                if len(fields[-1][1]) > 4 * _MAX_OPTION_LENGTH:
+                    raise MalformedRequest(f"a field of the form has more than {_MAX_OPTION_LENGTH} characters")
+    return [(name, value.decode()) for name, value in fields]
 
 
 async def _chunks(request: Request[Any, Any, Any], max_bytes: int) -> AsyncIterator[bytes]:
     """Yield the parts of the body, none if it is declared too large."""
-    received = int(header_of(request.scope, b"content-length") or "0")
-    if received > max_bytes:
+    if int(header_of(request.scope, b"content-length") or "0") > max_bytes:
         raise body_too_large(max_bytes)
-    received = 0
+    time = asyncio.get_running_loop().time
+    start, received = time(), 0
     while True:
+        left = start + PAUSE_SECONDS + received / _MIN_BYTES_PER_SECOND - time()
         try:
-            async with asyncio.timeout(PAUSE_SECONDS):
+            async with asyncio.timeout(min(left, PAUSE_SECONDS)):
                 message = await request.receive()
         except TimeoutError:
-            raise BodyTimeout(f"a body has to arrive without pauses of more than {PAUSE_SECONDS:g} s") from None
+            text = f"without pauses of more than {PAUSE_SECONDS:g} s, and on average with {_MIN_BYTES_PER_SECOND >> 10} KiB/s"
+            raise BodyTimeout(f"a body has to arrive {text}") from None
         if message["type"] != "http.request":
             raise ClientGone("the client disconnected before the end of the body")
         received += len(message["body"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
-from app.host.program import CommandError
+from app.host.program import CommandError, NotPossible
 from app.settings.schema import PREFIX, Settings
 from app.triton.blocking_client import BlockingClient
 from app.triton.repository import LOCK
 from app.triton.status import NoReply, Unreachable, own_message
 
-_SHARE = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
+_PSS = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
 """A process's part of its memory, some of which it may share with others."""
 
 
@@ -44,7 +44,7 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
     """
     folder, target = TritonFolder(settings), Path(settings.model_repository).resolve() / model
     if obstacle := find_obstacle(settings):
-        _announce(target.parent)
+        _announce_elsewhere(settings, model, loads=loads)
         return obstacle
     client, link = BlockingClient(f"unix:{folder.socket}"), folder.path / "models" / model
     try:
@@ -70,22 +70,31 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
     return ""
 
 
-def figures(settings: Settings) -> dict[str, str]:
+def read_usage(settings: Settings) -> dict[str, str]:
     """Return memory and speed of each model that the embedded Triton runs, as far as they are known."""
     folder = TritonFolder(settings)
+    check_private(folder.path)
     if settings.triton_endpoints or not folder.socket.exists():
         return {}
     kibibytes, prefix = Counter[str](), f"{folder.path}/models/"
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):  # another user's, or ended meanwhile
             path = (process / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")[1]
-            if path.startswith(prefix) and (found := _SHARE.search((process / "smaps_rollup").read_text(encoding="ascii"))):
+            if path.startswith(prefix) and (found := _PSS.search((process / "smaps_rollup").read_text(encoding="ascii"))):
                 kibibytes[path.removeprefix(prefix).partition("/")[0]] += int(found[1])
     texts = {model: f", {count / 1024:.0f} MiB" for model, count in kibibytes.items()}
     with suppress(GatewayError):
         for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
             texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
     return texts
+
+
+def _announce_elsewhere(settings: Settings, model: str, *, loads: bool) -> None:
+    """Let the API's workers know of a change if they let Tritons load models; raise NotPossible if a model shall be unloaded."""
+    if not loads:
+        raise NotPossible(f"{model} cannot be unloaded: a Triton that runs elsewhere, or not at all, is not told")
+    if settings.triton_endpoints and settings.triton_loads_models:
+        _announce(Path(settings.model_repository))
 
 
 def _announce(repository: Path) -> None:

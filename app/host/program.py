@@ -25,6 +25,12 @@ class Busy(CommandError):
     exit_code = os.EX_TEMPFAIL
 
 
+class NoSuchModel(CommandError):
+    """A command names a model or a version that does not exist."""
+
+    exit_code = os.EX_NOINPUT
+
+
 class NotPossible(CommandError):
     """A command cannot be carried out with this installation."""
 

@@ -84,7 +84,7 @@ class Pipeline:
         self.limits = limits
         self.tritons = calls.pool
         self.default_model, self._task_models, self.pullable, self.unloadable, self._last_change = models
-        self._changed_at = self._last_change()
+        self._changed_at: int | None = None
         self._default_names = {self.default_model, *self._task_models.values()}
         self._transport = calls.pool.transport
         self._workspace = Workspace(limits.pixels, admission.memory, admission.decode_backlog, self._transport)
@@ -160,9 +160,10 @@ class Pipeline:
     async def refresh(self) -> None:
         """Update admission, Tritons and shared memory. Call this about once a second."""
         self.admission.refresh()
-        if (changed_at := self._last_change()) != self._changed_at:
-            self._changed_at = changed_at
+        changed_at = await asyncio.to_thread(self._last_change)  # the disk may be that of a network
+        if self._changed_at not in {None, changed_at}:
             self.tritons.read_again()
+        self._changed_at = changed_at
         await self.tritons.refresh()
         await self._transport.refresh()
         self._batchers.send()
@@ -225,7 +226,7 @@ class Pipeline:
             takes_file = spec.input_format is InputFormat.FILE
             # Finding the size takes microseconds, reading the whole header may take milliseconds.
             pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
-            fill = partial(fill_input, data, pixels, spec, self._workspace, timing, permit)
+            fill = partial(fill_input, data, pixels, spec, self._workspace, timing, permit, allows_truncated=call.allows_truncated)
             if takes_file and is_quick_to_check(data):
                 buffer, transform = fill()
             else:

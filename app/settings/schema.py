@@ -197,7 +197,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 128.0
     max_model_size_mb: Annotated[
         float, Meta(gt=0, le=2047, description="Maximum size of a network that a caller with the scope `admin` may add, MiB.")
-    ] = 500.0
+    ] = 300.0
     url_hosts: Annotated[
         str,
         Meta(

@@ -13,7 +13,7 @@ from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
-REJECTIONS = ("requests", "uploads", "memory", "decoding")
+REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
 """Reasons for rejecting a request while the gateway is full."""
 
 MODEL_DEATHS = "api_model_deaths"

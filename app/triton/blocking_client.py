@@ -1,5 +1,6 @@
 """Calls to one Triton from a program without an event loop."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,8 +72,11 @@ class BlockingClient:
         """
         with _translated_errors():
             answer = self._stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=_QUERY_SECONDS)
-        times = [(model.name, model.inference_stats.compute_infer) for model in answer.model_stats]
-        return {name: time.ns / time.count / 1e6 for name, time in times if time.count}
+        counts, times = Counter[str](), Counter[str]()
+        for model in answer.model_stats:  # a version each
+            counts[model.name] += model.inference_stats.compute_infer.count
+            times[model.name] += model.inference_stats.compute_infer.ns
+        return {name: times[name] / count / 1e6 for name, count in counts.items() if count}
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
         """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.

@@ -4,16 +4,15 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import structlog
 from tritonclient.grpc import service_pb2
 
-from app.errors import GatewayError, TritonUnavailable
+from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
-from app.triton.repository import added_models, last_change
+from app.triton.repository import LOCK, added_models, removed_models
 
 _INTERVAL_SECONDS, _LOAD_SECONDS = 1.0, 120.0
 
@@ -29,47 +28,46 @@ class _State(NamedTuple):
 class ModelLoader:
     """Lets each Triton, which must run with explicit model control, load all added models after each change and each start.
 
-    Loading what has not changed costs Triton nothing. Models that were loaded here and are gone are unloaded.
+    Triton does nothing for a model that has not changed. It unloads those that were removed.
     """
 
     def __init__(self, pool: TritonPool, repository: Path) -> None:
         self._pool = pool
         self._repository = repository
-        self._done: WeakKeyDictionary[TritonClient, _State] = WeakKeyDictionary()
-        self._loaded: set[str] = set()
-        self._loading: set[asyncio.Task[None]] = set()
+        self._tasks: dict[TritonClient, tuple[_State, asyncio.Task[None]]] = {}
 
     async def run(self, table: WorkerTable) -> None:
         """Look for changes whenever this worker is the host's first one; never returns."""
-        while True:
-            if table.is_first:
-                with suppress(OSError):  # the repository cannot be read now
-                    await self._look()
-            await asyncio.sleep(_INTERVAL_SECONDS)
+        try:
+            while True:
+                if table.is_first:
+                    with suppress(OSError):  # the repository, which may be on a network's disk, cannot be read now
+                        await self._look()
+                await asyncio.sleep(_INTERVAL_SECONDS)
+        finally:
+            for _, task in self._tasks.values():
+                task.cancel()
 
     async def _look(self) -> None:
-        changed_at = await asyncio.to_thread(last_change, self._repository)
-        models: set[str] | None = None
-        for client in [server.client for server in self._pool.servers]:
-            state = _State(client.connection, changed_at)
-            if client.server is None or self._done.get(client) == state:
-                continue
-            models = await asyncio.to_thread(added_models, self._repository) if models is None else models
-            gone = self._loaded - models
-            self._done[client] = state
-            task = asyncio.create_task(self._load(client, models, gone))
-            self._loading.add(task)
-            task.add_done_callback(self._loading.discard)
-        self._loaded |= models or set()
+        changed_at, added, removed = await asyncio.to_thread(self._read)
+        clients = {server.client for server in self._pool.servers}
+        self._tasks = {client: known for client, known in self._tasks.items() if client in clients}
+        for client in clients:
+            state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
+            if client.server is not None and state != done and (task is None or task.done()):
+                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed))
 
-    async def _load(self, client: TritonClient, models: set[str], gone: set[str]) -> None:
-        calls = [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(models)]
-        calls += [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(gone)]
-        for method, request in calls:
-            try:
-                await client.ask(method, request, _LOAD_SECONDS)
-            except GatewayError as error:
-                LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)
-                if isinstance(error, TritonUnavailable):
-                    self._done.pop(client, None)  # once more
-                    return
+    def _read(self) -> tuple[int, set[str], set[str]]:
+        """Return the time of the last change, and the models that were added and removed."""
+        changed_at = (self._repository / LOCK).stat().st_mtime_ns
+        return changed_at, added_models(self._repository), removed_models(self._repository)
+
+
+async def _load(client: TritonClient, added: set[str], removed: set[str]) -> None:
+    calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
+    calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
+    for method, request in calls:
+        try:
+            await client.ask(method, request, _LOAD_SECONDS)
+        except GatewayError as error:
+            LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)

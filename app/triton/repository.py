@@ -7,6 +7,8 @@ CONFIG_NAME = "embedded"
 """Name of the configs for the embedded Triton, in a model's folder `configs`."""
 DESCRIPTION = "model.toml"
 """File with the description of an added model, in its folder."""
+REMOVED = ".removed"
+"""File with the names of models that were removed, one per line."""
 LOCK = ".lock"
 """File that is locked while added models are changed, and whose time is that of the last change."""
 _CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
@@ -35,6 +37,13 @@ def model_folders(repository: Path) -> list[Path]:
 def added_models(repository: Path) -> set[str]:
     """Return the names of the models that have a description; raise `OSError` if the repository cannot be read."""
     return {folder.name for folder in model_folders(repository) if (folder / DESCRIPTION).is_file()}
+
+
+def removed_models(repository: Path) -> set[str]:
+    """Return the names of the models that were removed, and not added again."""
+    path = repository / REMOVED
+    names = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    return {*names} - added_models(repository)
 
 
 def loadable_models(repository: Path) -> list[str]:

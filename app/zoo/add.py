@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
 from app.detection.nms import MIN_SCORE
 from app.host.program import CommandError, NotPossible, first_line
@@ -23,13 +24,14 @@ from app.triton.config_file import read_config_file
 from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import fetch_url
-from app.zoo.inference import open_session
+from app.zoo.inference import open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.repository import NETWORK, Repository
 
 if TYPE_CHECKING:
     import onnx
+    from onnxruntime import InferenceSession
 
 _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
@@ -37,6 +39,7 @@ _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 # What all versions of a model have in common, because they share its config.
 _SHARED = ("size", "resize", "placement", "crop", "iou")
 _SHOWN_LABELS = 8
+_MAX_LABELS, _MAX_TEXT = 20_000, 256
 
 
 class Request(NamedTuple):
@@ -113,11 +116,11 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
     if batch:
         new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
-    model = _build(content, recognized, batch=batch)
-    (scratch / NETWORK).write_bytes(model.SerializeToString())
+    (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
     canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
     with _interruptible():
-        report = _check(content, without_floor, recognized, canvases)
+        report = _check(open_session(content), without_floor, recognized, canvases)
+        _run_blank(scratch / NETWORK, new)
     reference = refer_to(name, new.default_version)
     if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
@@ -125,7 +128,7 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
     if old is not None and isinstance(new.recipe, DetectionRecipe):
         previous = scratch.parent / name / str(old.default_version) / NETWORK
-        _compare(refer_to(name, old.default_version), previous, reference, model, canvases)
+        _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
     say(_summary(reference, new, report, is_single=bool(batch)))
     return new
 
@@ -177,6 +180,8 @@ def _read(file: Path, title: str) -> bytes:
         content = bytes(network.SerializeToString())
     except OSError as error:
         raise CommandError(f"{error.filename or title} cannot be read: {error.strerror or error}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # onnx has its own exception for every kind of broken file
         raise CommandError(f"{title} is not a complete ONNX network: {first_line(error)}; {_EXPORT}") from error
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(network)):  # which ONNX Runtime would read
@@ -207,15 +212,17 @@ def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
         raise CommandError(f"{request.title}: {error}") from error
 
 
-def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[onnx.ModelProto, int | None]":
-    """Return the model without a floor, and 1 if it takes one image at a time because the network has a fixed batch."""
+def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
+    """Load the model without a floor; return it, and 1 if it takes one image at a time because the network has a fixed batch."""
     reason = ""
     for batch in (None, 1):
         try:
-            model = _build(content, recognized, batch=batch, floor=0.0)
-            if check.separates_images(model, recognized.recipe.size, batch or 2):
-                return model, batch
+            session = open_session(_build(content, recognized, batch=batch, floor=0.0))
+            if check.separates_images(session, recognized.recipe.size, batch or 2):
+                return session, batch
             reason = "the network mixes the images of a batch"
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - onnx and onnxruntime have their own exceptions
             reason = first_line(error)
     raise CommandError(f"{title} cannot be composed: {reason}; {_EXPORT}")
@@ -232,7 +239,7 @@ def _build(content: bytes, recognized: Recognized, *, batch: int | None, floor: 
     )
 
 
-def _compare(old: str, file: Path, new: str, model: "onnx.ModelProto", canvases: Sequence[check.Canvas]) -> None:
+def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[check.Canvas]) -> None:
     try:
         session = open_session(file)
     except Exception as error:  # noqa: BLE001 - onnxruntime has its own exception for every kind of broken file
@@ -244,8 +251,15 @@ def _compare(old: str, file: Path, new: str, model: "onnx.ModelProto", canvases:
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
-    source, licence = Path(urlsplit(request.source).path).name.strip("-"), request.licence or recognized.licence
-    labels, source, licence = tuple(map(_printable, recognized.labels)), _printable(source), _printable(licence)
+    path, licence = Path(urlsplit(request.source).path).name, request.licence or recognized.licence
+    labels, source, licence = (
+        tuple(map(_printable, recognized.labels)),
+        _printable("" if request.source == "-" else path),
+        _printable(licence),
+    )
+    if not all(labels) or len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
+        limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
+        raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
         return Description(
             labels=labels,
@@ -289,10 +303,22 @@ def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
     return from_triton_config(read_config_file(path), str(new.default_version))
 
 
-def _check(content: bytes, model: "onnx.ModelProto", recognized: Recognized, canvases: Sequence[check.Canvas]) -> check.Report:
+def _run_blank(model: Path, new: Description) -> None:
+    """Run a model as Triton does when it loads it, on blank images, and on as many as it takes at once.
+
+    Raises what ONNX Runtime raises.
+    """
+    session, (width, height) = open_session(model), new.recipe.size
+    for images in {1, new.embedded.max_batch, new.production.max_batch}:
+        run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+
+
+def _check(
+    network: "InferenceSession", model: "InferenceSession", recognized: Recognized, canvases: Sequence[check.Canvas]
+) -> check.Report:
     """Check the model; raise `CommandError` if it finds something else than the network, or something that cannot be served."""
     recipe, labels = recognized.recipe, len(recognized.labels)
-    report = check.check(open_session(content), open_session(model), recipe, labels, canvases)
+    report = check.check(network, model, recipe, labels, canvases)
     if not report.is_plausible:
         text = "its scores are not between 0 and 1, or its boxes far outside of the image; is its head"
         raise CommandError(f"{text} {recipe.head}, and was it exported with its sigmoid?")

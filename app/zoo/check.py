@@ -17,11 +17,10 @@ from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.model.spec import ModelSpec
-from app.zoo.inference import open_session, run
+from app.zoo.inference import run
 from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, Recipe
 
 if TYPE_CHECKING:
-    import onnx
     from onnxruntime import InferenceSession
 
 SAMPLES = ROOT / "app" / "api" / "documentation" / "page" / "files"
@@ -59,12 +58,12 @@ class Report(NamedTuple):
     """Number of classes, as far as they were seen."""
 
 
-def separates_images(model: "onnx.ModelProto", size: tuple[int, int], images: int) -> bool:
+def separates_images(session: "InferenceSession", size: tuple[int, int], images: int) -> bool:
     """Return whether a model, composed without a floor, gives each image of a batch the results that it has alone.
 
     Raises what ONNX Runtime raises.
     """
-    session, batch = open_session(model), np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
+    batch = np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
     together = run(session, {"image": batch})
     return all(
         len(together[name]) == images and np.allclose(together[name][index], tensor[0], rtol=1e-3, atol=atol, equal_nan=True)

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from app.host.program import Busy, CommandError
+from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import refer_to, split_reference
 from app.telemetry.logging import say
-from app.triton.repository import DESCRIPTION, LOCK, model_folders
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, model_folders, removed_models
 from app.zoo import configs, description
 from app.zoo.description import Description
 
@@ -158,6 +158,8 @@ class Repository:
                 shutil.rmtree(folder / number, ignore_errors=True)
             for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
                 (folder / path).unlink(missing_ok=True)
+            removed = self.path / REMOVED  # Tritons elsewhere unload these
+            removed.write_text("\n".join({*removed_models(self.path), name}), encoding="utf-8")
             for path in (folder / "configs", folder):
                 with suppress(OSError):  # it contains something else
                     path.rmdir()
@@ -186,11 +188,11 @@ class Repository:
     def _find(self, name: str, version: str) -> Description:
         found = self.load(name)
         if found is None:
-            raise CommandError(
+            raise NoSuchModel(
                 f"there is no model {name} in {self.path}; it has {', '.join(self.models()) or 'none that was added'}"
             )
         if version and version not in found.versions:
-            raise CommandError(f"{name} has no version {version}; it has {', '.join(found.versions)}")
+            raise NoSuchModel(f"{name} has no version {version}; it has {', '.join(found.versions)}")
         return found
 
 

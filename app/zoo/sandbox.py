@@ -4,20 +4,23 @@ import multiprocessing
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable
 from errno import EPERM
 from functools import partial
-from multiprocessing.connection import Connection
-from typing import TypeVar
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, TypeVar
 
 import msgspec
 
-from app.host import system_calls
+from app.host import seccomp
 from app.host.processes import die_with_parent
 from app.host.program import CommandError, NotPossible, first_line
 
 _SECONDS, _MEMORY_BYTES, _FILE_BYTES = 120.0, 4 << 30, 2 << 30
 _ANSWER_BYTES = 1 << 24
+_TOO_MUCH = f"needs more than {_MEMORY_BYTES >> 30} GiB"
 
 T = TypeVar("T")
 
@@ -29,45 +32,57 @@ class _Answer(msgspec.Struct):
 
 
 def run(work: Callable[[], T], kind: type[T]) -> T:
-    """Run work in a child process; return its result, which msgspec can encode. Call it in a process with one thread.
+    """Run work in a child process, which has none of this process's threads; return its result, which msgspec can encode.
 
     Raises:
         CommandError: As the work raises, or it takes too long or too much memory, or has crashed.
+        NotPossible: As the work raises, or this machine cannot keep a process from the network.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=partial(_answer, work, sender, os.getpid()))
-    child.start()
-    sender.close()
-    try:
-        if not receiver.poll(_SECONDS):
-            raise CommandError(f"the check of the file takes more than {_SECONDS:g} s")
-        answer = msgspec.json.decode(receiver.recv_bytes(_ANSWER_BYTES), type=_Answer)
-        if answer.error:
-            raise (CommandError if answer.is_possible else NotPossible)(answer.error)
-        return msgspec.json.decode(answer.result, type=kind)
-    except (EOFError, OSError, msgspec.DecodeError) as error:
-        child.join(1)
+    with TemporaryFile() as file:
+        child = multiprocessing.get_context("fork").Process(target=partial(_answer, work, file, os.getpid()))
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a fork beside threads
+            child.start()
+        try:
+            child.join(_SECONDS)
+            if child.is_alive():
+                raise CommandError(f"the check of the file takes more than {_SECONDS:g} s")
+        finally:
+            child.kill()
+            child.join()
+        file.seek(0)
+        content = file.read(_ANSWER_BYTES)
+    if child.exitcode or not content:
         ended = f" by {signal.Signals(-code).name}" if (code := child.exitcode or 0) < 0 else ""
-        limit = f"{_MEMORY_BYTES / 2**30:g} GiB"
-        raise CommandError(
-            f"the check of the file was ended{ended}: it crashes ONNX Runtime, or needs more than {limit}"
-        ) from error
-    finally:
-        child.kill()
-        child.join()
+        raise CommandError(f"the check of the file was ended{ended}: it crashes ONNX Runtime, or {_TOO_MUCH}")
+    answer = msgspec.json.decode(content, type=_Answer)
+    if answer.error:
+        raise (CommandError if answer.is_possible else NotPossible)(answer.error)
+    return msgspec.json.decode(answer.result, type=kind)
 
 
-def _answer(work: Callable[[], T], sender: Connection, parent: int) -> None:
+def _answer(work: Callable[[], T], file: IO[bytes], parent: int) -> None:
     die_with_parent(parent, signal.SIGKILL)
+    warnings.simplefilter("ignore")  # Python's, about literals in the file's metadata
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     limits = {resource.RLIMIT_AS: _MEMORY_BYTES, resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
-    system_calls.answer(["socket", "io_uring_setup"], EPERM)
     try:
-        answer = _Answer(msgspec.Raw(msgspec.json.encode(work())))
+        seccomp.answer(["socket", "io_uring_setup", "ptrace", "process_vm_writev", "kill"], EPERM)
+    except OSError as error:
+        answer = _Answer(error=f"files cannot be checked apart on this machine: {error.strerror}", is_possible=False)
+    else:
+        answer = _attempt(work)
+    file.write(msgspec.json.encode(answer))
+    file.flush()
+
+
+def _attempt(work: Callable[[], T]) -> _Answer:
+    try:
+        return _Answer(msgspec.Raw(msgspec.json.encode(work())))
     except CommandError as error:
-        answer = _Answer(error=str(error), is_possible=not isinstance(error, NotPossible))
+        return _Answer(error=str(error), is_possible=not isinstance(error, NotPossible))
+    except MemoryError:
+        return _Answer(error=f"the check of the file {_TOO_MUCH}")
     except Exception as error:  # noqa: BLE001 - hostile files have surprised every library
-        answer = _Answer(error=f"the file cannot be checked: {first_line(error)}")
-    sender.send_bytes(msgspec.json.encode(answer))
+        return _Answer(error=f"the file cannot be checked: {first_line(error)}")

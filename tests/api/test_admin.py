@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ import pytest
 
 from app.api import admin
 from app.api.application import Application
+from app.host import program
 from app.main import create_app
-from app.triton.repository import LOCK
+from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
 from tests.api.conftest import settings_for, write_keys
@@ -86,7 +88,7 @@ async def test_file_and_form_are_added(service: Service) -> None:
             "POST /models/doors",
             {"files": {"labels": (None, "x" * 70_000)}},
             400,
-            "a field of the form has more than 65536 bytes",
+            "a field of the form has more than 16384 characters",
         ),
         (
             "POST /models/doors",
@@ -94,14 +96,18 @@ async def test_file_and_form_are_added(service: Service) -> None:
             400,
             "the form is not well formed",
         ),
+        ("POST /models/doors?licence=a%00b", {"content": NETWORK}, 400, "licence: expected a text of at most 16384 characters"),
+        ("POST /models/doors?iou=0.5&iou=0.6", {"content": NETWORK}, 400, "iou is given more than once"),
+        ("POST /models/doors", {"files": {"labels": (None, b"\xff" * 60_000)}}, 400, "the form is not well formed"),
+        ("POST /models/doors", {"files": [("file", NETWORK), ("image", NETWORK)]}, 400, "the form has more than one file"),
+        ("POST /models/doors?labels=,,", {"content": NETWORK}, 422, "the file has more than 20000 classes, with names of 1 to 256"),
         ("POST /models/-x", {"content": NETWORK}, 422, "'-x' is not a name of a model"),
-        ("POST /models/nothing/load", {}, 404, "there is no model 'nothing'"),
-        ("POST /models/nothing/unload", {}, 404, "there is no model 'nothing'"),
-        ("PUT /models/nothing/default-version", {"json": {"version": 1}}, 404, "there is no model 'nothing'"),
-        ("DELETE /models/nothing", {}, 404, "there is no model 'nothing'"),
-        ("DELETE /models/a", {}, 422, "there is no model a in"),
-        ("POST /models/a/load", {}, 422, "there is no model a in"),
-        ("POST /models/tiny/unload", {}, 404, "there is no model 'tiny'"),
+        ("POST /models/a%00b", {"content": NETWORK}, 404, "a model's name has 1 to 64 letters"),
+        ("POST /models/a/load", {}, 404, "there is no model a in"),
+        ("POST /models/a/unload", {}, 404, "there is no model a in"),
+        ("PUT /models/a/default-version", {"json": {"version": 1}}, 404, "there is no model a in"),
+        ("DELETE /models/a", {}, 404, "there is no model a in"),
+        ("DELETE /models/a?version=1", {}, 404, "there is no model a in"),
     ],
 )
 async def test_what_is_refused_changes_nothing(
@@ -129,12 +135,41 @@ async def test_one_is_added_at_a_time(service: Service) -> None:
     slow = asyncio.create_task(call(service.app, receive, "/models/doors", ADMIN))
     await body.wait()
     answer = await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)
-    assert json(answer, 429)["detail"] == "another model is being added"
+    assert json(answer, 429)["detail"] == "another request changes models now"
     may_end.set()
     assert (await slow).status == 201
     answer = await service.client.post("/models/gates", content=NETWORK, headers=ADMIN)
 
     assert answer.status_code == 201
+
+
+async def test_what_was_added_is_changed(service: Service) -> None:
+    for labels in ("a,b,c", "a,b,c&mean=1,2,3"):
+        await service.client.post(f"/models/doors?labels={labels}", content=NETWORK, headers=ADMIN)
+    answer = await service.client.put("/models/doors/default-version", json={"version": 1}, headers=ADMIN)
+    assert json(answer)["detail"].startswith("doors is version 1 when the Triton at")
+    assert json(await service.client.post("/models/doors/load", headers=ADMIN))["detail"].startswith("doors is loaded when")
+    answer = await service.client.post("/models/doors/unload", headers=ADMIN)
+    assert "doors cannot be unloaded: a Triton that runs elsewhere" in json(answer, 501)["detail"]
+    answer = await service.client.put("/models/doors/default-version", json={"version": 3}, headers=ADMIN)
+    assert "doors has no version 3" in json(answer, 404)["detail"]
+    answer = await service.client.delete("/models/doors?version=1", headers=ADMIN)
+    assert "doors:1 is the default version" in json(answer, 422)["detail"]
+    assert (await service.client.delete("/models/doors?version=2", headers=ADMIN)).status_code == 204
+    assert (await service.client.delete("/models/doors", headers=ADMIN)).status_code == 204
+    assert service.files() == {REMOVED}
+
+
+async def test_repository_that_cannot_be_written_is_told(service: Service) -> None:
+    service.repository.path.rename(service.repository.path.with_name("moved"))
+    answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert json(answer, 501)["detail"] == "the model repository cannot be written: No such file or directory"
+
+
+async def test_command_that_fails_otherwise_is_no_fault_of_the_model(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "command", lambda *_: [sys.executable, "-c", "raise KeyError('secret')"])
+    answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert (json(answer, 500)["code"], "secret" in answer.text) == ("internal_error", False)
 
 
 async def test_client_that_leaves_adds_nothing(service: Service) -> None:

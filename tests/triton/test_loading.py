@@ -13,7 +13,7 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.loading import ModelLoader
 from app.triton.pool import TritonPool
-from app.triton.repository import DESCRIPTION, LOCK
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
 from app.triton.transport import Transport
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import TABLE, captured_log, eventually
@@ -35,8 +35,10 @@ async def tritons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 def put(repository: Path, *models: str) -> None:
     """Let these be the added models."""
-    for path in repository.glob(f"*/{DESCRIPTION}"):
-        path.unlink()
+    gone = {path.parent.name for path in repository.glob(f"*/{DESCRIPTION}")} - {*models}
+    for model in gone:
+        (repository / model / DESCRIPTION).unlink()
+    (repository / REMOVED).write_text("\n".join({*removed_models(repository), *gone}), encoding="utf-8")
     for model in models:
         (repository / model).mkdir(exist_ok=True)
         (repository / model / DESCRIPTION).touch()
@@ -47,21 +49,29 @@ async def test_models_are_loaded_and_unloaded(tritons: list[FakeTriton], tmp_pat
     put(tmp_path, "doors", "gates")
     assert await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
     put(tmp_path, "gates")
-    assert await eventually(lambda: all(fake.told[-2:] == ["load gates", "unload doors"] for fake in tritons))
+    assert await eventually(lambda: all(fake.told[-2:] == ["unload doors", "load gates"] for fake in tritons))
 
 
-async def test_failure_is_told_once_and_another_attempt_is_made_if_triton_is_away(
+async def test_failure_is_told_once_and_the_others_are_loaded(
     tritons: list[FakeTriton], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, loading)
-    tritons[0].load_refusal = grpc.StatusCode.INVALID_ARGUMENT, "no such backend"
-    tritons[1].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    put(tmp_path, "doors", "gates")
+    assert await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
+    count = len(tritons[0].told)
+    await asyncio.sleep(0.1)
+    assert len(tritons[0].told) == count
+    assert {(line.kwargs["triton"], line.kwargs["model"]) for line in log} == {(tritons[0].url, "doors"), (tritons[0].url, "gates")}
+    put(tmp_path, "gates")
+
+    assert await eventually(lambda: tritons[0].told[-2:] == ["unload doors", "load gates"])
+
+
+async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[FakeTriton], tmp_path: Path) -> None:
     put(tmp_path, "doors")
-    assert await eventually(lambda: len(tritons[1].told) > 2)
-    tritons[1].load_refusal = None
-    assert await eventually(lambda: len(tritons[1].told) > 3)
-    count = len(tritons[1].told)
+    assert await eventually(lambda: all(fake.told[-1:] == ["load doors"] for fake in tritons))
+    await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))
     await asyncio.sleep(0.1)
 
-    assert (len(tritons[0].told), len(tritons[1].told)) == (1, count)
-    assert [line.kwargs["model"] for line in log if line.kwargs["triton"] == tritons[0].url] == ["doors"]
+    assert all(fake.told[-1:] == ["load doors"] for fake in tritons)

@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from app.host.program import CommandError
-from app.triton.repository import LOCK
+from app.triton.repository import LOCK, REMOVED
 from app.zoo import check
 from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
@@ -206,5 +206,5 @@ def add_hostile(content: bytes, repository: Repository, apply: Callable[[str], s
             with repository.writing():
                 repository.remove("doors")
             apply("doors")
-    assert [path.name for path in repository.path.iterdir() if path.name != LOCK] == []
+    assert [path.name for path in repository.path.iterdir() if path.name not in {LOCK, REMOVED}] == []
     return reason

@@ -17,7 +17,7 @@ from app.host.program import CommandError
 from app.model.heads import ClassificationHead, DetectionHead
 from app.model.spec import are_interchangeable, from_triton_config
 from app.triton.config_file import read_config_file
-from app.triton.repository import config_path, loadable_models
+from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
 from app.zoo import check, description
 from app.zoo.add import Request, add, read_options
 from app.zoo.repository import Repository
@@ -47,7 +47,7 @@ def added(source: Path | str, repository: Repository, name: str | None = "doors"
 
 
 def content(repository: Repository) -> dict[str, bytes]:
-    files = [path for path in repository.path.rglob("*") if path.is_file() and path.name != ".lock"]
+    files = [path for path in repository.path.rglob("*") if path.is_file() and path.name not in {LOCK, REMOVED}]
     return {str(path.relative_to(repository.path)): path.read_bytes() for path in files}
 
 
