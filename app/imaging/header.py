@@ -159,6 +159,13 @@ def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
         raise InvalidImageDimensions(f"{width} x {height} pixels; the limits are {MAX_SIDE} pixels a side and {MAX_ASPECT} : 1")
 
 
+def require_format(data: bytes, formats: str) -> None:
+    """Raise as `identify`, or UnsupportedFormat for a format that is not in a comma-separated list."""
+    name = identify(data)
+    if name not in formats.replace(" ", "").split(","):
+        raise UnsupportedFormat(f"the image is a {name}, which this model does not decode; send {formats}")
+
+
 def identify(data: bytes) -> str:
     """Return the format, a group of `_MAGIC`, according to the first bytes.
 

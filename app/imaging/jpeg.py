@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from app.errors import InvalidImage, UnsupportedFormat
 
 _EXIF = b"Exif\0\0"
+_PROFILE = b"ICC_PROFILE\0"
 _END, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 # Frame types that a single scan can complete: baseline and extended sequential.
 _SEQUENTIAL = 0xC0, 0xC1
@@ -129,6 +130,17 @@ def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
             is_after_scan = True
         at += max(2, data[at] << 8 | data[at + 1])
     raise InvalidImage(_TOO_MUCH)
+
+
+def profile_segments(data: bytes) -> bytes:
+    """Return the segments of the colour profile (ICC.1, B.4), as they are in the file; empty if it has none before its pixels."""
+    at, segments = 2, b""
+    while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in {b"\xda", b""}:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if marker == b"\xe2" and data.startswith(_PROFILE, at + 4):
+            segments += data[at:end]
+        at = end
+    return segments
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:

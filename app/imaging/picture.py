@@ -1,11 +1,13 @@
 """Decode an image, draw detections on it and encode the picture."""
 
+import struct
+import zlib
 from typing import Literal
 
 import cv2
 import simplejpeg
 
-from app.imaging import drawing
+from app.imaging import drawing, jpeg
 from app.imaging.decode import decode, estimate_decoding
 from app.imaging.drawing import Marks
 from app.imaging.header import ImageHeader
@@ -14,6 +16,10 @@ PictureType = Literal["image/jpeg", "image/png"]
 """Media type of a picture."""
 
 _JPEG_QUALITY = 90
+# Where other segments and chunks may begin in encoded pictures: after the JFIF segment, and after IHDR.
+_JPEG_START, _PNG_START = 20, 33
+_SEGMENT_START = 18
+"""Where the profile begins in its segment: after marker, length, identifier, number and count."""
 # Per pixel; twice, because encoders enlarge their output as it grows.
 _ENCODED_BYTES = 2 * 3
 
@@ -25,7 +31,7 @@ def estimate_picture_bytes(header: ImageHeader) -> int:
 
 
 def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:
-    """Draw detections on an image at its full size, and return the encoded picture.
+    """Draw detections on an image at its full size, and return the encoded picture. A JPEG's colour profile stays.
 
     Raises:
         InvalidImage: The data is truncated or corrupt.
@@ -34,9 +40,22 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
     drawing.draw(pixels, marks)
+    segments = jpeg.profile_segments(header.data) if header.data.startswith(b"\xff\xd8") else b""
     if picture_type == "image/jpeg":
         # No chroma subsampling, for thin lines and small text.
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")
-        return encoded
+        return encoded[:_JPEG_START] + segments + encoded[_JPEG_START:]
     _, file = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=pixels))
-    return file.tobytes()
+    picture = file.tobytes()
+    return picture[:_PNG_START] + _to_chunk(segments) + picture[_PNG_START:] if segments else picture
+
+
+def _to_chunk(segments: bytes) -> bytes:
+    """Return the chunk of a PNG with the colour profile in the segments of a JPEG."""
+    profile, at = b"", 0
+    while at < len(segments):
+        end = at + 2 + int.from_bytes(segments[at + 2 : at + 4])
+        profile += segments[at + _SEGMENT_START : end]
+        at = end
+    content = b"iCCPicc\0\0" + zlib.compress(profile)
+    return struct.pack(">L", len(content) - 4) + content + struct.pack(">L", zlib.crc32(content))

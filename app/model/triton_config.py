@@ -15,6 +15,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
     scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
     mean, std   three floats, comma separated, in the order of the channels, for a float input: each value, after division by
                 `scale`, becomes (value - mean) / std (0 and 1)
+    formats     JPEG,PNG,...        formats of files that a model of encoded files decodes, comma separated (all)
     square      pixels              side of the input, if its shape is dynamic (height and width `imgsz` in `metadata`, or 640)
     head        format of a detector's single output (by its shape, as stated for each):
                 yolo        (4 + classes, anchors): centre and size, class scores
@@ -113,6 +114,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     licence: str = ""
     default_version: Annotated[int, Meta(ge=1)] | None = None
+    formats: Annotated[str, Meta(pattern=r"^([A-Z]+(, ?[A-Z]+)*)?$")] = ""
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from app.imaging.decode import decode, estimate_decoding
 from app.imaging.fit import CenterCrop, fit_for
-from app.imaging.header import PixelLimits, read_header
+from app.imaging.header import PixelLimits, read_header, require_format
 from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.resilience.decode_backlog import DecodeBacklog
@@ -60,6 +60,8 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
     start = thread_time() if pixels else 0.0
     transport = workspace.transport
     with workspace.memory.reserve() as memory:
+        if spec.formats and spec.dtype is None:
+            require_format(data, spec.formats)
         header = read_header(data, workspace.limits, memory.add)
         fit = fit_for(spec)
         transform = fit.fit(header.width, header.height)

@@ -1,6 +1,9 @@
 """Pictures: images with detections drawn on them."""
 
+import subprocess
+import sys
 from io import BytesIO
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -40,6 +43,19 @@ def test_the_picture_is_upright(orientation: int) -> None:
 
     assert (draw(data)[..., :3] == PIXELS).all()
     assert (draw(data, ONE)[3:14, 2] == colour_of(1)).all()
+
+
+@pytest.mark.parametrize("picture_type", get_args(PictureType))
+@pytest.mark.parametrize("profile", [b"", b"a profile", bytes(range(256)) * 600], ids=len)
+def test_the_colour_profile_of_a_jpeg_stays(picture_type: PictureType, profile: bytes) -> None:
+    """Pillow here does not read profiles; one with its defaults does."""
+    data = encode(Image.fromarray(PIXELS), "JPEG", icc_profile=profile)
+    picture = draw_picture(read_header(data, limits(MEGA)), ONE, picture_type)
+    read = "import sys; from PIL import Image; sys.stdout.buffer.write(Image.open(sys.stdin.buffer).info.get('icc_profile') or b'')"
+    done = subprocess.run([sys.executable, "-c", read], input=picture, capture_output=True, check=True)
+
+    assert done.stdout == profile
+    assert draw(data, ONE, picture_type).shape == PIXELS.shape
 
 
 def test_a_large_image_is_drawn_on_at_its_full_size() -> None:

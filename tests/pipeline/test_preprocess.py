@@ -230,6 +230,15 @@ async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shar
     assert world.free_slots(model.image_bytes) == SLOTS
 
 
+async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
+    """The model itself would only say that it cannot decode it."""
+    model = spec("TYPE_STRING", [1], square="64", formats="JPEG, PNG")
+    with Lease() as lease:
+        fill(IMAGES["PNG"], model, inline, lease)
+        with pytest.raises(UnsupportedFormat, match=r"^the image is a GIF, which this model does not decode; send JPEG, PNG$"):
+            fill(IMAGES["palette"], model, inline, lease)
+
+
 @pytest.mark.parametrize(("data_type", "dims"), [("TYPE_UINT8", [32, 32, 3]), ("TYPE_FP32", [3, 32, 32]), ("TYPE_STRING", [1])])
 @pytest.mark.parametrize(
     ("data", "expected"),

@@ -1,5 +1,7 @@
 // Requests to the gateway, and its responses.
 
+const MAX_DETECTIONS = "300";
+
 /** A request that failed, as application/problem+json describes it. */
 export class Problem extends Error {
   constructor({ title, detail, status, code, request_id: requestId }) {
@@ -32,7 +34,7 @@ export async function listModels() {
  * Resolves to {answer, stages, total, roundTrip}; times are milliseconds.
  */
 export async function detect(image, { model, iou }, signal) {
-  const query = new URLSearchParams({ boxes: "pixel", confidence: "0.05", max_detections: "300" });
+  const query = new URLSearchParams({ boxes: "pixel", confidence: "0.05", max_detections: MAX_DETECTIONS });
   if (model) query.set("model", model);
   if (iou !== null) query.set("iou", iou);
   const started = performance.now();
@@ -51,7 +53,7 @@ export async function detect(image, { model, iou }, signal) {
 
 /** Return the current request as a command for a POSIX shell, without the key. */
 export function curl(image, { model, iou, confidence, classes }) {
-  const query = new URLSearchParams({ confidence });
+  const query = new URLSearchParams({ confidence, max_detections: MAX_DETECTIONS });
   if (model) query.set("model", model);
   if (iou !== null) query.set("iou", iou);
   if (classes !== null) query.set("classes", classes.join(","));
