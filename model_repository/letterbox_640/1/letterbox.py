@@ -20,14 +20,15 @@ def letterbox(*, square: int, placement: str, enlarge: bool, pad: int, device: s
     """
     is_centred = placement == "center"
     files = fn.external_source(name="files", device="cpu", dtype=types.UINT8, ndim=1)
-    size = fn.peek_image_shape(files, dtype=types.FLOAT)[:2]
-    scale = square / fn.reductions.max(size)
+    shape = fn.peek_image_shape(files, dtype=types.INT32)[:2]
+    size, side = (fn.cast(value, dtype=types.FLOAT64) for value in (shape, fn.reductions.max(shape)))
+    scale = square / side
     if not enlarge:
         scale = math.min(scale, 1.0)
-    inner = math.clamp(math.floor(size * scale + (0.5 if is_centred else 0.0)), 1, square)
+    inner = math.clamp(_round(size * scale) if is_centred else math.floor(size * scale), 1, square)
     outer = math.floor((square - inner) / 2 + 0.4) if is_centred else inner * 0
     images = fn.decoders.image(files, device="mixed" if device == "gpu" else "cpu", output_type=types.RGB)
-    images = fn.resize(images, size=inner, interp_type=types.INTERP_LINEAR, antialias=False)
+    images = fn.resize(images, size=fn.cast(inner, dtype=types.FLOAT), interp_type=types.INTERP_LINEAR, antialias=False)
     return fn.slice(
         images,
         start=fn.cast(-outer, dtype=types.INT32),
@@ -36,3 +37,10 @@ def letterbox(*, square: int, placement: str, enlarge: bool, pad: int, device: s
         out_of_bounds_policy="pad",
         fill_values=pad,
     )
+
+
+def _round(values: DataNode) -> DataNode:
+    """Round FLOAT64 values to the nearest integer, and half to the even one, as Python does."""
+    up = math.floor(values + 0.5)
+    is_half, is_odd = up - values == 0.5, up - 2 * math.floor(up / 2)  # noqa: PLR2004
+    return up - is_half * is_odd
