@@ -48,8 +48,8 @@ async def test_large_photos_keep_their_boxes(
 
     decode = jpeg.decode
 
-    def noted(*arguments: Any) -> Any:  # noqa: ANN401
-        pixels = decode(*arguments)
+    def noted(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        pixels = decode(*arguments, **options)
         decoded.append(0 if pixels is None else max(pixels.shape))
         return pixels
 

@@ -253,7 +253,7 @@ async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> N
 
     assert await shown(page) == ["blue"]
     assert [edge[3] for edge in seen[0]["edges"]] == [TRANSPARENT] * 4
-    await expect(page.locator("#curl")).to_contain_text("max_detections=300&classes=1")
+    await expect(page.locator("#curl")).to_contain_text("max_detections=300&model=six_columns&classes=1")
     await red.click()
     await check_canvas(page, answer)
 
