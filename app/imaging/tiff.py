@@ -6,6 +6,7 @@ Source: TIFF 6.0; the codes of Deflate are those of Adobe's technical note on Ph
 """
 
 import struct
+import zlib
 from typing import NamedTuple
 
 import cv2
@@ -78,6 +79,8 @@ class TiffHeader(NamedTuple):
     """Values by tag for the rewritten file, without offsets and sizes of the parts."""
     parts: list[tuple[int, int]]
     """Offset and size in bytes of each strip or tile in the file."""
+    needed: list[int]
+    """Size of each in bytes when it is decompressed."""
 
 
 def read_header(data: bytes) -> TiffHeader:
@@ -101,6 +104,10 @@ def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
+    if header.tags[_COMPRESSION][0] in {_DEFLATE, _OLD_DEFLATE}:  # of which libtiff leaves black what is missing
+        view = memoryview(data)
+        for (at, size), needed in zip(header.parts, header.needed, strict=True):
+            _require_inflated(view[at : at + size], needed)
     file = np.frombuffer(rewrite(data, header), np.uint8)
     try:
         pixels = cv2.imdecode(file, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -109,6 +116,18 @@ def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
     if pixels is None or pixels.shape != (header.height, header.width, 3):
         raise InvalidImage("the image data is truncated or corrupt")
     return np.asarray(pixels, np.uint8)
+
+
+def _require_inflated(part: memoryview, needed: int) -> None:
+    """Raise InvalidImage unless zlib finds as many bytes, and the right checksum if it is there."""
+    inflater = zlib.decompressobj()
+    try:
+        length = len(inflater.decompress(part, needed))
+        inflater.decompress(inflater.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise InvalidImage("the image data is truncated or corrupt") from error
+    if length < needed:
+        raise InvalidImage("the image data is truncated or corrupt")
 
 
 def rewrite(data: bytes, header: TiffHeader) -> bytes:
@@ -168,12 +187,12 @@ def _read(data: bytes) -> TiffHeader:
     parts = list(zip(offsets, sizes, strict=True))
     if sum(sizes) > len(data) or any(at + size > len(data) for at, size in parts):
         raise InvalidImage("the TIFF is truncated, or its strips overlap")
-    if tags[_COMPRESSION] == (_NONE,):
-        row_bytes = -(-sides[0] * sum(tags[_BITS]) // 8)
-        # libtiff does not reject parts that are too short.
-        if any(size < row_bytes * sides[1] for size in sizes[:-1]) or sizes[-1] < row_bytes * last_rows:
-            raise InvalidImage("the TIFF's strips or tiles are too short")
-    return TiffHeader(width, height, exif.read_orientation(data), order, tags, parts)
+    row_bytes = -(-sides[0] * sum(tags[_BITS]) // 8)
+    needed = [*[row_bytes * sides[1]] * (number - 1), row_bytes * last_rows]
+    # libtiff does not reject parts that are too short.
+    if tags[_COMPRESSION] == (_NONE,) and any(size < least for size, least in zip(sizes, needed, strict=True)):
+        raise InvalidImage("the TIFF's strips or tiles are too short")
+    return TiffHeader(width, height, exif.read_orientation(data), order, tags, parts, needed)
 
 
 def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """TIFF: the header, and the rewritten file for the decoder."""
 
 import struct
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
@@ -57,6 +58,20 @@ def test_compressed_strips_are_decoded(compression: int, rows: int) -> None:
     data = cv2.imencode(".tiff", PIXELS[:, :, ::-1], options)[1].tobytes()
 
     np.testing.assert_array_equal(pixels_of(data), PIXELS)
+
+
+@pytest.mark.parametrize("compression", [8, 32946])
+@pytest.mark.parametrize(
+    "damage", [lambda part: bytes(len(part)), lambda part: part[:-20] + bytes(20), lambda part: part[:9] + bytes(9)]
+)
+def test_damaged_deflate_is_invalid(compression: int, damage: Callable[[bytes], bytes]) -> None:
+    """The decoder would leave the strip black from there."""
+    options = [cv2.IMWRITE_TIFF_COMPRESSION, compression, cv2.IMWRITE_TIFF_ROWSPERSTRIP, 5]
+    data = cv2.imencode(".tiff", PIXELS[:, :, ::-1], options)[1].tobytes()
+    for at, size in tiff.read_header(data).parts:
+        part = damage(data[at : at + size])
+        with pytest.raises(InvalidImage):
+            pixels_of(data[:at] + part + data[at + len(part) :])
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
