@@ -40,15 +40,16 @@ def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: 
     assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.requested_names == (*of_pixels.output_names, DECODED)
     size = {"max_batch": spec.max_batch, "instances": spec.instances}
-    assert spec == msgspec.structs.replace(of_pixels, backend=spec.backend, **size, **own)
+    assert spec == msgspec.structs.replace(of_pixels, backend=spec.backend, formats=spec.formats, **size, **own)
 
 
-def test_both_configs_differ_in_the_device_alone(name: str) -> None:
-    """The gateway must treat the model the same way wherever it runs."""
+def test_both_configs_differ_in_device_and_formats_alone(name: str) -> None:
+    """The gateway must treat the model the same way wherever it runs; the embedded one decodes all that the gateway does."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
     assert (production.device, embedded.device) == ("gpu", "cpu")
-    own = {"backend": embedded.backend, "max_batch": embedded.max_batch, "instances": embedded.instances}
+    assert (production.formats, embedded.formats) == ("JPEG,PNG,WEBP,BMP", "")
+    own = {"backend": embedded.backend, "formats": "", "max_batch": embedded.max_batch, "instances": embedded.instances}
     assert msgspec.structs.replace(production, device="cpu", **own) == embedded
     assert tensors(parsed(name, PRODUCTION).output) == tensors(parsed(name, EMBEDDED).output)
 
