@@ -165,7 +165,7 @@ def _models(settings: Settings) -> Models:
         settings.model,
         settings.task_models,
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
-        # Nobody but these lets a Triton load a changed model.
+        # Otherwise nobody here lets the Tritons load a changed model.
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),
     )
     try:

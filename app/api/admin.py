@@ -84,7 +84,7 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
     """
     options = _check_options(query_of(request.scope))
-    with _one_at_a_time(worker), ExitStack() as stack:
+    with _changing(model, worker), ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.TemporaryFile(dir=worker.deployment.model_repository))
             options += _check_options(await _receive(request, file, worker.deployment.max_model_bytes))
@@ -99,28 +99,28 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
 @post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **_COMMON)
 async def load_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let Triton load a model that lies in the repository."""
-    with _one_at_a_time(worker):
+    with _changing(model, worker):
         return await _run(worker, "load", model=model)
 
 
 @post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **_COMMON)
 async def unload_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let the embedded Triton unload a model, until it is loaded again or Triton starts again."""
-    with _one_at_a_time(worker):
+    with _changing(model, worker):
         return await _run(worker, "unload", model=model)
 
 
 @put("/models/{model:str}/default-version", summary="Choose the default version of a model", **_COMMON)
 async def choose_version(model: ModelName, data: JSONBody[DefaultVersion], worker: Worker) -> ModelInfo:
     """Choose the version for requests that name none."""
-    with _one_at_a_time(worker):
+    with _changing(model, worker):
         return await _run(worker, "use", model=model, version=data.version)
 
 
 @delete("/models/{model:str}", summary="Remove an added model, or a version of it", **_COMMON)
 async def remove_model(model: ModelName, worker: Worker, version: FromQuery[int | None] = None) -> None:
     """Remove all versions that were added, or one that is not the default one."""
-    with _one_at_a_time(worker):
+    with _changing(model, worker):
         await _run(worker, "remove", model=model, version=version)
 
 
@@ -128,8 +128,9 @@ ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
 
 
 @contextmanager
-def _one_at_a_time(worker: WorkerResources) -> Iterator[None]:
-    """Reject a request while another one of this host changes models."""
+def _changing(model: str, worker: WorkerResources) -> Iterator[None]:
+    """Reject a request for a name that no model can have, and one while another one of this host changes models."""
+    check_model_name(model)
     table = worker.metrics.table
     column = table.column(_CHANGES)
     table.add(column, 1)
@@ -162,7 +163,6 @@ async def _run(
     stdin: IO[bytes] | None = None,
 ) -> ModelInfo:
     """Run a command of this program for a model, or a version of it; return its description, with what the command has said."""
-    check_model_name(model)
     named = [f"--name={model}"] if command == "add" else ["--", model if version is None else f"{model}:{version}"]
     # uvloop's own would run the hooks of Granian's forks.
     process = await asyncio.to_thread(

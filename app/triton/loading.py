@@ -49,18 +49,18 @@ class ModelLoader:
                 task.cancel()
 
     async def _look(self) -> None:
-        changed_at, added, removed = await asyncio.to_thread(self._read)
+        changed_at = (await asyncio.to_thread((self._repository / LOCK).stat)).st_mtime_ns
         clients = {server.client for server in self._pool.servers}
         self._tasks = {client: known for client, known in self._tasks.items() if client in clients}
         for client in clients:
             state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
+                added, removed = await asyncio.to_thread(self._read)
                 self._tasks[client] = state, asyncio.create_task(_load(client, added, removed))
 
-    def _read(self) -> tuple[int, set[str], set[str]]:
-        """Return the time of the last change, and the models that were added and removed."""
-        changed_at = (self._repository / LOCK).stat().st_mtime_ns
-        return changed_at, added_models(self._repository), removed_models(self._repository)
+    def _read(self) -> tuple[set[str], set[str]]:
+        """Return the models that were added, and those that were removed."""
+        return added_models(self._repository), removed_models(self._repository)
 
 
 async def _load(client: TritonClient, added: set[str], removed: set[str]) -> None:

@@ -120,7 +120,7 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
     canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
     with _interruptible():
         report = _check(open_session(content), without_floor, recognized, canvases)
-        _run_blank(scratch / NETWORK, new)
+        _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
     if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
@@ -303,14 +303,17 @@ def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
     return from_triton_config(read_config_file(path), str(new.default_version))
 
 
-def _run_blank(model: Path, new: Description) -> None:
-    """Run a model as Triton does when it loads it, on blank images, and on as many as it takes at once.
-
-    Raises what ONNX Runtime raises.
-    """
-    session, (width, height) = open_session(model), new.recipe.size
-    for images in {1, new.embedded.max_batch, new.production.max_batch}:
-        run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+def _run_blank(model: Path, new: Description, title: str) -> None:
+    """Run a model on blank images, as the embedded Triton does when it loads it, and on as many as that runs at once."""
+    width, height = new.recipe.size
+    try:
+        session = open_session(model)
+        for images in {1, new.embedded.max_batch}:
+            run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+    except MemoryError:
+        raise
+    except Exception as error:  # onnxruntime has its own exceptions
+        raise CommandError(f"{title} does not run on blank images: {first_line(error)}; {_EXPORT}") from error
 
 
 def _check(

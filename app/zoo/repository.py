@@ -154,12 +154,12 @@ class Repository:
         rest = {number: sha256 for number, sha256 in found.versions.items() if version and number != version}
         folder = self.path / name
         if not rest:
+            removed = self.path / REMOVED  # Tritons elsewhere unload these
+            removed.write_text("\n".join({*removed_models(self.path), name}), encoding="utf-8")
             for number in found.versions:
                 shutil.rmtree(folder / number, ignore_errors=True)
             for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
                 (folder / path).unlink(missing_ok=True)
-            removed = self.path / REMOVED  # Tritons elsewhere unload these
-            removed.write_text("\n".join({*removed_models(self.path), name}), encoding="utf-8")
             for path in (folder / "configs", folder):
                 with suppress(OSError):  # it contains something else
                     path.rmdir()

@@ -6,6 +6,7 @@ import resource
 import signal
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from errno import EPERM
 from functools import partial
 from pathlib import Path
@@ -63,9 +64,12 @@ def run(work: Callable[[], T], kind: type[T]) -> T:
 def _answer(work: Callable[[], T], file: IO[bytes], parent: int) -> None:
     die_with_parent(parent, signal.SIGKILL)
     warnings.simplefilter("ignore")  # Python's, about literals in the file's metadata
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     limits = {resource.RLIMIT_AS: _MEMORY_BYTES, resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
-    for limit, value in limits.items():
+    for limit, wanted in limits.items():
+        hard = resource.getrlimit(limit)[1]
+        value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(limit, (value, value))
     try:
         seccomp.answer(["socket", "io_uring_setup", "ptrace", "process_vm_writev", "kill"], EPERM)

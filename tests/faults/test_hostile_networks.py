@@ -47,6 +47,6 @@ def test_hostile_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recor
     finally:
         triton.stop()
     assert added["mutated"] > _MUTATED / 10  # whose weights are other ones
-    assert not any(added[kind] for kind in ("endless", "claiming", "nested", "outside", "foreign"))
+    assert not any(added[kind] for kind in ("endless", "claiming", "limited", "nested", "outside", "foreign"))
     for kind, count in added.items():
         record_figure(f"hostile networks, {kind}: added", count)

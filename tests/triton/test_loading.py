@@ -2,35 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from app.triton import loading
-from app.triton.backend import TritonBackend
-from app.triton.client import TritonClient
 from app.triton.loading import ModelLoader
-from app.triton.pool import TritonPool
 from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
-from app.triton.transport import Transport
-from tests.fakes.triton import FakeTriton, serving
+from tests.fakes.triton import FakeTriton
 from tests.support import TABLE, captured_log, eventually
+from tests.triton.conftest import Two
 
 
 @pytest.fixture
-async def tritons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[FakeTriton]]:
+async def tritons(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[FakeTriton]]:
     """Two Tritons, which a worker tells to load the models in a folder."""
     monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
-    fakes = [FakeTriton(), FakeTriton()]
-    async with AsyncExitStack() as stack:
-        for fake in fakes:
-            await stack.enter_async_context(serving(fake))
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
-        stack.push_async_callback(pool.close)
-        stack.callback(asyncio.create_task(ModelLoader(pool, tmp_path).run(TABLE)).cancel)
-        yield fakes
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path).run(TABLE))
+    yield two.fakes
+    task.cancel()
 
 
 def put(repository: Path, *models: str) -> None:

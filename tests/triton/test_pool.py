@@ -3,9 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import msgspec
@@ -24,35 +22,13 @@ from app.triton.transport import Transport
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, SPEC, FakeTriton, config_with, serving
 from tests.support import TABLE, captured_log, eventually
+from tests.triton.conftest import Two
 
 NO_MODEL = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
 NOT_LOADED = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'tiny' has no available versions"
 DOWN = grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"
 _DRAWS = 2000
 _NO_SERVER: Any = None
-
-
-class Two(NamedTuple):
-    """A pool of two fakes."""
-
-    pool: TritonPool
-    fakes: list[FakeTriton]
-
-    @property
-    def servers(self) -> list[TritonBackend]:
-        return self.pool.servers
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[Two]:
-    fakes = [FakeTriton(), FakeTriton()]
-    async with AsyncExitStack() as stack:
-        for fake in fakes:
-            await stack.enter_async_context(serving(fake))
-        pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
-        stack.push_async_callback(pool.close)
-        assert await eventually(lambda: all(server.client.server for server in pool.servers))
-        yield Two(pool, fakes)
 
 
 def one_call(_: ModelSpec) -> float:

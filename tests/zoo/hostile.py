@@ -64,6 +64,16 @@ def _expanding(random: Random) -> onnx.ModelProto:
         {made}""")
 
 
+def _limited(_: Random) -> onnx.ModelProto:
+    """Runs for one and two images, but for no more."""
+    return _network("""
+        images_only = Shape <start = 0, end = 1> (images)
+        one = Constant <value_ints = [1]> ()
+        last = Sub (images_only, one)
+        table = Constant <value_floats = [0.0, 0.0]> ()
+        value = Gather (table, last)""")
+
+
 def _claiming(random: Random) -> onnx.ModelProto:
     """A weight that claims to be huge, and has a few bytes."""
     network = _network("value = Identity (weight)")
@@ -159,6 +169,7 @@ _KINDS: list[Callable[[Random], onnx.ModelProto | bytes]] = [
     _endless,
     _expanding,
     _claiming,
+    _limited,
     _nested,
     _long,
     _outside,

@@ -69,9 +69,10 @@ def test_result_is_returned() -> None:
 
 def test_hostile_networks_are_added_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sandbox, "_SECONDS", 2.0)
-    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(9)}
+    reasons = {kind: add_hostile(content, Repository(tmp_path)) for kind, content in hostile(10)}
     assert reasons["endless"] == "the check of the file takes more than 2 s"
     assert all(reasons[kind] for kind in ("claiming", "expanding", "nested"))
+    assert "does not run on blank images" in reasons["limited"]
     assert re.search("own:Own.* is not a registered|Cycle detected", reasons["foreign"])
     assert re.search("external TensorProto|should be stored in", reasons["outside"])
 
