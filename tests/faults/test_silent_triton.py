@@ -57,8 +57,9 @@ async def ask_until(url: str, deadline: float, start: float, end: float) -> list
     """Ask again and again, over a new connection each time, so that any worker may get it."""
     request = encode(models.solid(10, 20, 30), f"/detect?timeout_ms={deadline * 1e3:.0f}", Content_Type="image/png")
     told = []
-    while (asked_at := monotonic()) < end:
+    while monotonic() < end:
         async with await Connection.open(url) as connection:
+            asked_at = monotonic()
             answer = await connection.ask(request)
         told.append(Told(asked_at - start, answer.seconds, answer.status, code_of(answer)))
         if answer.status != 504:
