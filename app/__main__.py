@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from app import healthcheck, preflight
 from app.api.caller import keys
@@ -32,7 +32,7 @@ from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import loadable_models
 from app.zoo import registry
 from app.zoo.pull import pull
-from app.zoo.recognize import Options
+from app.zoo.recognize import Evaluation, Options
 from app.zoo.repository import Repository, require_name
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
         command.add_argument("name", help="name of the model")
     if name in {"use", "remove"}:
         command.add_argument("reference", help="name of the model, or name:version")
+    if name in {"pull", "add"}:  # what a file may not say of itself
+        for option, hint in get_type_hints(Options if name == "add" else Evaluation, include_extras=True).items():
+            kind: dict[str, Any] = {"action": "store_true", "default": None} if option == "multi_label" else {}
+            command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description, **kind)
     if name != "add":
         return
     command.add_argument("source", help="ONNX file, folder with one, https address, or - for the standard input")
@@ -143,8 +147,6 @@ def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
     command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
     command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
     command.add_argument("--untrusted", action="store_true", help="check the file apart, as one that may be hostile")
-    for option, hint in get_type_hints(Options, include_extras=True).items():  # what a file may not say of itself
-        command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description)
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
@@ -219,7 +221,9 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
 
 def _pull(settings: Settings, options: argparse.Namespace) -> None:
     name = options.name or settings.model
-    pull(name, _entry(settings, name), Path(settings.model_repository), source=options.source, sha256=options.sha256)
+    changes = {option: value for option in Evaluation.__struct_fields__ if (value := getattr(options, option)) is not None}
+    entry = _entry(settings, name).vary(changes)
+    pull(name, entry, Path(settings.model_repository), source=options.source, sha256=options.sha256)
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.repository import LOCK, REMOVED
+from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
@@ -238,6 +239,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("serve --triton a:1,a:1 | serve --triton http://triton:8001 | api --triton triton", {}, "NEREID_TRITON_ENDPOINTS: ..."),
         ("key 'camera 1'", {}, "a key's id has 1 to 64 letters, digits, '_' or '-'"),
         ("pull yolo12n", {}, f"yolo12n is not in models/models.toml, which lists {', '.join(PUBLISHED)}"),
+        ("pull yolo11n --floor 2", {}, "an option is not valid for YOLO11n, 80 classes of COCO, 640 x 640: ..."),
+        ("pull efficientnet_lite0 --multi-label", {}, "an option is not valid for EfficientNet-Lite0, ..."),
         ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
         ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
         ("add file --mean 1", {}, "an option is not valid: ..."),
@@ -340,10 +343,12 @@ def test_a_running_service_does_not_need_the_registry(
 
 
 def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict[str, Any]]]) -> None:
-    assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab"]) == 0
+    assert main(["pull", "yolox_nano", "--from", "/mirror", "--sha256", "ab", "--floor", "0.001", "--multi-label"]) == 0
 
     ((name, entry, options),) = pulled
-    assert (name, entry.recipe.size) == ("yolox_nano", (416, 416))
+    recipe = entry.recipe
+    assert isinstance(recipe, DetectionRecipe)
+    assert (name, recipe.size, recipe.floor, recipe.multi_label) == ("yolox_nano", (416, 416), 0.001, True)
     assert options == {"source": Path("/mirror"), "sha256": "ab"}
 
 
@@ -451,7 +456,7 @@ def test_a_model_may_be_added_elsewhere_with_options(
     repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--head yolo --labels a,b,c --size 256x128 --channels BGR --scale 1 --mean 1,2,3 --std 4,5,6 --box-units pixels"
-    more = f"--iou 0.5 --resize stretch --samples {IMAGES} --out {(out := tmp_path / 'out')}"
+    more = f"--iou 0.5 --resize stretch --floor 0.001 --multi-label --samples {IMAGES} --out {(out := tmp_path / 'out')}"
     assert main(["add", export(tmp_path, 1), "--name", "doors", *options.split(), *more.split()]) == 0
 
     assert capsys.readouterr().err.splitlines()[-1] == f"nereid: copy {out}/doors to the model repository of a Triton"
@@ -461,6 +466,7 @@ def test_a_model_may_be_added_elsewhere_with_options(
     assert found["labels"] == ["a", "b", "c"]
     recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
     recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "placement": "center"}
+    recipe |= {"floor": 0.001, "multi_label": True}
     assert found["recipe"] == recipe
 
 

@@ -37,9 +37,9 @@ from app.errors import (
 )
 from app.host import program
 from app.host.program import Busy, NoSuchModel, NotPossible
-from app.zoo.recognize import Options
+from app.zoo.recognize import Evaluation, Options
 
-_OPTIONS = {*Options.__struct_fields__, "licence"}
+_OPTIONS = {*Options.__struct_fields__, "licence"}.difference(Evaluation.__struct_fields__)  # only for computing AP
 _CHANGES = "changes of models"
 _MAX_OPTION_LENGTH = 1 << 14
 _MAX_OUTPUT_BYTES = 1 << 14

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from app.detection.nms import MIN_SCORE
 from app.host.program import CommandError, NotPossible, first_line
 from app.model.reference import refer_to
 from app.model.spec import ModelSpec, from_triton_config
@@ -213,11 +212,17 @@ def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
-    """Load the model without a floor; return it, and 1 if it takes one image at a time because the network has a fixed batch."""
-    reason = ""
+    """Load the model to check, without a floor and with one class for each box.
+
+    Returns:
+        The model, and 1 if it takes one image at a time because the network has a fixed batch.
+    """
+    reason, plain = "", recognized
+    if isinstance(recognized.recipe, DetectionRecipe):
+        plain = recognized._replace(recipe=msgspec.structs.replace(recognized.recipe, floor=0.0, multi_label=False))
     for batch in (None, 1):
         try:
-            session = open_session(_build(content, recognized, batch=batch, floor=0.0))
+            session = open_session(_build(content, plain, batch=batch))
             if check.separates_images(session, recognized.recipe.size, batch or 2):
                 return session, batch
             reason = "the network mixes the images of a batch"
@@ -228,15 +233,13 @@ def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[Infer
     raise CommandError(f"{title} cannot be composed: {reason}; {_EXPORT}")
 
 
-def _build(content: bytes, recognized: Recognized, *, batch: int | None, floor: float = MIN_SCORE) -> "onnx.ModelProto":
+def _build(content: bytes, recognized: Recognized, *, batch: int | None) -> "onnx.ModelProto":
     import onnx  # noqa: PLC0415
 
     from app.zoo.compose import compose_model  # noqa: PLC0415
 
     network = onnx.load_from_string(content)
-    return compose_model(
-        network, recognized.recipe, shapes=recognized.shapes, batch=batch, floor=floor, classes=len(recognized.labels)
-    )
+    return compose_model(network, recognized.recipe, shapes=recognized.shapes, batch=batch, classes=len(recognized.labels))
 
 
 def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[check.Canvas]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
-from app.detection.nms import MIN_SCORE
 from app.zoo import efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
 from app.zoo.recipe import SIZES, TENSORS, Recipe
@@ -29,11 +28,10 @@ def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
     return onnx.load(file) if recipe.architecture is None else _ARCHITECTURES[recipe.architecture](read_weights(file))
 
 
-def compose_model(  # noqa: PLR0913 - all but two are optional
+def compose_model(
     network: onnx.ModelProto,
     recipe: Recipe,
     *,
-    floor: float = MIN_SCORE,
     classes: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
@@ -46,7 +44,6 @@ def compose_model(  # noqa: PLR0913 - all but two are optional
     Args:
         network: The network.
         recipe: Its recipe.
-        floor: Detections count above this score.
         classes: Number of classes, where the shapes allow two: `rfdetr`.
         shapes: Shapes of the network's outputs by name, without the batch; by default those in its graph, if they are not dynamic.
         batch: 1 keeps a batch of one, for a network whose graph contains it in a way that cannot be made dynamic: the model for
@@ -57,7 +54,7 @@ def compose_model(  # noqa: PLR0913 - all but two are optional
     """
     _check(network, recipe)
     sizes = [(shapes or {}).get(value.name) or dims(value)[1:] for value in network.graph.output]
-    after = heads.build(sizes, recipe, floor, classes)
+    after = heads.build(sizes, recipe, classes)
     version = max(OPSET, _opset(network))
     network = _convert(network, version)
     if batch is None:

@@ -11,14 +11,16 @@ from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import parse
 from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, Recipe, measure
 
+# Pairs of an anchor and a class before the NMS, as in Ultralytics' validation.
+_MAX_PAIRS = 30_000
 
-def build(shapes: Sequence[Sequence[int]], recipe: Recipe, floor: float, classes: int | None) -> onnx.ModelProto:
+
+def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) -> onnx.ModelProto:
     """Build the graph that follows a network, with its outputs as the inputs, in the order of `TENSORS`.
 
     Args:
         shapes: Shapes of the outputs, without the batch; 0 for dynamic dimensions.
         recipe: Recipe of the model.
-        floor: Detections count above this score.
         classes: Number of classes, where the shapes allow two: `rfdetr`.
 
     Returns:
@@ -31,7 +33,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, floor: float, classes
         ValueError: The outputs are not the recipe's head.
     """
     if isinstance(recipe, DetectionRecipe):
-        return _find(shapes, recipe, floor, classes)
+        return _find(shapes, recipe, classes)
     if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
         raise ValueError(f"the output {_text(shapes)} is not a number for each class")
     operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
@@ -39,7 +41,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, floor: float, classes
     return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
-def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, floor: float, classes: int | None) -> onnx.ModelProto:
+def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> onnx.ModelProto:
     head, anchors = recipe.head, count_anchors(recipe.size)
     found = measure(shapes, head, recipe.size)
     if found is None:
@@ -47,17 +49,19 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, floor: float
     rows, count = found[0] or anchors, found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
-    candidates = min(MAX_CANDIDATES, rows)
+    candidates = min(_MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
-    decode = _DECODE[head] + (_SUPPRESS if head in RAW_HEADS else _KEEP)
+    pick = _PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS
+    decode = _DECODE[head] + (pick + _SUPPRESS if head in RAW_HEADS else _KEEP)
     graph = parse(
         (_FIND + decode + (_SCALE if is_fraction else "") + _SORT).format(
             inputs=_INPUTS.get(head, "float[batch, rows, channels] head"),
+            anchors=rows,
             classes=count,
             candidates=candidates,
             detections=min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates),
             iou=float(recipe.iou),
-            floor=float(floor),
+            floor=float(recipe.floor),
             sides=[float(side) for side in recipe.size * 2],
             boxes="scaled_boxes" if is_fraction else "boxes",
         )
@@ -107,7 +111,7 @@ _ROWS = """
 
 # Raw heads become `corners` (batch, 4, rows) and `scores` (batch, classes, rows); the others `boxes` (batch, rows, 4), `score` and
 # `label` (batch, rows). A row of several scores counts only for its best class, as in the detectors' own post-processing, except
-# that of `rfdetr`.
+# that of `rfdetr`, and of raw heads if the recipe says `multi_label`.
 _DECODE = {
     "yolo": _SPLIT + _CORNERS,
     "yolov5": _TRANSPOSE
@@ -170,15 +174,27 @@ _DECODE = {
     "dfine": "",
 }
 
-# The number of candidates is limited before the NMS to bound its cost. Each class has its own row of scores, so boxes of different
-# classes never suppress each other.
-_SUPPRESS = """
+# The number of candidates is limited before the NMS to bound its cost.
+_PICK_ANCHORS = """
     best_score = ReduceMax <axes = [1], keepdims = 0> (scores)
     best_class = ArgMax <axis = 1, keepdims = 0> (scores)
     four_rows = Constant <value_ints = [1, 4, 1]> ()
     candidates = Constant <value_ints = [{candidates}]> ()
     score, anchor = TopK <axis = 1> (best_score, candidates)
-    label = GatherElements <axis = 1> (best_class, anchor)
+    label = GatherElements <axis = 1> (best_class, anchor)"""
+
+_PICK_PAIRS = """
+    four_rows = Constant <value_ints = [1, 4, 1]> ()
+    candidates = Constant <value_ints = [{candidates}]> ()
+    one_row = Constant <value_ints = [0, -1]> ()
+    pair_scores = Reshape (scores, one_row)
+    score, pair = TopK <axis = 1> (pair_scores, candidates)
+    anchors = Constant <value_ints = [{anchors}]> ()
+    label = Div (pair, anchors)
+    anchor = Mod (pair, anchors)"""
+
+# Each class has its own row of scores, so boxes of different classes never suppress each other.
+_SUPPRESS = """
     anchor_row = Unsqueeze (anchor, one)
     anchor_rows = Tile (anchor_row, four_rows)
     corner_columns = GatherElements <axis = 2> (corners, anchor_rows)

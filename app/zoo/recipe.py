@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from app.detection.nms import MIN_SCORE
 from app.model.anchors import possible_anchors
 from app.model.triton_config import Placement, Resize, ScoreKind
 
@@ -62,11 +63,17 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
     box_units: Literal["pixels", "normalized"] = "pixels"
     """Unit of the boxes of `yolo`, `yolov5` and `end_to_end`; the boxes of the composed model are always in pixels."""
+    floor: Annotated[float, Meta(ge=0, lt=1)] = MIN_SCORE
+    """Detections count above this score."""
+    multi_label: bool = False
+    """Whether an anchor of a raw head counts for each class whose score is above the floor, and not only for the best one."""
 
     def __post_init__(self) -> None:
-        """Let heads that find each object once keep all boxes."""
+        """Let heads that find each object once keep all boxes; these heads have no anchors."""
         if self.head not in RAW_HEADS:
             msgspec.structs.force_setattr(self, "iou", 1.0)
+            if self.multi_label:
+                raise ValueError(f"multi_label is for the heads {', '.join(RAW_HEADS)}")
 
 
 class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):

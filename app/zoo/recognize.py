@@ -39,7 +39,16 @@ class Unrecognized(ValueError):
     """A network cannot be served, or not without an option. The message continues a sentence that begins with its name."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model for computing AP has otherwise than one for serving; None for what the recipe says."""
+
+    floor: Annotated[float | None, Meta(description="score that a detection must exceed; 0.05 unless stated, 0.001 for AP")] = None
+    multi_label: Annotated[
+        bool | None, Meta(description="a box counts for each class above the floor, not only for the best one, for AP")
+    ] = None
+
+
+class Options(Evaluation, frozen=True, kw_only=True):
     """What the user says about a network; None for what the network shall tell. These are the options of `nereid add`."""
 
     head: Annotated[

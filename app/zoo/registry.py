@@ -2,6 +2,7 @@
 
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,18 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def file_name(self) -> str:
         """Name of the network's file at its source."""
         return (self.member or self.url or "").rpartition("/")[2]
+
+    def vary(self, changes: Mapping[str, object]) -> "PublishedModel":
+        """Return the model with other values, which may be texts, in its recipe.
+
+        Raises:
+            CommandError: A value is not valid, or not for this model.
+        """
+        try:
+            recipe = msgspec.convert({**msgspec.to_builtins(self.recipe), **changes}, Recipe, strict=False)
+        except msgspec.ValidationError as error:
+            raise CommandError(f"an option is not valid for {self.title}: {error}") from error
+        return msgspec.structs.replace(self, recipe=recipe)
 
 
 def load(path: Path) -> dict[str, PublishedModel]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from bench.experiments.options import Commands, add_shared, positive
 from bench.experiments.progress import say
+from bench.harness.contest import WARM_UP_SECONDS
 from bench.harness.lineup import BEFORE, NEREID, Lineup
 from bench.harness.minimal_server import minimal_server
 from bench.harness.processes import Running, require_checkout
@@ -74,6 +75,7 @@ def add_to(commands: Commands) -> None:
 
 def _measure(url: str, samples: Sequence[Sample], options: argparse.Namespace) -> Round:
     closed_seconds = options.seconds * _CAPACITY_SHARE
+    drive(drive_closed_loop(url, samples, clients=options.clients, seconds=max(WARM_UP_SECONDS, closed_seconds / 4)))
     capacity = drive(drive_closed_loop(url, samples, clients=options.clients, seconds=closed_seconds)).rate
     outcome = drive(drive_open_loop(url, samples, rate=capacity * options.share, seconds=options.seconds))
     return Round(capacity, outcome.percentile(50), outcome.percentile(99), outcome.failed)

@@ -1,20 +1,25 @@
 """Comparison of two records, before and after."""
 
+from collections.abc import Sequence
+from math import comb
+from statistics import median
+
+from bench.report.contest_text import spread
 from bench.report.measurements import Run
 from bench.report.records import Record
 from bench.report.text import number, table
 
 MORE_IS_BETTER = {"requests/s", "mean batch", "goodput", "peak/s"}
-NOISE_PERCENT = 2.0
-"""Smaller changes count as neither better nor worse."""
+MAX_CHANCE = 0.01
+"""Maximum chance that the rounds of two equal servers lie apart: there are two dozen figures."""
 
 
 def compare(before: Record, after: Record) -> str:
-    """Compare the runs of the same contestant, experiment, model and load, figure by figure."""
+    """Compare the runs of the same contestant, experiment, model and load, figure by figure: medians, and ratios of all rounds."""
     earlier = {run.key: run for run in before.all_runs}
     later = {run.key: run for run in after.all_runs}
     parts = _differences(before, after)
-    parts += [f"\n{_title(run)}\n{_figures(earlier[key], run)}" for key, run in later.items() if key in earlier]
+    parts += [f"\n{_title(run)}{_figures(earlier[key], run)}" for key, run in later.items() if key in earlier]
     parts += [f"\nonly in the first: {_title(run)}" for key, run in earlier.items() if key not in later]
     parts += [f"\nonly in the second: {_title(run)}" for key, run in later.items() if key not in earlier]
     return "\n".join(parts)
@@ -31,25 +36,29 @@ def _differences(before: Record, after: Record) -> list[str]:
     names = sorted({*before.versions, *after.versions})
     changed = [name for name in names if before.versions.get(name) != after.versions.get(name)]
     lines += [f"{name}: {before.versions.get(name, '-')} -> {after.versions.get(name, '-')}" for name in changed]
+    lines.append("rounds do not show what changed on the machine between the two: bench versus --before measures both in turn")
     return lines
 
 
 def _figures(before: Run, after: Run) -> str:
-    rows = [["", "before", "after", "change", ""]]
+    counts = len(before.rounds), len(after.rounds)
+    note = "" if _is_enough(*counts) else f": cannot be judged by {counts[0]} and {counts[1]} rounds, but by 5 and 5"
+    rows = [["", "before", "after", "after / before (min..max)", ""]]
     for name in dict.fromkeys([*before.figures, *after.figures]):
-        old, new = before.figures.get(name), after.figures.get(name)
-        rows.append([name, number(old), number(new), *_change(name, old, new)])
-    return table(rows)
+        old, new = before.values(name), after.values(name)
+        ratios = [two / one for one in old for two in new if one]
+        medians = (number(median(values) if values else None) for values in (old, new))
+        rows.append([name, *medians, spread(ratios), _judge(name, old, new)])
+    return f"{note}\n{table(rows)}"
 
 
-def _change(name: str, old: float | None, new: float | None) -> tuple[str, str]:
-    """Describe a change and judge it."""
-    if old is None or new is None:
-        return "", ""
-    if old == new:
-        return "=", ""
-    if not old:
-        return f"+{number(new)}", "better" if name in MORE_IS_BETTER else "worse"
-    percent = (new - old) / old * 100
-    verdict = "" if abs(percent) < NOISE_PERCENT else "better" if (percent > 0) == (name in MORE_IS_BETTER) else "worse"
-    return f"{percent:+.1f} %", verdict
+def _is_enough(before: int, after: int) -> bool:
+    """Return whether that many rounds of two equal servers seldom lie apart: each order of them is as likely as another."""
+    return 2 / comb(before + after, before) <= MAX_CHANCE
+
+
+def _judge(name: str, old: Sequence[float], new: Sequence[float]) -> str:
+    """Judge a change by its rounds, which must not overlap."""
+    if not _is_enough(len(old), len(new)) or max(min(old), min(new)) <= min(max(old), max(new)):
+        return ""
+    return "better" if (min(new) > max(old)) == (name in MORE_IS_BETTER) else "worse"

@@ -89,6 +89,7 @@ class Contest(msgspec.Struct, kw_only=True):
                     triton=middle.triton,
                     triton_note=middle.triton_note,
                     figures=middle.figures | {"worker MiB": round(max(entry.resident_mib, default=0.0), 1)},
+                    rounds=entry.rounds,
                 )
             )
         return found

@@ -120,6 +120,13 @@ class Run(Measurement, kw_only=True):
     rate: float | None = None
     """Requests per second, if the load had a constant rate."""
     overload: Overload | None = None
+    rounds: list[Measurement] = []
+    """The rounds that this one stands for; empty if it was measured once."""
+
+    def values(self, figure: str) -> list[float]:
+        """Return a figure of each round, or the only one if it is not measured in rounds; empty if there is none."""
+        found = [one.figures[figure] for one in self.rounds if figure in one.figures]
+        return found or [value for name, value in self.figures.items() if name == figure]
 
     @property
     def load(self) -> str:

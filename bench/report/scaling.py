@@ -108,6 +108,7 @@ class Scaling(msgspec.Struct, kw_only=True):
                 mode=f"scale: {self.title}",
                 model=self.model,
                 clients=point.clients,
+                rounds=point.rounds,
                 **msgspec.structs.asdict(point.middle),
             )
             for point in self.measured

@@ -20,6 +20,7 @@ from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
 from app.zoo import check, description
 from app.zoo.add import Request, add, read_options
+from app.zoo.inference import open_session, run
 from app.zoo.repository import Repository
 from tests.zoo.exported import exported, head_tensors
 
@@ -91,6 +92,19 @@ def test_detector_of_each_head_is_served(
     session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
     (count, *_) = session.run(["num_dets"], {"image": np.zeros((2, 128, 256, 3), np.uint8)})
     assert count.min() > 0
+
+
+def test_detector_for_ap_finds_several_classes_in_a_place(repository: Repository, tmp_path: Path) -> None:
+    source = save(network(), tmp_path / "best.onnx")
+    added(source, repository)
+    added(source, repository, "doors_ap", floor="0.001", multi_label="true")
+    sessions = (open_session(repository.path / name / "1" / "model.onnx") for name in ("doors", "doors_ap"))
+    found = [check.detections(run(session, {"image": np.zeros((1, 128, 256, 3), np.uint8)})) for session in sessions]
+    plain, every = (len(one.boxes) - len(np.unique(one.boxes, axis=0)) for one in found)
+
+    assert plain == 0 < every
+    with refused(repository, "multi_label is for the heads yolo, yolov5, yolox"):
+        added(save(network("rtdetr"), tmp_path / "other.onnx"), repository, "other", head="rtdetr", multi_label="true")
 
 
 def test_classifier_is_served(repository: Repository, tmp_path: Path) -> None:

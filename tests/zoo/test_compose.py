@@ -32,6 +32,9 @@ ANCHORS = 1344
 YOLO = DetectionRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=255.0, head="yolo", iou=0.5)
 YOLOX = DetectionRecipe(size=(SQUARE, SQUARE), channels="BGR", scale=1.0, head="yolox", iou=0.5)
 
+AP = {"floor": 0.001, "multi_label": True}
+MAX_PAIRS = 30_000
+
 Floats = NDArray[np.float32]
 
 
@@ -100,16 +103,19 @@ def textbook(head: Floats, recipe: DetectionRecipe) -> Detections:
     corners = np.hstack([centres - sizes / 2, centres + sizes / 2]).astype(np.float32)
     if recipe.box_units == "normalized":
         corners *= np.array(recipe.size * 2, np.float32)
-    best, label = scores.max(axis=1), scores.argmax(axis=1)
-    kept: list[int] = []
+    is_best = scores == scores.max(axis=1, keepdims=True)
+    anchors, label = np.nonzero((scores > recipe.floor) & (is_best | recipe.multi_label))
+    corners, best = corners[anchors], scores[anchors, label]
+    ranks, kept = np.argsort(-best)[:MAX_PAIRS], []
     for class_id in np.unique(label):
-        remaining = [i for i in np.argsort(-best) if label[i] == class_id and best[i] > MIN_SCORE]
+        remaining = [i for i in ranks if label[i] == class_id]
         while remaining:
             first = remaining.pop(0)
             kept.append(first)
             remaining = [
                 i for i, iou in zip(remaining, overlap(corners[first], corners[remaining]), strict=True) if iou <= recipe.iou
             ]
+    kept = sorted(kept, key=lambda i: -best[i])[:MAX_DETECTIONS]
     return Detections(corners[kept], best[kept], label[kept].astype(np.int32))
 
 
@@ -188,13 +194,14 @@ def objects_of(tensors: Mapping[str, NDArray[Any]], recipe: DetectionRecipe) -> 
     return textbook(next(iter(exact.values())), recipe) if recipe.head in RAW_HEADS else found_once(exact, recipe)
 
 
-@pytest.fixture(scope="module", params=["yolo11n", "yolox_nano"])
+@pytest.fixture(scope="module", params=["yolo11n", "yolox_nano", "yolo11n for AP", "yolox_nano for AP"])
 def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subject:
     """A published network, and the model composed from it."""
-    if request.param not in networks:
-        pytest.skip(f"the published network of {request.param} is not available here")
-    network = onnx.load(networks[request.param])
-    recipe = registry.load(REPOSITORY / "models.toml")[request.param].recipe
+    name, _, is_for_ap = request.param.partition(" ")
+    if name not in networks:
+        pytest.skip(f"the published network of {name} is not available here")
+    network = onnx.load(networks[name])
+    recipe = registry.load(REPOSITORY / "models.toml")[name].vary(AP if is_for_ap else {}).recipe
     assert isinstance(recipe, DetectionRecipe)
     published = session(network)
     model = compose_model(network, recipe)
@@ -304,12 +311,14 @@ def test_box_that_covers_a_better_one_of_its_class_is_dropped(
     assert found.classes.tolist() == classes
 
 
-def test_an_anchor_stands_for_its_best_class_only() -> None:
+@pytest.mark.parametrize(("multi_label", "classes"), [(False, [1]), (True, [1, 2])])
+def test_an_anchor_stands_for_its_best_class_or_for_each_above_the_floor(multi_label: bool, classes: list[int]) -> None:  # noqa: FBT001
     head = yolo_head([(50, 50, 20, 20, 1, 0.9)])
-    head[0, 4 + 2, 0] = 0.8
-    found = answer(head)
+    head[0, 4:, 0] = MIN_SCORE, 0.9, 0.8
+    found = answer(head, msgspec.structs.replace(YOLO, multi_label=multi_label))
 
-    assert found.classes.tolist() == [1]
+    assert found.classes.tolist() == classes
+    assert len(np.unique(found.boxes, axis=0)) == 1
 
 
 def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
@@ -328,6 +337,15 @@ def test_candidates_are_limited_before_suppression() -> None:
     found = answer(yolo_head([*crowd, last, too_low]))
 
     assert found.scores == pytest.approx(np.array([0.9, 0.5]))
+
+
+def test_pairs_of_anchors_and_classes_are_limited_before_suppression() -> None:
+    head = yolo_head([(150, 50, 20, 20, 0, 0.5), (150, 150, 20, 20, 0, 0.4)], classes=23)
+    head[0, :4, 2:] = np.array([[50], [50], [20], [20]])
+    head[0, 4:, 2:].flat[: MAX_PAIRS - 1] = 0.9
+    found = answer(head, msgspec.structs.replace(YOLO, multi_label=True))
+
+    assert found.scores == pytest.approx(np.array([0.9] * 23 + [0.5]))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +420,7 @@ def test_floor_can_be_lowered(head: DetectionHeadName) -> None:
     tensors = head_tensors(head, WIDE)
     (scores,) = (tensor[4:] if head == "yolo" else tensor[:, 4:] for tensor in tensors.values())
     scores *= MIN_SCORE
-    model = compose_model(exported(tensors, WIDE), DetectionRecipe(size=WIDE, head=head), floor=0.0)
+    model = compose_model(exported(tensors, WIDE), DetectionRecipe(size=WIDE, head=head, floor=0.0))
     (found,) = detect(session(model), np.zeros((1, *WIDE[::-1], 3), np.uint8))
 
     assert len(found.scores) > 20

@@ -1,35 +1,57 @@
 """Records before and after."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from bench.report.compare import compare
+from bench.report.contests import ContestantResult
 from bench.report.records import load_record, make_record
-from tests.bench.support import make_contest, make_outcome, make_overload_runs, make_run, make_runs_record
+from tests.bench.support import make_contest, make_measurement, make_overload_runs, make_run, make_runs_record
 
 
 def test_like_is_compared_with_like(saved: tuple[Path, Path]) -> None:
-    """The run that both have is compared, with the direction of each change; the others are named."""
+    """The run that both have is compared, but not judged, because it was measured once; the others are named."""
     text = compare(*map(load_record, saved))
 
-    assert re.search(r"^mean +59\.5 +29\.8 +-50\.\d % +better$", text, re.MULTILINE)
-    assert re.search(r"^requests/s +50\.0 +50\.0 +=", text, re.MULTILINE)
+    assert "nereid, full, 4 clients, yolo11n: cannot be judged by 0 and 0 rounds, but by 5 and 5" in text
+    assert re.search(r"^mean +59\.5 +29\.8 +0\.50 x \(0\.50\.\.0\.50\) *$", text, re.MULTILINE)
     assert "only in the first: nereid, full, 16 clients, yolo11n" in text
     assert "only in the second: other, full, 4 clients, yolo11n" in text
 
 
-def test_changes_are_judged() -> None:
-    """More throughput is better, more latency is not; errors where there were none are worse; another machine is pointed out."""
-    before = make_runs_record(make_run())
-    after = make_runs_record(make_run(2, outcome=make_outcome([20.0] * 150, s200=150, s503=50)))
-    after.machine = msgspec.structs.replace(after.machine, cores=before.machine.cores + 1)
-    text = compare(before, after)
+@pytest.mark.parametrize(
+    ("before", "after", "throughput", "cpu"),
+    [
+        pytest.param((95, 100, 100, 105, 110), (97, 102, 102, 107, 112), "", "", id="within the noise"),
+        pytest.param((95, 100, 100, 105, 110), (112, 120, 111, 130, 111), "better", "worse", id="above all rounds"),
+        pytest.param((95, 100, 100, 105, 110), (94, 80, 90, 93, 93), "worse", "better", id="below all rounds"),
+        pytest.param((95, 100, 105, 110), (120, 130, 140, 150), "", "", id="too few rounds"),
+    ],
+)
+def test_changes_are_judged_by_the_rounds(before: Sequence[float], after: Sequence[float], throughput: str, cpu: str) -> None:
+    """More throughput is better, more CPU time is not."""
+    records = []
+    for rates in (before, after):
+        rounds = [make_measurement(rate, cpu=rate / 10) for rate in rates]
+        entry = ContestantResult(name="nereid", model="null", note="", rounds=rounds, resident_mib=[100.0])
+        records.append(make_record({}, contests=[make_contest(entries=[entry])]))
+    text = compare(*records)
 
-    assert re.search(r"^requests/s +50\.0 +75\.0 +\+50\.0 % +better$", text, re.MULTILINE)
-    assert re.search(r"^errors % +0\.00 +25\.0 +\+25\.0 +worse$", text, re.MULTILINE)
-    assert "NOT THE SAME MACHINE" in text
+    assert re.search(rf"^requests/s .*\) +{throughput}$", text, re.MULTILINE)
+    assert re.search(rf"^cpu gateway .*\) +{cpu}$", text, re.MULTILINE)
+    assert re.search(r"^worker MiB +100 +100 +1\.00 x \(1\.00\.\.1\.00\) +$", text, re.MULTILINE)
+    assert ("cannot be judged by 4 and 4 rounds" in text) == (len(before) == 4)
+
+
+def test_another_machine_is_pointed_out() -> None:
+    before, after = make_runs_record(make_run()), make_runs_record(make_run())
+    after.machine = msgspec.structs.replace(after.machine, cores=before.machine.cores + 1)
+
+    assert "NOT THE SAME MACHINE" in compare(before, after)
 
 
 def test_contests_are_compared_by_contestant() -> None:
@@ -37,7 +59,7 @@ def test_contests_are_compared_by_contestant() -> None:
     text = compare(record, record)
 
     assert "nereid, versus: null, 32 clients, 32 clients, null" in text
-    assert re.search(r"^requests/s +350 +350 +=", text, re.MULTILINE)
+    assert re.search(r"^requests/s +350 +350 +1\.00 x \(0\.69\.\.1\.44\) +$", text, re.MULTILINE)
 
 
 def test_phases_of_overload_are_compared_whatever_their_rate() -> None:
