@@ -39,7 +39,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
     if found.class_ids.min() < 0:
-        raise InvalidModelOutput(f"{spec.name} returned a negative class id")
+        raise InvalidModelOutput(f"{spec.name} returned an invalid class id")
     return found
 
 
@@ -103,7 +103,7 @@ def _to_class_ids(classes: NDArray[Any]) -> NDArray[np.int32]:
     if classes.dtype == np.int32:
         return classes
     ids = classes.astype(np.float64)
-    return np.where((ids >= 0) & (ids < _MAX_CLASSES), ids, -1).astype(np.int32)
+    return np.where((ids >= 0) & (ids < _MAX_CLASSES) & (ids == np.floor(ids)), ids, -1).astype(np.int32)
 
 
 _DECODERS = {

@@ -100,7 +100,8 @@ class CenterCrop(NamedTuple):
         (start_x, end_x, left, right), (start_y, end_y, top, bottom) = self._middle(pixels.shape[1::-1], transform)
         # Pillow makes one copy. Without the stride, the part would have to be copied before.
         data = pixels[top:bottom].reshape(-1)[3 * left :]
-        part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", pixels.strides[0], 1)
+        stride = _RGB_BYTES * pixels.shape[1]  # numpy's own may be any number if there is one row
+        part = Image.frombuffer("RGB", (right - left, bottom - top), data, "raw", "RGB", stride, 1)
         box = start_x - left, start_y - top, end_x - left, end_y - top
         canvas[:] = np.asarray(part.resize(self.canvas_size, _FILTERS[self.interpolation], box))
 

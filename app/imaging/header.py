@@ -12,7 +12,7 @@ from io import BytesIO
 from math import prod
 from typing import NamedTuple
 
-from PIL import GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, ImagePalette, JpegImagePlugin, PngImagePlugin
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging import apart, exif, jpeg, tiff
@@ -42,6 +42,10 @@ _MAX_GIF_EXTENSION_BLOCKS = 10_000
 _SMALL_JPEG_BYTES = 1 << 14
 # Maximum number of scans of a JPEG at the pixel limit; a smaller image may have more. Encoders write ten, and 18 for CMYK.
 _MAX_FULL_SCANS = 18
+
+# The palettes of greys that Pillow recognizes, by the mode that it makes of them; size of the header that has 16-bit sides.
+_BMP_GREYS = {"1": (0, 255), "L": range(256)}
+_OLD_BMP = 12
 
 _NO_JPEG = jpeg.JpegHeader(b"", 1, is_single_scan=True, size=None)
 # `read_header` checks the limit of the settings, in place of Pillow's global limit.
@@ -199,7 +203,16 @@ def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:
         raise InvalidImage(f"the {name} header cannot be read") from error
     if any(tile.codec_name in Image.DECODERS for tile in file.tile):  # decoders in Python, which are slow
         raise UnsupportedFormat(f"the {name} is compressed in a way that is not supported")
+    if name == "BMP" and file.mode in _BMP_GREYS:
+        _restore_palette(file, data)
     return file
+
+
+def _restore_palette(file: ImageFile.ImageFile, data: bytes) -> None:
+    """Undo that Pillow takes indices into a palette of greys for pixels of one or eight bits, however many bits they have."""
+    file.palette = ImagePalette.raw("RGB", bytes(grey for grey in _BMP_GREYS[file.mode] for _ in range(3)))
+    file._mode, raw_mode = BmpImagePlugin.BIT2MODE[data[24 if data[14] == _OLD_BMP else 28]]  # noqa: SLF001 - it cannot be set
+    file.tile = [tile._replace(args=(raw_mode, *tile.args[1:])) for tile in file.tile]  # type: ignore[index]  # a raw mode first
 
 
 def _has_too_many_png_chunks(data: bytes) -> bool:

@@ -20,6 +20,8 @@ _JPEG_QUALITY = 90
 _JPEG_START, _PNG_START = 20, 33
 _SEGMENT_START = 18
 """Where the profile begins in its segment: after marker, length, identifier, number and count."""
+_COLOURS = slice(_SEGMENT_START + 16, _SEGMENT_START + 20)
+"""Where a profile says which colours it describes, such as CMYK. Source: ICC.1, 7.2.6."""
 # Per pixel; twice, because encoders enlarge their output as it grows.
 _ENCODED_BYTES = 2 * 3
 
@@ -31,7 +33,7 @@ def estimate_picture_bytes(header: ImageHeader) -> int:
 
 
 def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:
-    """Draw detections on an image at its full size, and return the encoded picture. A JPEG's colour profile stays.
+    """Draw detections on an image at its full size, and return the encoded picture. A JPEG's profile of RGB colours stays.
 
     Raises:
         InvalidImage: The data is truncated or corrupt.
@@ -41,6 +43,8 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
         pixels = pixels.copy()
     drawing.draw(pixels, marks)
     segments = jpeg.profile_segments(header.data) if header.data.startswith(b"\xff\xd8") else b""
+    if segments[_COLOURS] != b"RGB ":
+        segments = b""
     if picture_type == "image/jpeg":
         # No chroma subsampling, for thin lines and small text.
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")

@@ -51,8 +51,9 @@ class ImageTransform(NamedTuple):
         if not len(boxes):
             return boxes
         offset, size = np.array([[self.left, self.top] * 2, [self.width, self.height] * 2], np.float32)
-        inside: NDArray[np.float32] = np.minimum(np.maximum(boxes - offset, 0), size)  # faster than np.clip
+        # So what is clipped lies exactly on the side of the image. Faster than np.clip.
+        fractions: NDArray[np.float32] = np.minimum(np.maximum(boxes - offset, 0), size) / size
         if self.crop is None:
-            return inside * np.array([self.image_width / self.width, self.image_height / self.height] * 2, np.float32)
+            return fractions * np.array([self.image_width, self.image_height] * 2, np.float32)
         left, top, width, height = self.crop
-        return inside * np.array([width / self.width, height / self.height] * 2, np.float32) + np.array([left, top] * 2, np.float32)
+        return fractions * np.array([width, height] * 2, np.float32) + np.array([left, top] * 2, np.float32)

@@ -300,7 +300,7 @@ def test_count_out_of_range_is_rejected(count: int) -> None:
 
 
 BOTH = OutputFormat.END_TO_END, OutputFormat.SIX_COLUMNS
-NOT_FINITE, NO_SCORE, NO_CLASS = "boxes that are not finite", "scores outside 0 to 1", "a negative class id"
+NOT_FINITE, NO_SCORE, NO_CLASS = "boxes that are not finite", "scores outside 0 to 1", "an invalid class id"
 INVALID = [
     *(
         (output_format, six([1, value, 3, 4, 0.9, 0]) | four(boxes=np.array([[1, value, 3, 4]] * 3)), NOT_FINITE)
@@ -317,7 +317,7 @@ INVALID = [
     *((OutputFormat.RTDETR, {"o": rtdetr(score)[None]}, NO_SCORE) for score in (55, 1.01)),
     *(
         (output_format, six([1, 2, 3, 4, 0.9, value]) | four(classes=np.array([0, value, 1])), NO_CLASS)
-        for output_format, value in product(BOTH, (-1, np.nan, np.inf, 1e20))
+        for output_format, value in product(BOTH, (-1, 0.9, np.nan, np.inf, 1e20))
     ),
     # A 64-bit id must not wrap round to another class.
     *((OutputFormat.END_TO_END, four(classes=np.array([0, id_, 1])), NO_CLASS) for id_ in (2**31, 2**32 + 5, 2**63 - 1)),

@@ -44,7 +44,7 @@ from tests.imaging.samples import (
 )
 from tests.support import ROOT
 
-GREY_BLOCKS, BITS = PIXELS[:, :, 0], PIXELS[:, :, 0] > 127
+GREY_BLOCKS = PIXELS[:, :, 0]
 BLOCKS, PALETTE = Image.fromarray(PIXELS), Image.fromarray(PIXELS).quantize(8)
 ANIMATION = {"save_all": True, "append_images": [Image.fromarray(PIXELS[::-1].copy())]}
 COLOURS = np.asarray(PALETTE.convert("RGB"))
@@ -60,11 +60,8 @@ def with_alpha(alpha: int) -> Image.Image:
     [
         *((BLOCKS, name, {}, PIXELS) for name in ("PNG", "WEBP", "BMP", "TIFF")),
         *((BLOCKS, name, ANIMATION, PIXELS) for name in ("GIF", "WEBP")),
-        *((Image.fromarray(BITS), name, {}, to_rgb(BITS * 255)) for name in ("PNG", "BMP", "GIF")),
-        *((Image.fromarray(GREY_BLOCKS), name, {}, to_rgb(GREY_BLOCKS)) for name in ("PNG", "BMP", "GIF")),
         *((with_alpha(alpha), name, {"exact": True}, PIXELS) for alpha in (0, 128, 255) for name in ("PNG", "WEBP")),
         (Image.fromarray(np.dstack([GREY_BLOCKS, GREY_BLOCKS // 2])), "PNG", {}, to_rgb(GREY_BLOCKS)),
-        *((PALETTE, name, {}, COLOURS) for name in ("PNG", "BMP", "GIF")),
         *((PALETTE, "PNG", {"transparency": value}, COLOURS) for value in (0, 3, bytes(range(8)), bytes(8))),
         *((PALETTE, "GIF", {"transparency": value}, COLOURS) for value in (0, 3)),
         (Image.new("L", (4, 4)), "PNG", {"transparency": 0}, np.zeros((4, 4, 3))),
@@ -99,15 +96,14 @@ def test_jpeg_is_decoded_to_within_its_loss(data: bytes, expected: NDArray[np.ui
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(("image_format", "tolerance"), [("PNG", 0), ("WEBP", 0), ("JPEG", 6)])
-def test_image_is_turned_upright(image_format: str, tolerance: int, orientation: int) -> None:
-    data = encode(Image.fromarray(store(PIXELS, orientation)), image_format, exif=exif_of(orientation))
+def test_a_jpeg_is_turned_upright(orientation: int) -> None:
+    data = encode(Image.fromarray(store(PIXELS, orientation)), "JPEG", exif=exif_of(orientation))
 
     header = read_header(data, limits(MEGA))
     pixels = decode(header, (32, 16))
 
     assert (header.width, header.height, header.orientation) == (32, 16, orientation)
-    np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=tolerance)
+    np.testing.assert_allclose(pixels.astype(int), PIXELS, atol=6)
     assert pixels.flags.c_contiguous
 
 

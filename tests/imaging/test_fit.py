@@ -58,6 +58,7 @@ def test_boxes_come_back_to_where_they_were(box: Letterbox, width: int, height: 
     back = transform.to_image(on_canvas[None].astype(np.float32))
 
     np.testing.assert_allclose(back[0], boxes, atol=0.5)
+    assert (transform.to_image(np.array([[-9, -9, 9999, 9999]], np.float32)) == [0, 0, width, height]).all()
 
 
 @given(LETTERBOXES, SIDES, SIDES)
@@ -121,6 +122,20 @@ def test_placement_is_that_of_the_detectors_own_code(
     box: Letterbox, image: tuple[int, int], placed: tuple[int, int, int, int]
 ) -> None:
     assert box.fit(*image) == ImageTransform(*placed, *image)
+
+
+@given(st.tuples(*[st.integers(1, 40)] * 2), st.tuples(*[st.integers(0, 12)] * 4), st.sampled_from(["center", "top_left"]))
+def test_padding_around_an_image_changes_nothing(
+    size: tuple[int, int], padding: tuple[int, int, int, int], placement: Literal["center", "top_left"]
+) -> None:
+    """An image that comes with the padding of the letterbox becomes the same canvas."""
+    pixels, box = noise(*size), letterbox(64, 65, placement=placement, enlarge=False)
+    left, top, right, bottom = (*padding[:2], *padding[:2]) if placement == "center" else (0, 0, *padding[2:])
+    padded = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), constant_values=box.pad)
+    plain, whole = box.fit(*size), box.fit(*padded.shape[1::-1])
+
+    np.testing.assert_array_equal(draw(padded, whole, box), draw(pixels, plain, box))
+    assert (whole.left + left, whole.top + top) == (plain.left, plain.top)
 
 
 HUGE = float(np.finfo(np.float32).max)

@@ -20,6 +20,11 @@ NOTHING = Marks(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(
 ONE = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32), np.array([1], np.int32), ["red"])
 
 
+def profile_of(colours: bytes) -> bytes:
+    """Make a profile that is only as good as its colour space."""
+    return bytes(range(16)) + colours + bytes(108)
+
+
 def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
     """Draw, and decode the picture."""
     picture = draw_picture(read_header(data, limits(MEGA)), marks, picture_type)
@@ -46,7 +51,7 @@ def test_the_picture_is_upright(orientation: int) -> None:
 
 
 @pytest.mark.parametrize("picture_type", get_args(PictureType))
-@pytest.mark.parametrize("profile", [b"", b"a profile", bytes(range(256)) * 600], ids=len)
+@pytest.mark.parametrize("profile", [b"", profile_of(b"RGB "), profile_of(b"RGB ") * 999], ids=len)
 def test_the_colour_profile_of_a_jpeg_stays(picture_type: PictureType, profile: bytes) -> None:
     """Pillow here does not read profiles; one with its defaults does."""
     data = encode(Image.fromarray(PIXELS), "JPEG", icc_profile=profile)
@@ -56,6 +61,15 @@ def test_the_colour_profile_of_a_jpeg_stays(picture_type: PictureType, profile: 
 
     assert done.stdout == profile
     assert draw(data, ONE, picture_type).shape == PIXELS.shape
+
+
+@pytest.mark.parametrize(("mode", "space"), [("CMYK", b"CMYK"), ("L", b"GRAY")])
+def test_the_profile_of_other_colours_does_not_stay(mode: str, space: bytes) -> None:
+    """The picture is RGB, to which it cannot be applied."""
+    data = encode(Image.new(mode, (32, 16)), "JPEG", icc_profile=profile_of(space))
+
+    assert b"ICC_PROFILE" not in draw_picture(read_header(data, limits(MEGA)), ONE, "image/jpeg")
+    assert b"iCCP" not in draw_picture(read_header(data, limits(MEGA)), ONE, "image/png")
 
 
 def test_a_large_image_is_drawn_on_at_its_full_size() -> None:

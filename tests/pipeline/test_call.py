@@ -1,18 +1,35 @@
 """Questions about images."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.detection.nms import Candidates
 from app.imaging.transform import ImageTransform
 from app.model.heads import DetectionHead, Head, OutputFormat
 from app.model.spec import from_triton_config
 from app.pipeline import call
 from app.triton.messages import InferResult
+from tests.detection.test_select import crowds
 
 HEADS = get_args(Head)
+CONFIG = {
+    "name": "m",
+    "max_batch_size": 1,
+    "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
+    "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
+}
+
+
+def ask(rows: object, options: call.DetectOptions, *, max_iou: float) -> call.Detections:
+    """Ask a model for what it has found: rows of x1 y1 x2 y2 score class, after an NMS of its own if `max_iou` is below 1."""
+    head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
+    spec = msgspec.structs.replace(from_triton_config(CONFIG, "1"), head=head)
+    return options.reader(spec).read(InferResult({"o": np.array([rows], np.float32)}, "1"), ImageTransform(0, 0, 32, 32, 32, 32))
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: str(head.task))
@@ -34,16 +51,39 @@ def test_each_task_has_a_trivial_question(head: type[Head]) -> None:
 )
 def test_an_overlap_can_give_way_to_the_model(max_iou: float, iou: float | None, kept: int) -> None:
     """A threshold above the model's own is lowered to it; a default does not apply to a model without duplicate boxes."""
-    head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
-    config = {
-        "name": "m",
-        "max_batch_size": 1,
-        "input": [{"name": "images", "data_type": "TYPE_FP32", "dims": [3, 32, 32]}],
-        "output": [{"name": "o", "data_type": "TYPE_FP32", "dims": [300, 6]}],
-    }
-    spec = msgspec.structs.replace(from_triton_config(config, "1"), head=head)
     rows = [[0, 0, 10, height, score, 0] for height, score in ((10, 0.9), (6, 0.8), (4, 0.7))]  # overlaps of 0.6, 0.4 and 0.67
     options = call.DetectOptions(None, 0.5, None, 10, iou, lowers_iou=True, default_iou=0.3)
-    answer = InferResult({"o": np.array([rows], np.float32)}, "1")
 
-    assert len(options.reader(spec).read(answer, ImageTransform(0, 0, 32, 32, 32, 32)).scores) == kept
+    assert len(ask(rows, options, max_iou=max_iou).scores) == kept
+
+
+@given(
+    found=crowds(),
+    max_iou=st.sampled_from([0.45, 1.0]),
+    iou=st.none() | st.floats(0, 0.45),
+    agnostic=st.booleans(),
+    most=st.integers(1, 12),
+    confidence=st.floats(0, 1),
+    classes=st.sets(st.sampled_from("012"), min_size=1),
+)
+def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
+    *, found: Candidates, max_iou: float, iou: float | None, agnostic: bool, most: int, confidence: float, classes: set[str]
+) -> None:
+    """Boxes, scores and order stay.
+
+    With `agnostic`, fewer classes may add boxes, because those of the others then suppress nothing. So may `agnostic` itself for
+    raw heads, because a box that it drops suppresses nothing.
+    """
+    rows = np.column_stack([found.boxes, found.scores, found.class_ids])
+    question = call.DetectOptions(None, 0.0, None, 300, iou, agnostic)
+
+    def answer(**changes: Any) -> list[tuple[float, ...]]:  # noqa: ANN401
+        boxes, scores, class_ids = ask(rows, question._replace(**changes), max_iou=max_iou)[:3]
+        return [(*box, score, id_) for box, score, id_ in zip(boxes.tolist(), scores.tolist(), class_ids.tolist(), strict=True)]
+
+    whole = answer()
+    assert answer(max_detections=most) == whole[:most]
+    assert answer(confidence=confidence) == [one for one in whole if one[4] >= np.float32(confidence)]
+    if not agnostic:
+        assert answer(classes=sorted(classes)) == [one for one in whole if str(one[5]) in classes]
+    assert {*whole} <= {*answer(iou=None, agnostic=False)}

@@ -2,11 +2,15 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from io import BytesIO
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -23,7 +27,7 @@ from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
 from app.triton.transport import InputBuffer, Transport
 from tests.fakes.triton import CONFIG
-from tests.imaging.samples import encode, exif_of, store
+from tests.imaging.samples import RGB, encode, exif_of, png, store
 from tests.support import ROOT, fill, sample_image, workspace
 from tests.world import World
 
@@ -56,6 +60,22 @@ LETTERBOXES = {
     "exactly fitting": spec("TYPE_UINT8", [48, 64, 3]),
     "full width": spec("TYPE_UINT8", [64, 64, 3]),
 }
+FITS = [*LETTERBOXES.values(), *(spec("TYPE_UINT8", [64, 96, 3], resize=resize) for resize in ("center_crop", "stretch"))]
+BYTES = st.integers(0, 255)
+PALETTES = (
+    st.lists(st.tuples(BYTES, BYTES, BYTES), min_size=1, max_size=256)
+    | st.lists(BYTES.map(lambda grey: (grey,) * 3), min_size=1, max_size=256)
+    | st.just([(0, 0, 0), (255, 255, 255)])
+    | st.integers(1, 256).map(lambda greys: [(grey,) * 3 for grey in range(greys)])
+).map(lambda colours: np.array(colours, np.uint8))
+FORMATS_BY_MODE = {
+    **dict.fromkeys(("RGB", "RGBA"), ("PNG", "WEBP", "BMP", "TIFF")),
+    **dict.fromkeys(("P", "L", "1"), ("PNG", "BMP", "TIFF", "GIF")),
+    "LA": ("PNG", "TIFF"),
+}
+"""Lossless formats that store a mode of Pillow."""
+COMPRESSIONS = (1, 5, 8, 32773)
+"""Of a TIFF: none, LZW, Deflate and PackBits."""
 IMAGES = {
     "JPEG": file(NOISE, "JPEG"),
     "turned JPEG": encode(Image.fromarray(store(NOISE, 6)), "JPEG", exif=exif_of(6)),
@@ -306,6 +326,46 @@ async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
         buffer, _ = fill(IMAGES[name], LETTERBOXES["full width"], inline, lease)
 
     assert np.may_share_memory(decoded[0], buffer.tensor) is is_direct
+
+
+def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: int) -> Iterator[tuple[str, bytes]]:
+    """Store the same image, whose colours `palette[indices]` are, in all lossless ways; return what they are and the files."""
+    pixels = palette[indices]
+    height, width = indices.shape
+    grey, deep = Image.fromarray(pixels[:, :, 0]), pixels.astype(np.uint16) * 257
+    by_mode = {"RGB": Image.fromarray(pixels), "P": Image.fromarray(indices)}
+    by_mode["P"].putpalette(palette.tobytes())
+    by_mode["RGBA"] = by_mode["RGB"].convert("RGBA")
+    if (pixels == pixels[:, :, :1]).all():
+        by_mode |= {"L": grey, "LA": grey.convert("LA")}
+        if {*pixels.flat} <= {0, 255}:
+            by_mode["1"] = grey.convert("1")
+    for mode, image in by_mode.items():
+        yield from ((f"{mode} {name}", encode(image, name)) for name in FORMATS_BY_MODE[mode])
+    yield "PNG of 16 bits", png(width, height, 16, RGB, deep.astype(">u2").tobytes())
+    yield "TIFF of 16 bits", cv2.imencode(".tiff", deep[:, :, ::-1])[1].tobytes()
+    for number in COMPRESSIONS:
+        yield f"TIFF {number}", cv2.imencode(".tiff", pixels[:, :, ::-1], [cv2.IMWRITE_TIFF_COMPRESSION, number])[1].tobytes()
+    stored = Image.fromarray(store(pixels, orientation))
+    yield from ((f"turned {name}", encode(stored, name, exif=exif_of(orientation))) for name in ("PNG", "WEBP", "TIFF"))
+
+
+@example(FITS[-2], 3, 1, np.zeros((1, 3), np.uint8), 0, 4)  # a mirrored row
+@given(st.sampled_from(FITS), st.integers(1, 40), st.integers(1, 40), PALETTES, st.integers(0, 99), st.integers(1, 8))
+def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - what is drawn
+    model: ModelSpec, width: int, height: int, palette: NDArray[np.uint8], seed: int, orientation: int
+) -> None:
+    """Neither the tensor nor the position in it; both are those of the pixels, which are never decoded."""
+    indices = np.random.default_rng(seed).integers(0, len(palette), (height, width), np.uint8)
+    expected = np.empty(model.image_shape, np.uint8)
+    fit = fit_for(model)
+    fit.draw(palette[indices], fit.fit(width, height), expected)
+
+    for name, data in copies(indices, palette, orientation):
+        with Lease() as lease:
+            buffer, transform = fill(data, model, UsedMemory(0), lease)
+            np.testing.assert_array_equal(buffer.tensor, expected, name)
+        assert transform == fit.fit(width, height), name
 
 
 async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:

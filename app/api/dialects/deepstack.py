@@ -49,7 +49,7 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return super().options._replace(classes=split_classes(self.classes), max_detections=self.max_objects)
+        return super().options._replace(classes=split_classes(self.classes) or None, max_detections=self.max_objects)
 
 
 @ModelRoute("/v1/vision/detection", key_in="body")

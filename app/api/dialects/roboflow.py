@@ -94,7 +94,7 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
             model=model,
             version=version,
             confidence=_to_number(self.confidence),
-            classes=split_classes(self.class_filter) or None,  # a client without a filter sends an empty list
+            classes=split_classes(self.class_filter) or None,  # some clients without a filter send an empty one
             max_detections=min(self.max_detections, MAX_DETECTIONS),
             iou=self.iou_threshold,
             agnostic=self.class_agnostic_nms,
@@ -119,7 +119,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
             model=self.model,
             version=self.version,
             confidence=_to_fraction(_to_number(self.confidence)),
-            classes=split_classes(self.classes),
+            classes=split_classes(self.classes) or None,
             max_detections=min(self.max_detections, MAX_DETECTIONS),
             iou=None if self.overlap is None else _to_fraction(self.overlap),
         )

@@ -1,10 +1,11 @@
 """Detections as JSON: boxes in the unit asked for, scores and names."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.api.answering.native import to_detections
 from app.api.answering.schema import BoxFormat
@@ -23,37 +24,37 @@ def detections(boxes: list[list[float]], scores: list[float], class_ids: list[in
     return Detections(corners, np.array(scores, np.float32), np.array(class_ids, np.int32), 200, 100, LABELLED, "7")
 
 
-def members(box: list[float], *, score: float = 0.5, id_: int = 0, unit: BoxFormat = "normalized") -> dict[str, Any]:
-    (detection,) = to_detections(detections([box], [score], [id_]), unit)
+def members(box: list[float], *, score: float = 0.5, id_: int = 0) -> dict[str, Any]:
+    (detection,) = to_detections(detections([box], [score], [id_]), "normalized")
     parsed: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(detection))
     return parsed
 
 
-INSIDE, ODD, OUTSIDE = [10.0, 35.0, 40.0, 65.0], [10 / 3, 25.0, 200 / 3, 25 + 10 / 3], [-5.0, 0.0, 105.0, 100.0]
-
-
-@pytest.mark.parametrize(
-    ("found", "unit", "box"),
-    [
-        (INSIDE, "normalized", {"x1": 0.1, "y1": 0.2, "x2": 0.4, "y2": 0.8}),
-        (INSIDE, "pixel", {"x1": 20.0, "y1": 20.0, "x2": 80.0, "y2": 80.0}),
-        (INSIDE, "coco", {"bbox": [20.0, 20.0, 60.0, 60.0]}),
-        (INSIDE, "cxcywh", {"bbox": [50.0, 50.0, 60.0, 60.0]}),
-        (ODD, "normalized", {"x1": 0.033333, "y1": 0.0, "x2": 0.666667, "y2": 0.066667}),
-        (ODD, "pixel", {"x1": 6.67, "y1": 0.0, "x2": 133.33, "y2": 6.67}),
-        (ODD, "coco", {"bbox": [6.67, 0.0, 126.67, 6.67]}),
-        (ODD, "cxcywh", {"bbox": [70.0, 3.33, 126.67, 6.67]}),
-        (OUTSIDE, "normalized", {"x1": 0.0, "y1": 0.0, "x2": 1.0, "y2": 1.0}),
-        (OUTSIDE, "pixel", {"x1": 0.0, "y1": 0.0, "x2": 200.0, "y2": 100.0}),
-        (OUTSIDE, "coco", {"bbox": [0.0, 0.0, 200.0, 100.0]}),
-        (OUTSIDE, "cxcywh", {"bbox": [100.0, 50.0, 200.0, 100.0]}),
-    ],
-)
-def test_a_box_has_the_unit_asked_for(found: list[float], unit: BoxFormat, box: dict[str, Any]) -> None:
-    """Fractions have six digits and pixels two; a centre or width is rounded once, from the exact corners, inside the image."""
-    detection = members(found, score=0.5, id_=2, unit=unit)
-
-    assert detection == {**box, "confidence": 0.5, "class": 2, "class_id": 2, "class_name": "traffic light"}
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), max_size=4), st.integers(1, 16384), st.integers(1, 16384))
+def test_all_units_describe_the_same_box(corners: list[list[float]], width: int, height: int) -> None:
+    """Fractions have six digits and pixels two, each rounded once from the exact corners, and none is outside the image."""
+    size = np.array([width, height] * 2, np.float32)
+    boxes = np.sort(np.array(corners, np.float32).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * size
+    nothing = np.zeros(len(boxes))
+    found = Detections(boxes, nothing.astype(np.float32), nothing.astype(np.int32), width, height, LABELLED, "7")
+    exact = boxes.astype(np.float64)
+    start, sides = exact[:, :2], exact[:, 2:] - exact[:, :2]
+    expected = {
+        "normalized": exact / size,
+        "pixel": exact,
+        "coco": np.hstack([start, sides]),
+        "cxcywh": np.hstack([start + sides / 2, sides]),
+    }
+    for unit in get_args(BoxFormat):
+        digits, most = (6, 1) if unit == "normalized" else (2, size)
+        written = msgspec.to_builtins(to_detections(found, unit))
+        values = [
+            one["bbox"] if unit in {"coco", "cxcywh"} else [one[name] for name in ("x1", "y1", "x2", "y2")] for one in written
+        ]
+        numbers = np.array(values).reshape(-1, 4)
+        np.testing.assert_allclose(numbers, expected[unit], rtol=0, atol=0.5001 * 10**-digits)
+        assert (numbers == numbers.round(digits)).all()
+        assert ((numbers >= 0) & (numbers <= most)).all()
 
 
 def test_a_score_has_four_digits() -> None:

@@ -66,6 +66,10 @@ async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:
     assert len(read) == sum(found["class_name"] in known for found in own["detections"]) == 1
 
 
+async def test_no_class_is_no_filter(server: httpx.AsyncClient) -> None:
+    assert json(await server.post("/v1/vision/detection?classes=", **FORM))["count"] == 2
+
+
 async def test_a_model_in_the_path(server: httpx.AsyncClient) -> None:
     answer = json(await server.post("/v1/vision/custom/yolo_head", **FORM))
     unknown = await server.post("/v1/vision/custom/nothing-like-it", **FORM)
