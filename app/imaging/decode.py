@@ -86,13 +86,13 @@ def decode(
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
-    if header.decoded is not None:
-        return header.decoded.pixels
     size = header.width, header.height
     if header.orientation in exif.SIDEWAYS:
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.tiff is not None:
+    if header.decoded is not None:
+        pixels = header.decoded.pixels
+    elif header.tiff is not None:
         pixels = tiff.decode(header.data, header.tiff)
     elif header.file is None:
         out = out if header.orientation == 1 else None
