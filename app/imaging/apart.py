@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -48,6 +49,7 @@ _REPLY = struct.Struct("LLd")
 _META_BYTES = 1 << 16
 _SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 _ROTATION, _MIRROR = re.compile(rb"\0\0\0\x09irot(.)", re.DOTALL), re.compile(rb"\0\0\0\x09imir(.)", re.DOTALL)
+_APERTURE = re.compile(rb"\0\0\0\x28clap(.{32})", re.DOTALL)
 # The level at which OpenCV 4 writes what libtiff says; OpenCV 5 does so at that of warnings.
 _DEBUG = 5
 _HARMLESS = re.compile(rb".*Old-style LZW codes.*\n")
@@ -179,12 +181,29 @@ def _decode_with_opencv(data: bytes) -> NDArray[np.uint8]:
 
 def _decode_avif(data: bytes) -> NDArray[np.uint8]:
     pixels = _decode_with_opencv(data)
-    # OpenCV does not turn it. First the rotation, anticlockwise, then the mirroring. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12.
-    rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_ROTATION, _MIRROR))
+    # OpenCV does neither: first the crop, then the rotation, anticlockwise, then the mirroring.
+    # Source: ISO/IEC 23008-12, 6.5.9, 6.5.10 and 6.5.12.
+    aperture, rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_APERTURE, _ROTATION, _MIRROR))
+    if aperture:
+        pixels = _crop(pixels, struct.unpack(">8l", aperture[1]))
     if rotation:
         pixels = np.rot90(pixels, rotation[1][0] & 3)
     if mirror:
         pixels = np.flip(pixels, mirror[1][0] & 1)
+    return pixels
+
+
+def _crop(pixels: NDArray[np.uint8], aperture: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Crop to a clean aperture of whole pixels in the upper left corner, as Chromium does, which ignores others.
+
+    It is given by width, height, and the distances of its centre from that of the image, each as a fraction.
+    """
+    height, width = pixels.shape[:2]
+    with suppress(ZeroDivisionError):
+        columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
+        is_valid = columns.denominator == rows.denominator == 1 <= min(columns, rows)
+        if is_valid and (2 * right, 2 * down) == (columns - width, rows - height):
+            return pixels[: int(rows), : int(columns)]
     return pixels
 
 
