@@ -1,10 +1,11 @@
-"""Decode AVIF and HEIC in processes of their own, with limits of memory and time.
+"""Decode AVIF, HEIC and some TIFFs in processes of their own, with limits of memory and time.
 
 Whatever size its boxes say, a small file can make the libraries that decode it take minutes or gigabytes, and a decoding thread
 cannot be stopped. So this module, run as a program, is started at the first such file. It forks for each file: the fork is
 limited, decodes, sends the pixels and ends. A file that crashes or misleads it harms no other.
 
-OpenCV decodes AVIF, and pi-heif, if it is installed, HEIC.
+OpenCV decodes AVIF and TIFF, and pi-heif, if it is installed, HEIC. What OpenCV says of a TIFF, it says on stderr only, which
+threads cannot tell apart.
 """
 
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -29,9 +31,10 @@ from numpy.typing import NDArray
 
 from app.errors import GatewayFull, InvalidImage
 from app.host import program
+from app.imaging import tiff
 
 # Limit of memory in bytes per pixel: several copies of the planes, which AV1 and HEVC have of up to 12 bits.
-PIXEL_BYTES = {"AVIF": 32, "HEIC": 16}
+PIXEL_BYTES = {"AVIF": 32, "HEIC": 16, "TIFF": tiff.PIXEL_BYTES}
 HAS_HEIC = find_spec("pi_heif") is not None
 
 _FILE_COPIES = 3
@@ -46,13 +49,17 @@ _REPLY = struct.Struct("LLd")
 _META_BYTES = 1 << 16
 _SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
 _ROTATION, _MIRROR = re.compile(rb"\0\0\0\x09irot(.)", re.DOTALL), re.compile(rb"\0\0\0\x09imir(.)", re.DOTALL)
+_APERTURE = re.compile(rb"\0\0\0\x28clap(.{32})", re.DOTALL)
+# The level at which OpenCV 4 writes what libtiff says; OpenCV 5 does so at that of warnings.
+_DEBUG = 5
+_HARMLESS = re.compile(rb".*Old-style LZW codes.*\n")
 
 
 class Decoded(NamedTuple):
     """A decoded image."""
 
     pixels: NDArray[np.uint8]
-    """(height, width, 3) RGB, upright."""
+    """(height, width, 3) RGB; that of an AVIF or HEIC is upright."""
     cpu_seconds: float
     """CPU time that another process has taken for it."""
 
@@ -77,13 +84,13 @@ class Decoders:
         self._requests = socket.socket()
 
     def decode(self, data: bytes, name: str) -> Decoded:
-        """Decode a file in the memory for the size that `find_size` returns.
+        """Decode a file, a TIFF as `tiff.rewrite` returns it, in the memory for the size in its boxes or tags.
 
         Raises:
             InvalidImage: The file is truncated or corrupt, or takes more memory or time than its size should.
             GatewayFull: This host cannot run another process.
         """
-        pixels = prod(find_size(data))
+        pixels = prod(tiff.read_size(data) if name == "TIFF" else find_size(data))
         if not pixels:
             raise InvalidImage(f"the {name} has no image, or is truncated")
         cpu_seconds = _MIN_CPU_SECONDS + pixels // _PIXELS_PER_SECOND
@@ -113,8 +120,8 @@ class Decoders:
                 self._requests.close()
                 self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
                 with theirs:
-                    environment = {**program.environment(), "OPENCV_LOG_LEVEL": "SILENT"}
-                    self._process = subprocess.Popen(program.command("app.imaging.apart"), stdin=theirs.fileno(), env=environment)  # noqa: S603 - itself
+                    command, environment = program.command("app.imaging.apart"), program.environment()
+                    self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment)  # noqa: S603 - itself
             socket.send_fds(self._requests, [request], [reply])
             return self._process
 
@@ -160,22 +167,43 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
         resource.setrlimit(kind, (limit, limit))
     signal.alarm(_SECONDS)
     with client.makefile("rwb") as file:
-        pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic}[name](file.read())
+        pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic, "TIFF": _decode_tiff}[name](file.read())
         height, width = pixels.shape[:2]
         file.write(_REPLY.pack(width, height, time.process_time()))
         # Grey becomes RGB, alpha is dropped.
         file.write(np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (height, width, 3))).data)
 
 
-def _decode_avif(data: bytes) -> NDArray[np.uint8]:
+def _decode_with_opencv(data: bytes) -> NDArray[np.uint8]:
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    pixels = np.asarray(decoded, np.uint8)
-    # OpenCV does not turn it. First the rotation, anticlockwise, then the mirroring. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12.
-    rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_ROTATION, _MIRROR))
+    return np.asarray(decoded, np.uint8)
+
+
+def _decode_avif(data: bytes) -> NDArray[np.uint8]:
+    pixels = _decode_with_opencv(data)
+    # OpenCV does neither: first the crop, then the rotation, anticlockwise, then the mirroring.
+    # Source: ISO/IEC 23008-12, 6.5.9, 6.5.10 and 6.5.12.
+    aperture, rotation, mirror = (found.search(data, 0, _META_BYTES) for found in (_APERTURE, _ROTATION, _MIRROR))
+    if aperture:
+        pixels = _crop(pixels, struct.unpack(">8l", aperture[1]))
     if rotation:
         pixels = np.rot90(pixels, rotation[1][0] & 3)
     if mirror:
         pixels = np.flip(pixels, mirror[1][0] & 1)
+    return pixels
+
+
+def _crop(pixels: NDArray[np.uint8], aperture: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Crop to a clean aperture of whole pixels in the upper left corner, as Chromium does, which ignores others.
+
+    It is given by width, height, and the distances of its centre from that of the image, each as a fraction.
+    """
+    height, width = pixels.shape[:2]
+    with suppress(ZeroDivisionError):
+        columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
+        is_valid = columns.denominator == rows.denominator == 1 <= min(columns, rows)
+        if is_valid and (2 * right, 2 * down) == (columns - width, rows - height):
+            return pixels[: int(rows), : int(columns)]
     return pixels
 
 
@@ -185,6 +213,17 @@ def _decode_heic(data: bytes) -> NDArray[np.uint8]:
     pi_heif.options.DECODE_THREADS = 1
     pixels = np.array(pi_heif.open_heif(data))  # a copy: its memory ends with the file
     return np.atleast_3d(pixels)
+
+
+def _decode_tiff(data: bytes) -> NDArray[np.uint8]:
+    """Decode a TIFF of which libtiff has nothing to say: it leaves black what is missing, and goes on."""
+    log = os.memfd_create("log")
+    os.dup2(log, sys.stderr.fileno())
+    tiff.set_log_level(_DEBUG)
+    pixels = _decode_with_opencv(data)
+    if _HARMLESS.sub(b"", os.pread(log, os.fstat(log).st_size, 0)):
+        raise InvalidImage("the image data is truncated or corrupt")
+    return pixels
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 16-bit images are converted here, because Pillow would clip them to white. Alpha is dropped, as in the training of detectors.
 """
 
+import zlib
 from contextlib import closing
 from io import BytesIO
 from typing import NamedTuple
@@ -86,13 +87,13 @@ def decode(
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
-    if header.decoded is not None:
-        return header.decoded.pixels
     size = header.width, header.height
     if header.orientation in exif.SIDEWAYS:
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
-    if header.tiff is not None:
+    if header.decoded is not None:
+        pixels = header.decoded.pixels
+    elif header.tiff is not None:
         pixels = tiff.decode(header.data, header.tiff)
     elif header.file is None:
         out = out if header.orientation == 1 else None
@@ -104,11 +105,23 @@ def decode(
             with closing(header.file or Image.open(BytesIO(header.data), formats=("JPEG",))) as file:
                 if file.format in _JPEG:
                     file.draft(file.mode, min_decode_size)
+                elif file.format == "PNG":
+                    _check_png_pixels(header.data)
                 file.load()
                 pixels = _to_array(file)
         except Exception as error:  # Pillow's decoders raise anything on broken input
             raise InvalidImage("the image data is truncated or corrupt") from error
     return pixels if header.orientation == 1 else exif.turn_upright(pixels, header.orientation)
+
+
+def _check_png_pixels(data: bytes) -> None:
+    """Raise InvalidImage if a checksum is wrong, because Pillow ignores those of pixels."""
+    view, at = memoryview(data), 8
+    while (kind := data[at + 4 : at + 8]) not in {b"IEND", b""}:
+        end = at + 8 + int.from_bytes(view[at : at + 4])
+        if kind == b"IDAT" and zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4]):
+            raise InvalidImage("the image data is truncated or corrupt")
+        at = end + 4
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:

@@ -93,7 +93,7 @@ class ImageHeader(NamedTuple):
     tiff: TiffHeader | None = None
     """Of a TIFF, which OpenCV decodes; otherwise None."""
     decoded: Decoded | None = None
-    """The image itself if it is an AVIF or HEIC, whose size is certain only then; otherwise None."""
+    """The image itself, not yet turned by `orientation`, if it is decoded in a process of its own; otherwise None."""
 
 
 def count_pixels(data: bytes, limits: PixelLimits) -> int:
@@ -114,7 +114,7 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
 
 
 def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None] = lambda _: None) -> ImageHeader:
-    """Read format, size and orientation; decode an AVIF or HEIC.
+    """Read format, size and orientation; decode an AVIF, a HEIC, or a TIFF that is decoded in a process of its own.
 
     Before it decodes an image, it calls `reserve` with the bytes that this takes.
 
@@ -130,16 +130,17 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
     exif_block, scans, is_single_scan, size = jpeg.read_header(data) if name == "JPEG" else _NO_JPEG
     file = tags = decoded = None
     orientation = 1
-    if name in apart.PIXEL_BYTES:
-        size = apart.find_size(data)
-        _check_size(size, name, max_pixels)
-        reserve(apart.decode_bytes(name, prod(size), len(data)))
-        decoded = DECODERS.decode(data, name)
-        height, width = decoded.pixels.shape[:2]
-        size = width, height
-    elif name == "TIFF":
+    if name == "TIFF":
         tags = tiff.read_header(data)
         size, orientation = tags[:2], tags.orientation
+    elif name in apart.PIXEL_BYTES:
+        size = apart.find_size(data)
+    if size is not None and (tags.is_decoded_apart if tags else name in apart.PIXEL_BYTES):
+        _check_size(size, name, max_pixels)
+        reserve(apart.decode_bytes(name, prod(size), len(data)))
+        decoded = DECODERS.decode(tiff.rewrite(data, tags) if tags else data, name)
+        height, width = decoded.pixels.shape[:2]
+        size = width, height
     if size is None:
         file = _open(data, name, max_pixels)
         size = file.size

@@ -23,7 +23,8 @@ FILE_COPIES = 2
 # By default, OpenCV writes warnings about a caller's image to stderr.
 _SILENT = 0
 # In OpenCV 4, which the embedded Triton's models use up to Python 3.12, the function is in another module.
-(getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel)(_SILENT)
+set_log_level = getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel
+set_log_level(_SILENT)
 
 _BIG_MAGIC = b"II+\0", b"MM\0+"
 _MAX_ENTRIES = 512
@@ -82,6 +83,11 @@ class TiffHeader(NamedTuple):
     needed: list[int]
     """Size of each in bytes when it is decompressed."""
 
+    @property
+    def is_decoded_apart(self) -> bool:
+        """Whether only what libtiff says while it decodes tells that data is missing. `decode` does not hear it."""
+        return self.tags[_COMPRESSION][0] in {_LZW, _PACKBITS}
+
 
 def read_header(data: bytes) -> TiffHeader:
     """Read the first directory.
@@ -107,7 +113,7 @@ def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
     if header.tags[_COMPRESSION][0] in {_DEFLATE, _OLD_DEFLATE}:  # of which libtiff leaves black what is missing
         view = memoryview(data)
         for (at, size), needed in zip(header.parts, header.needed, strict=True):
-            _require_inflated(view[at : at + size], needed)
+            _require_inflated(view[at : at + size], needed, header.needed[0])
     file = np.frombuffer(rewrite(data, header), np.uint8)
     try:
         pixels = cv2.imdecode(file, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -118,15 +124,18 @@ def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
     return np.asarray(pixels, np.uint8)
 
 
-def _require_inflated(part: memoryview, needed: int) -> None:
-    """Raise InvalidImage unless zlib finds as many bytes, and the right checksum if it is there."""
+def _require_inflated(part: memoryview, needed: int, full: int) -> None:
+    """Raise InvalidImage unless zlib finds as many bytes, and the right checksum if it is there.
+
+    The last part may be as long as a full one, but zeros or changed bits may decode to any number of bytes.
+    """
     inflater = zlib.decompressobj()
     try:
         length = len(inflater.decompress(part, needed))
-        inflater.decompress(inflater.unconsumed_tail, 1)
+        rest = inflater.decompress(inflater.unconsumed_tail, full)
     except zlib.error as error:
         raise InvalidImage("the image data is truncated or corrupt") from error
-    if length < needed:
+    if length < needed or (rest and not inflater.eof):
         raise InvalidImage("the image data is truncated or corrupt")
 
 

@@ -5,6 +5,7 @@ import platform
 import signal
 import struct
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -20,6 +21,7 @@ from PIL import Image
 
 from app.errors import GatewayFull, InvalidImage
 from app.imaging.apart import Decoders, find_size
+from tests.browser import running_browser
 from tests.imaging.samples import AVIF, HEIC, NOISE, PIXELS, encode
 
 FILES = pytest.mark.parametrize(("data", "name"), [(AVIF, "AVIF"), (HEIC, "HEIC")], ids=["AVIF", "HEIC"])
@@ -73,11 +75,73 @@ def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns
     np.testing.assert_array_equal(pixels, expected if axis is None else np.flip(expected, axis))
 
 
-@FILES
-def test_truncated_and_empty_files_are_invalid(decoders: Decoders, data: bytes, name: str) -> None:
-    for length in range(0, len(data), 9):
-        with pytest.raises(InvalidImage):
-            decoders.decode(data[:length], name)
+def with_aperture(data: bytes, properties: int, aperture: tuple[int, ...]) -> bytes:
+    """Put a clean aperture in front of the rotation, which is the last of the properties of `AVIF` or `HEIC`.
+
+    Source: ISO/IEC 14496-12, 12.1.4; ISO/IEC 23008-12, 9.3.
+    """
+    box = struct.pack(">L4s8l", 40, b"clap", *aperture)
+    made = bytearray(data)
+    ipma = data.index(b"ipma") - 4
+    end = ipma + int.from_bytes(data[ipma : ipma + 4])
+    moved = data.index((data.index(b"mdat") - 6).to_bytes(4))  # where `iloc` says that the data is
+    for at, growth in (
+        (data.index(b"meta") - 4, 41),
+        (moved, 41),
+        (data.index(b"iprp") - 4, 41),
+        (data.index(b"ipco") - 4, 40),
+        (ipma, 1),
+    ):
+        made[at : at + 4] = (int.from_bytes(made[at : at + 4]) + growth).to_bytes(4)
+    made[end - properties - 1] += 1
+    made[end:end] = bytes([made[end - 1] + 1])
+    rotation = data.index(b"irot") - 4
+    made[rotation:rotation] = box
+    return bytes(made)
+
+
+CORNER = (16, 1, 8, 1, 0, 2, -24, 2)
+"""The upper quarter of the image as it is stored, 16 x 32 pixels: size, and distance of the centres, as fractions."""
+MIDDLE = (8, 1, 8, 1, 0, 1, 0, 1)
+NONE = [MIDDLE, (31, 2, 8, 1, -1, 4, -12, 1), (16, 0, 8, 1, 0, 2, -24, 2), (0, 1, 8, 1, -8, 1, -12, 1), (16, 1, 40, 1, 0, 1, 4, 1)]
+"""Apertures in another place, not of whole pixels, and that are invalid."""
+
+
+SHOWN = """async (url) => {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  const context = new OffscreenCanvas(image.naturalWidth, image.naturalHeight).getContext("2d");
+  context.drawImage(image, 0, 0);
+  const { width, height, data } = context.getImageData(0, 0, image.naturalWidth, image.naturalHeight);
+  return [width, height, Array.from(data)];
+}"""
+
+
+def test_an_avif_is_cropped_to_an_aperture_in_its_corner(decoders: Decoders) -> None:
+    """It is cropped before it is turned. Chromium ignores other apertures."""
+    whole = decoders.decode(AVIF, "AVIF").pixels
+
+    np.testing.assert_array_equal(decoders.decode(with_aperture(AVIF, 5, CORNER), "AVIF").pixels, whole[:, 24:])
+    for aperture in NONE:
+        np.testing.assert_array_equal(decoders.decode(with_aperture(AVIF, 5, aperture), "AVIF").pixels, whole)
+
+
+async def test_an_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> None:
+    async with running_browser() as browser:
+        page = await browser.new_page()
+        for aperture in (CORNER, *NONE):
+            data = with_aperture(AVIF, 5, aperture)
+            width, height, shown = await page.evaluate(SHOWN, f"data:image/avif;base64,{b64encode(data).decode()}")
+            pixels = np.reshape(shown, (height, width, 4))[:, :, :3]
+            np.testing.assert_allclose(decoders.decode(data, "AVIF").pixels.astype(int), pixels, atol=3)
+
+
+def test_a_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
+    """So do the programs that show one."""
+    whole = decoders.decode(HEIC, "HEIC").pixels
+    for aperture, expected in ((CORNER, whole[:, 24:]), (MIDDLE, whole[4:12, 12:20])):
+        np.testing.assert_array_equal(decoders.decode(with_aperture(HEIC, 3, aperture), "HEIC").pixels, expected)
 
 
 def test_an_image_has_no_more_pixels_than_its_boxes_say(decoders: Decoders) -> None:
