@@ -218,7 +218,7 @@ def _decode_heic(data: bytes) -> NDArray[np.uint8]:
 def _decode_tiff(data: bytes) -> NDArray[np.uint8]:
     """Decode a TIFF of which libtiff has nothing to say: it leaves black what is missing, and goes on."""
     log = os.memfd_create("log")
-    os.dup2(log, sys.stderr.fileno())
+    os.dup2(log, 2)  # also if stderr was closed at the start
     tiff.set_log_level(_DEBUG)
     pixels = _decode_with_opencv(data)
     if _HARMLESS.sub(b"", os.pread(log, os.fstat(log).st_size, 0)):

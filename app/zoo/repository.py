@@ -197,10 +197,9 @@ class Repository:
 
 
 def _write(folder: Path, name: str, new: Description) -> None:
-    """Write the configs and the description, as far as they differ; the description last, because it is what counts."""
-    texts = configs.outdated(folder, name, new)
-    if description.load(folder) != new:
-        texts[Path(DESCRIPTION)] = description.dump(new)
+    """Write the description and the configs, as far as they differ; the description first, so that no config has a version more."""
+    texts = {} if description.load(folder) == new else {Path(DESCRIPTION): description.dump(new)}
+    texts |= configs.outdated(folder, name, new)
     unfinished = {path: (folder / path).with_name(f".{path.name}.{os.getpid()}") for path in texts}
     try:
         for path, text in texts.items():
