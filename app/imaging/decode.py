@@ -14,7 +14,7 @@ from PIL import Image
 
 from app.errors import InvalidImage
 from app.imaging import apart, exif, jpeg, tiff
-from app.imaging.header import ImageHeader, PixelLimits
+from app.imaging.header import ImageHeader, PixelLimits, png_chunks
 
 _JPEG = {"JPEG", "MPO"}
 # Peak memory in bytes per pixel: of the array; with Pillow's own image; with libwebp's two canvases.
@@ -116,12 +116,10 @@ def decode(
 
 def _check_png_pixels(data: bytes) -> None:
     """Raise InvalidImage if a checksum is wrong, because Pillow ignores those of pixels."""
-    view, at = memoryview(data), 8
-    while (kind := data[at + 4 : at + 8]) not in {b"IEND", b""}:
-        end = at + 8 + int.from_bytes(view[at : at + 4])
-        if kind == b"IDAT" and zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4]):
+    view = memoryview(data)
+    for kind, start, end in png_chunks(data):
+        if kind == b"IDAT" and zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4]):
             raise InvalidImage("the image data is truncated or corrupt")
-        at = end + 4
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:

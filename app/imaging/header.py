@@ -7,7 +7,7 @@ before decoding. Cameras and programs stay far below the limits. The limits of J
 import re
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from math import prod
 from typing import NamedTuple
@@ -216,20 +216,25 @@ def _restore_palette(file: ImageFile.ImageFile, data: bytes) -> None:
     file.tile = [tile._replace(args=(raw_mode, *tile.args[1:])) for tile in file.tile]  # type: ignore[index]  # a raw mode first
 
 
-def _has_too_many_png_chunks(data: bytes) -> bool:
-    """Count the chunks of a PNG up to its end or the limits."""
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Iterate over the chunks of a PNG up to its end: their type, and where their content starts and should end."""
     at = 8
+    while at + 8 <= len(data) and (kind := data[at + 4 : at + 8]) != b"IEND":
+        end = at + 8 + int.from_bytes(data[at : at + 4])
+        yield kind, at + 8, end
+        at = end + 4
+
+
+def _has_too_many_png_chunks(data: bytes) -> bool:
     pixels = others = 0
-    while at + 8 <= len(data) and pixels <= _MAX_PNG_PIXEL_CHUNKS and others <= _MAX_PNG_OTHER_CHUNKS:
-        kind = data[at + 4 : at + 8]
-        if kind == b"IEND":
-            return False
+    for kind, _, _ in png_chunks(data):
         if kind in _PNG_PIXEL_CHUNKS:
             pixels += 1
         else:
             others += 1
-        at += 12 + int.from_bytes(data[at : at + 4])
-    return pixels > _MAX_PNG_PIXEL_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS
+        if pixels > _MAX_PNG_PIXEL_CHUNKS or others > _MAX_PNG_OTHER_CHUNKS:
+            return True
+    return False
 
 
 def _has_too_many_webp_chunks(data: bytes) -> bool:
