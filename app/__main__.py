@@ -7,6 +7,7 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import loadable_models
 from app.zoo import registry
-from app.zoo.pull import pull
 from app.zoo.recognize import Evaluation, Options
 from app.zoo.repository import Repository, require_name
 
@@ -93,11 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
         ("add", _add, "add a detector or classifier of your own, exported to ONNX, as a model or its next version"),
-        ("models", _models, "list the added models"),
-        ("use", _use, "make a version, such as doors:1, the default version of an added model"),
+        ("models", _models, "list the models that were pulled or added"),
+        ("use", _use, "make a version, such as doors:1, the default version of a model"),
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
-        ("remove", _remove, "remove an added model, or a version of it"),
+        ("remove", _remove, "remove a model, or a version of it"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
@@ -220,10 +220,16 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
 
 
 def _pull(settings: Settings, options: argparse.Namespace) -> None:
-    name = options.name or settings.model
+    from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+    from app.zoo.pull import pull  # noqa: PLC0415 - it loads numpy and OpenCV
+
+    os.nice(_ADD_NICENESS)
+    name, repository = options.name or settings.model, Repository(Path(settings.model_repository))
     changes = {option: value for option in Evaluation.__struct_fields__ if (value := getattr(options, option)) is not None}
     entry = _entry(settings, name).vary(changes)
-    pull(name, entry, Path(settings.model_repository), source=options.source, sha256=options.sha256)
+    control.find_obstacle(settings)  # tells the wrong user before anything is changed
+    later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
+    say(f"POST /predict/{name} uses it {later}".rstrip())
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -338,14 +344,22 @@ def _prepare(settings: Settings) -> None:
         is_pulled = settings.model in loadable_models(repository)
     except OSError as error:
         raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
-    entry = None if is_pulled else _entry(settings, settings.model)
+    if not is_pulled:
+        _entry(settings, settings.model)  # says what is wrong before the installation
     try:
         Repository(repository).write_configs()
     except CommandError as error:
         say(f"warning: {error}")
     install(Path(settings.triton_home))
-    if entry is not None:
-        pull(settings.model, entry, repository)
+    if not is_pulled:
+        _pull_apart(settings)
+
+
+def _pull_apart(settings: Settings) -> None:
+    """Pull the default model in a process of its own, so that this one does not keep the memory of the libraries."""
+    command = program.command("app", "pull", "--", settings.model)
+    if subprocess.run(command, env=program.environment(), check=False).returncode:  # noqa: S603
+        raise CommandError(f"{settings.model} was not pulled")
 
 
 def _entry(settings: Settings, name: str) -> registry.PublishedModel:

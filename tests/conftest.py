@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +26,11 @@ from app.triton.shared_memory import Arena
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
+from app.zoo.repository import Repository
 from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
-from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
+from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, copy_registry, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
@@ -124,11 +124,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
     """A model repository for the session: the project's models, as far as they are available, and the small ones."""
     install(ROOT / ".triton")
     copy = tmp_path_factory.mktemp("models") / "repository"
-    shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns("model.onnx"))
+    copy.mkdir()
+    copy_registry(copy)
     entries = registry.load(copy / "models.toml")
     for name, network in networks.items():
         digest = hashlib.sha256(network.read_bytes()).hexdigest()
-        pull(name, entries[name], copy, source=network, sha256=digest)
+        pull(name, entries[name], Repository(copy), source=network, sha256=digest)
     models.write(copy)
     classifiers.write(copy)
     return copy

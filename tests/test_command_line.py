@@ -1,9 +1,9 @@
 """The command line: flags become settings, failures become one line and an exit code."""
 
 import os
+import re
 import resource
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,9 +27,10 @@ from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.repository import LOCK, REMOVED
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
+from app.zoo.repository import Repository
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import IMAGES, REPOSITORY, ROOT, free_port
+from tests.support import IMAGES, ROOT, copy_registry, free_port
 from tests.zoo.exported import WIDE, exported, head_tensors
 
 Refusal = Callable[[str, dict[str, Any]], str]
@@ -82,7 +83,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Use a repository of the test's own, with the project's registry and no model."""
-    shutil.copy(REPOSITORY / "models.toml", tmp_path)
+    copy_registry(tmp_path)
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
 
@@ -91,11 +92,22 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, PublishedModel, dict[str, Any]]]:
     seen: list[tuple[str, PublishedModel, dict[str, Any]]] = []
 
-    def pull(name: str, entry: PublishedModel, into: Path, **options: Any) -> None:  # noqa: ANN401
-        assert into == repository
+    def pull(name: str, entry: PublishedModel, into: Repository, _: object, **options: Any) -> str:  # noqa: ANN401
+        assert into.path == repository
         seen.append((name, entry, options))
+        return "later"
 
-    monkeypatch.setattr("app.__main__.pull", pull)
+    monkeypatch.setattr("app.zoo.pull.pull", pull)
+    monkeypatch.setattr("os.nice", lambda _: None)  # of this process
+    return seen
+
+
+@pytest.fixture
+def prepared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the models that `serve` and `triton` have pulled."""
+    seen: list[str] = []
+    assert repository.is_dir()
+    monkeypatch.setattr("app.__main__._pull_apart", lambda settings: seen.append(settings.model))
     return seen
 
 
@@ -197,14 +209,14 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (here / name).mkdir(parents=True)
         (here / name / "models.toml").write_text(content, encoding="utf-8")
     (here / "models").mkdir()
-    shutil.copy(REPOSITORY / "models.toml", here / "models")
+    copy_registry(here / "models")
     (here / "keys.toml").write_text("[camera-1]", encoding="utf-8")
     (here / "tls").mkdir()
     (here / "tls" / "ca.crt").write_text("-----BEGIN CERTIFICATE-----", encoding="utf-8")
     (here / "file").touch()
     monkeypatch.chdir(here)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
-    for name in ("__main__.install", "__main__.pull", "embedded.server.EmbeddedTriton.start"):
+    for name in ("__main__.install", "__main__._pull_apart", "zoo.pull.pull", "embedded.server.EmbeddedTriton.start"):
         monkeypatch.setattr(f"app.{name}", lambda *_, **__: pytest.fail("the embedded Triton was touched"))
     free = {"PORT": free_port()}
     with socket.create_server(("127.0.0.1", 0)) as server, http.listening_on(Path("used.sock")):
@@ -421,7 +433,7 @@ def test_models_are_added_used_and_removed(
         assert main(["models"]) == 0
         line = f"doors: 3 classes, 256 x 128, licence MIT, versions {', '.join(versions)}\n"
         assert capsys.readouterr() == (line if versions else "", "")
-    assert content(repository).keys() == {"models.toml", "run-1.onnx", "run-2.onnx"}
+    assert {name for name in content(repository) if not name.endswith(".txt")} == {"models.toml", "run-1.onnx", "run-2.onnx"}
 
 
 def test_a_default_model_is_not_removed(
@@ -465,7 +477,14 @@ def test_a_model_may_be_added_elsewhere_with_options(
     found = tomllib.loads((out / "doors" / "model.toml").read_text(encoding="utf-8"))
     assert found["labels"] == ["a", "b", "c"]
     recipe = {"task": "detection", "size": [256, 128], "channels": "BGR", "scale": 1.0, "mean": [1, 2, 3], "std": [4, 5, 6]}
-    recipe |= {"resize": "stretch", "head": "yolo", "iou": 0.5, "box_units": "pixels", "placement": "center"}
+    recipe |= {
+        "resize": "stretch",
+        "head": "yolo",
+        "iou": 0.5,
+        "box_units": "pixels",
+        "placement": "center",
+        "interpolation": "bilinear",
+    }
     recipe |= {"floor": 0.001, "multi_label": True}
     assert found["recipe"] == recipe
 
@@ -640,7 +659,7 @@ class Triton:
 
 
 def test_triton_alone_is_prepared_and_stopped(
-    pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prepared: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is installed and its model pulled before it starts; if it ends by itself, that is a failure."""
     done: list[str] = []
@@ -650,26 +669,40 @@ def test_triton_alone_is_prepared_and_stopped(
 
     assert main(["triton"]) == 1
     assert done == ["claim", "install /somewhere", "start", "stop"]
-    assert [name for name, _, _ in pulled] == ["yolo11n"]
+    assert prepared == ["yolo11n"]
     ready, ended = capsys.readouterr().err.splitlines()
     assert f"gRPC at {Settings(triton_home='/somewhere').triton_address}; " in ready
     assert "code -11" in ended
 
 
-def test_pulled_model_is_not_pulled_again(
-    repository: Path, pulled: list[tuple[str, PublishedModel, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(REPOSITORY / "yolo11n" / "configs", repository / "yolo11n" / "configs")
-    (repository / "yolo11n" / "1").mkdir()
+def test_pulled_model_is_not_pulled_again(repository: Path, prepared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "yolo11n" / "1").mkdir(parents=True)
+    (repository / "yolo11n" / "config.pbtxt").write_text('name: "yolo11n"', encoding="utf-8")
     (repository / "yolo11n" / "1" / "model.onnx").touch()
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
     main(["triton"])
 
-    assert pulled == []
+    assert prepared == []
 
 
-@pytest.mark.usefixtures("pulled")
+def test_pull_of_the_default_model_fails(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`serve` pulls it in a process of its own, which says why, and does not start."""
+    registry = repository / "models.toml"
+    text = re.sub(r"wheel = .*\nmember = .*", 'url = "https://127.0.0.1:1/yolo11n.onnx"', registry.read_text(encoding="utf-8"))
+    registry.write_text(text, encoding="utf-8")
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
+
+    assert main(["triton"]) == 1
+    *_, reason, last = capfd.readouterr().err.splitlines()
+    assert reason.startswith("nereid: https://127.0.0.1:1/yolo11n.onnx cannot be reached: ")
+    assert last == "nereid: yolo11n was not pulled"
+
+
+@pytest.mark.usefixtures("prepared")
 def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([], CommandError("out of luck")))
@@ -709,7 +742,7 @@ def test_every_failure_is_one_line(
     assert one_line(capsys) == "nothing works, whatever is tried"
 
 
-@pytest.mark.usefixtures("pulled")
+@pytest.mark.usefixtures("prepared")
 def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded Triton is prepared and started before the API, and stopped whatever happens."""
     done: list[str] = []
@@ -732,7 +765,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     assert failed == "nereid: Triton cannot be run here"
 
 
-@pytest.mark.usefixtures("pulled")
+@pytest.mark.usefixtures("prepared")
 def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 

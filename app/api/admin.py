@@ -5,11 +5,13 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import IO, Annotated, Any
+from dataclasses import dataclass
+from typing import IO, Annotated, Any, get_type_hints
 
 import msgspec
 from litestar import Request, delete, post, put
 from litestar.handlers.base import BaseRouteHandler
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
@@ -18,9 +20,10 @@ from app.api.answering.schema import ModelInfo
 from app.api.caller.check import Connection
 from app.api.context import PAUSE_SECONDS, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS
+from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
 from app.api.receiving.client_watch import body_too_large
+from app.api.receiving.content_type import MULTIPART
 from app.api.receiving.intake import query_of
 from app.api.reports.models import describe_model
 from app.errors import (
@@ -62,6 +65,30 @@ _COMMON: dict[str, Any] = {
     "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
 }
 
+_RAW = "application/octet-stream"
+
+
+@dataclass
+class _AddOperation(Operation):
+    """Adds the options and the body, which Litestar cannot derive from a handler that takes the raw body."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(Options, include_extras=True)
+        texts = {name: hints[name].__metadata__[0].description for name in Options.__struct_fields__ if name in _OPTIONS}
+        texts["licence"] = "shown by /models"
+        fields = {name: Schema(type=OpenAPIType.STRING, description=text) for name, text in texts.items()}
+        queries = [Parameter(name, "query", schema, schema.description) for name, schema in fields.items()]
+        self.parameters = [*(self.parameters or []), *queries]
+        self.request_body = RequestBody(
+            required=True,
+            description="The file: as it is, or as a form field of any name.",
+            content={
+                _RAW: OpenAPIMediaType(schema=binary(_RAW)),
+                MULTIPART: describe_form({"file": binary(_RAW), **fields}, ["file"]),
+            },
+        )
+
+
 ModelName = FromPath[Annotated[str, Meta(description="Name of a model.")]]
 
 
@@ -75,6 +102,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     "/models/{model:str}",
     status_code=201,
     summary="Add a model, or its next version",
+    operation_class=_AddOperation,
     **_COMMON,
     request_max_body_size=None,
 )
@@ -199,7 +227,7 @@ async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: 
     """Receive a file, or a form with one, into `file`; return the form's other fields."""
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
     chunks = _chunks(request, max_bytes)
-    if content_type != "multipart/form-data":
+    if content_type != MULTIPART:
         async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
         return []

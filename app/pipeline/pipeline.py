@@ -132,7 +132,7 @@ class Pipeline:
             if name in self._default_names:
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
-                detail += f"; get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
+                detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
             raise UnknownModel(f"Triton does not have {name}{detail}" if detail else error.detail) from None
 
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:

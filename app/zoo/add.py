@@ -1,4 +1,4 @@
-"""Add a user's own network to the model repository: recognise it, compose its model, check it, and make it the default version."""
+"""Add a network to the model repository: recognise it, compose its model, check it, and make it the default version."""
 
 import re
 import shutil
@@ -22,10 +22,11 @@ from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
 from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
-from app.zoo.download import fetch_url
+from app.zoo.download import download, fetch_url
 from app.zoo.inference import open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
+from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, Repository
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("size", "resize", "placement", "crop", "iou")
+_SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou")
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -54,11 +55,15 @@ class Request(NamedTuple):
     options: Options
     is_untrusted: bool = False
     """Whether the file may be hostile."""
+    published: PublishedModel | None = None
+    """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
+    sha256: str | None = None
+    """SHA-256 of the file, if it is not the published one."""
 
     @property
     def title(self) -> str:
         """What messages call the file."""
-        return "the file" if self.source == "-" else self.source
+        return "the file" if self.source == "-" else self.source or (self.published.file_name if self.published else "")
 
 
 def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Options:
@@ -95,11 +100,12 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         CommandError: It cannot be added; nothing has changed.
     """
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
-    repository.load(name)  # says what is wrong with the name before a download
+    load = partial(repository.load, name, is_published=request.published is not None)
+    load()  # says what is wrong with the name before a download
     with repository.writing() as scratch:
         with _interruptible():
-            file = _find(request.source, scratch)
-        old = repository.load(name)
+            file = _find(request, scratch)
+        old = load()
         work = partial(_prepare, name, request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
@@ -109,7 +115,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
 def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
     with _interruptible():
-        content = _read(file, request.title)
+        content = _read(file, request)
         recognized = _recognize(content, file, request)
         without_floor, batch = _compose(content, recognized, request.title)
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
@@ -121,7 +127,7 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         report = _check(open_session(content), without_floor, recognized, canvases)
         _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
-    if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe):
+    if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
     if report.has_fractions and new.recipe.head in PIXELS:
         say("warning: boxes look like fractions of the input; if so: nereid add ... --box-units normalized")
@@ -143,8 +149,11 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _find(source: str, scratch: Path) -> Path:
+def _find(request: Request, scratch: Path) -> Path:
     """Return the path of the file that a source names; download it if necessary."""
+    source = request.source
+    if request.published:
+        return download(request.published, scratch, source=Path(source) if source else None, sha256=request.sha256)
     if source.startswith("https://"):
         return fetch_url(source, scratch / "network.onnx")
     if source == "-":
@@ -163,15 +172,18 @@ def _find(source: str, scratch: Path) -> Path:
     return files[0]
 
 
-def _read(file: Path, title: str) -> bytes:
+def _read(file: Path, request: Request) -> bytes:
     """Return a network with all of its weights."""
+    title = request.title
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
         import onnxruntime  # noqa: F401, PLC0415
+
+        from app.zoo.compose import load_network  # noqa: PLC0415
     except ImportError as error:
-        raise NotPossible("onnx and onnxruntime are not installed; use ./just add, or run: pip install '.[models]'") from error
+        raise NotPossible("onnx and onnxruntime are not installed; use ./just, or run: pip install '.[models]'") from error
     try:
-        network = onnx.load(file)
+        network = load_network(file, request.published.recipe.architecture if request.published else None)
         onnx.checker.check_model(network)
         weights = {tensor.name for tensor in network.graph.initializer}
         for value in [value for value in network.graph.input if value.name in weights]:  # as in old files
@@ -206,9 +218,10 @@ def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
     if options.labels is None and beside.is_file() and not read_hints(network).class_names():
         options = msgspec.structs.replace(options, labels=read_labels(beside))
     try:
-        return recognize(network, options)
+        found = recognize(network, options)
     except ValueError as error:
         raise CommandError(f"{request.title}: {error}") from error
+    return found._replace(recipe=request.published.recipe) if request.published else found
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
@@ -254,10 +267,11 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
-    path, licence = Path(urlsplit(request.source).path).name, request.licence or recognized.licence
+    entry, licence = request.published, request.licence or recognized.licence
+    name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source, licence = (
         tuple(map(_printable, recognized.labels)),
-        _printable("" if request.source == "-" else path),
+        _printable(entry.source if entry else name_of_file),
         _printable(licence),
     )
     if not all(labels) or len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
@@ -269,12 +283,15 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
             licence=licence or "unknown",
             source=source,
             default_version=1,
+            pixel_model=entry.pixel_model if entry else None,
             recipe=recognized.recipe,
             versions={"1": digest},
             last_version=1,
         )
-    for version, known in old.versions.items():
+    for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
+            if entry:
+                return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
     differing = [field for field in _SHARED if getattr(old.recipe, field, None) != getattr(recognized.recipe, field, None)]
@@ -300,8 +317,8 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
 
 
 def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
-    """Return the spec that the gateway will derive from the generated config."""
-    path = scratch / "config.pbtxt"
+    """Return the spec that the gateway will derive from the generated config; for a model of files, that of its pixels."""
+    path, new = scratch / "config.pbtxt", msgspec.structs.replace(new, pixel_model=None)
     path.write_text(configs.generate(name, new)[Path("config.pbtxt")], encoding="utf-8")
     return from_triton_config(read_config_file(path), str(new.default_version))
 

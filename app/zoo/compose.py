@@ -19,13 +19,13 @@ from app.zoo.torch_weights import read_weights
 _ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
 
 
-def load_network(file: Path, recipe: Recipe) -> onnx.ModelProto:
-    """Read a published network, or build it if its file contains only weights.
+def load_network(file: Path, architecture: str | None) -> onnx.ModelProto:
+    """Read a network, or build it if its file contains only the weights of an architecture.
 
     Raises:
-        ValueError: The weights cannot be read, or do not match the recipe's architecture.
+        ValueError: The weights cannot be read, or do not match the architecture.
     """
-    return onnx.load(file) if recipe.architecture is None else _ARCHITECTURES[recipe.architecture](read_weights(file))
+    return onnx.load(file) if architecture is None else _ARCHITECTURES[architecture](read_weights(file))
 
 
 def compose_model(

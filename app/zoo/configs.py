@@ -1,9 +1,11 @@
-"""The Triton configs of an added model, generated from its description."""
+"""The Triton configs of a model, generated from its description."""
 
 import json
 from pathlib import Path
 
+from app.detection.nms import MAX_DETECTIONS
 from app.host.program import CommandError
+from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DetectionRecipe
@@ -11,18 +13,26 @@ from app.zoo.recipe import DetectionRecipe
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
 
-_DETECTIONS = """
-output {{ name: "num_dets" data_type: TYPE_INT32 dims: [ 1 ] }}
-output {{ name: "det_boxes" data_type: TYPE_FP32 dims: [ -1, 4 ] }}
-output {{ name: "det_scores" data_type: TYPE_FP32 dims: [ -1 ] }}
-output {{ name: "det_classes" data_type: TYPE_INT32 dims: [ -1 ] }}"""
-_CONFIG = """{generated}
+_TENSORS = """{generated}
 name: {name}
-backend: "onnxruntime"
-max_batch_size: {serving.max_batch}
-input {{ name: "image" data_type: TYPE_UINT8 dims: [ {height}, {width}, 3 ] }}{outputs}
+max_batch_size: {max_batch}
+input {{ name: "{input}" data_type: {type} dims: [ {dims} ] }}
+"""
+# Triton's ONNX backend demands the dimensions of the file, -1 only where this has no number.
+_DETECTIONS = f"""output {{ name: "num_dets" data_type: TYPE_INT32 dims: [ 1 ] }}
+output {{ name: "det_boxes" data_type: TYPE_FP32 dims: [ {MAX_DETECTIONS}, 4 ] }}
+output {{ name: "det_scores" data_type: TYPE_FP32 dims: [ {MAX_DETECTIONS} ] }}
+output {{ name: "det_classes" data_type: TYPE_INT32 dims: [ {MAX_DETECTIONS} ] }}
+"""
+_PROBABILITIES = """output {{ name: "probabilities" data_type: TYPE_FP32 dims: [ {classes} ] }}
+"""
+_DECODED = f"""output {{ name: "{DECODED}" data_type: TYPE_INT32 dims: [ 1 ] }}
+"""
+# No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others.
+# A full queue refuses at once; each request brings its own timeout.
+_INSTANCES = """backend: "onnxruntime"
 version_policy {{ all {{}} }}
-instance_group [ {{ count: {serving.instances} kind: {kind} }} ]{optimization}
+instance_group [ {{ count: {serving.instances} kind: {kind} }} ]
 dynamic_batching {{
   max_queue_delay_microseconds: {serving.delay_us}
   default_queue_policy {{
@@ -36,11 +46,11 @@ dynamic_batching {{
 _WARM_UP = """model_warmup [ {{
   name: "batch of {images}"
   batch_size: {images}
-  inputs {{ key: "image" value {{ data_type: TYPE_UINT8 dims: [ {height}, {width}, 3 ] zero_data: true }} }}
+  inputs {{ key: "{input}" value {{ data_type: {type} dims: [ {dims} ] zero_data: true }} }}
 }} ]
 """
-_TENSORRT = """
-optimization {
+# TensorRT takes minutes to build an engine. An engine contains code that Triton runs, so nobody else may write to the cache.
+_TENSORRT = """optimization {
   execution_accelerators {
     gpu_execution_accelerator {
       name: "tensorrt"
@@ -49,7 +59,29 @@ optimization {
       parameters { key: "trt_engine_cache_path" value: "/var/cache/nereid" }
     }
   }
-}"""
+}
+"""
+_ENSEMBLE = """platform: "ensemble"
+version_policy {{ all {{}} }}
+ensemble_scheduling {{
+  step {{
+    model_name: "letterbox_{width}"
+    model_version: -1
+    input_map {{ key: "file" value: "file" }}
+    output_map {{ key: "image" value: "image" }}
+    output_map {{ key: "decoded" value: "decoded" }}
+  }}
+  step {{
+    model_name: "{pixel_model}"
+    model_version: -1
+    input_map {{ key: "image" value: "image" }}
+    output_map {{ key: "num_dets" value: "num_dets" }}
+    output_map {{ key: "det_boxes" value: "det_boxes" }}
+    output_map {{ key: "det_scores" value: "det_scores" }}
+    output_map {{ key: "det_classes" value: "det_classes" }}
+  }}
+}}
+"""
 
 
 def generate(name: str, description: Description) -> dict[Path, str]:
@@ -78,29 +110,33 @@ def outdated(folder: Path, name: str, description: Description) -> dict[Path, st
 
 
 def _config(name: str, description: Description, serving: Serving, *, is_embedded: bool) -> str:
-    recipe = description.recipe
+    recipe, is_detector = description.recipe, isinstance(description.recipe, DetectionRecipe)
+    takes_files, is_ensemble = bool(description.pixel_model), bool(description.pixel_model) and not is_embedded
     width, height = recipe.size
-    outputs = _DETECTIONS.format() if isinstance(recipe, DetectionRecipe) else _probabilities(len(description.labels))
-    text = _CONFIG.format(
-        generated=GENERATED,
-        name=_quote(name),
-        serving=serving,
-        height=height,
-        width=width,
-        outputs=outputs,
-        kind="KIND_CPU" if is_embedded else "KIND_GPU",
-        optimization="" if is_embedded else _TENSORRT,
-    )
-    # TensorRT builds an engine for the smallest and the largest batch that it has seen.
-    for images in [1] if is_embedded else sorted({1, serving.max_batch}):
-        text += _WARM_UP.format(images=images, height=height, width=width)
+    image = {"input": "image", "type": "TYPE_UINT8", "dims": f"{height}, {width}, 3"}
+    tensor = {"input": "file", "type": "TYPE_STRING", "dims": "1"} if takes_files else image
+    text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, **tensor)
+    text += _DETECTIONS if is_detector else _PROBABILITIES.format(classes=len(description.labels))
+    text += _DECODED if takes_files else ""
+    if is_ensemble:
+        text += _ENSEMBLE.format(width=width, pixel_model=description.pixel_model)
+    else:
+        text += _INSTANCES.format(serving=serving, kind="KIND_CPU" if is_embedded else "KIND_GPU")
+        text += "" if is_embedded else _TENSORRT
+        # TensorRT builds an engine for the smallest and the largest batch that it has seen.
+        for images in [1] if is_embedded else sorted({1, serving.max_batch}):
+            text += _WARM_UP.format(images=images, **tensor)
     parameters = {
         "labels": json.dumps(description.labels, ensure_ascii=False),
+        "square": width if takes_files else None,
         "resize": recipe.resize,
         "placement": recipe.placement,
         "crop": recipe.crop,
+        "interpolation": recipe.interpolation,
         "iou": recipe.iou if isinstance(recipe, DetectionRecipe) else None,
-        "scores": None if isinstance(recipe, DetectionRecipe) else "probabilities",
+        "scores": None if is_detector else "probabilities",
+        "device": "gpu" if is_ensemble else None,
+        "formats": "JPEG,PNG,WEBP,BMP" if is_ensemble else None,
         "default_version": description.default_version,
         "source": description.source,
         "licence": description.licence,
@@ -110,10 +146,6 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         if value not in {None, ""}:
             text += f'parameters {{ key: "{key}" value {{ string_value: {_quote(str(value))} }} }}\n'
     return text
-
-
-def _probabilities(classes: int) -> str:
-    return f'\noutput {{ name: "probabilities" data_type: TYPE_FP32 dims: [ {classes} ] }}'
 
 
 def _quote(text: str) -> str:

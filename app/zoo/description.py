@@ -1,4 +1,4 @@
-"""Descriptions of added models: `model.toml` in the folder of a model, from which both of its Triton configs are generated."""
+"""Descriptions of models: `model.toml` in the folder of a model, from which both of its Triton configs are generated."""
 
 import json
 import tomllib
@@ -42,6 +42,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     source: str = ""
     default_version: Annotated[int, Meta(ge=1)]
     """The version for requests that name none."""
+    pixel_model: str | None = None
+    """For a model of encoded files, the one of the same network that takes pixels; None for other models."""
     recipe: Recipe
     versions: dict[str, str]
     """SHA-256 of the network of each version."""

@@ -24,9 +24,8 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
         classes: Number of classes, where the shapes allow two: `rfdetr`.
 
     Returns:
-        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, n, 4) x1 y1 x2 y2 in pixels
-        of the input, `det_scores` FP32 (batch, n) descending, `det_classes` INT32 (batch, n). Rows past `num_dets` are zero. n is
-        300, or less if the network gives fewer boxes.
+        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels
+        of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
@@ -51,15 +50,19 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
         count += 1
     candidates = min(_MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
+    detections = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
     pick = _PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS
     decode = _DECODE[head] + (pick + _SUPPRESS if head in RAW_HEADS else _KEEP)
     graph = parse(
-        (_FIND + decode + (_SCALE if is_fraction else "") + _SORT).format(
+        (_FIND + decode + (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "") + "}}").format(
             inputs=_INPUTS.get(head, "float[batch, rows, channels] head"),
             anchors=rows,
             classes=count,
             candidates=candidates,
-            detections=min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates),
+            detections=detections,
+            rows=MAX_DETECTIONS,
+            missing=MAX_DETECTIONS - detections,
+            found="found" if detections < MAX_DETECTIONS else "det",
             iou=float(recipe.iou),
             floor=float(recipe.floor),
             sides=[float(side) for side in recipe.size * 2],
@@ -84,8 +87,8 @@ _INPUTS = {
 
 _FIND = """
 find ({inputs})
-    => (int32[batch, 1] num_dets, float[batch, {detections}, 4] det_boxes,
-        float[batch, {detections}] det_scores, int32[batch, {detections}] det_classes) {{
+    => (int32[batch, 1] num_dets, float[batch, {rows}, 4] det_boxes,
+        float[batch, {rows}] det_scores, int32[batch, {rows}] det_classes) {{
     zero = Constant <value_float = 0.0> ()
     one = Constant <value_ints = [1]> ()
     two = Constant <value_ints = [2]> ()
@@ -228,20 +231,29 @@ _SCALE = """
     scaled_boxes = Mul (boxes, sides)"""
 
 _SORT = """
-    det_scores, order = TopK <axis = 1> (kept_score, limit)
-    is_valid = Greater (det_scores, zero)
+    {found}_scores, order = TopK <axis = 1> (kept_score, limit)
+    is_valid = Greater ({found}_scores, zero)
     valid = Cast <to = 6> (is_valid)
     num_dets = ReduceSum <keepdims = 1> (valid, one)
     ordered_label = GatherElements <axis = 1> (label, order)
     label32 = Cast <to = 6> (ordered_label)
-    det_classes = Mul (label32, valid)
+    {found}_classes = Mul (label32, valid)
     order_column = Unsqueeze (order, two)
     order_columns = Tile (order_column, four_columns)
     ordered_boxes = GatherElements <axis = 1> ({boxes}, order_columns)
     valid_float = Cast <to = 1> (is_valid)
     valid_column = Unsqueeze (valid_float, two)
-    det_boxes = Mul (ordered_boxes, valid_column)
-}}"""
+    {found}_boxes = Mul (ordered_boxes, valid_column)
+"""
+
+# Triton demands the number of rows that the config states, also of a network that gives fewer.
+_PAD = """
+    missing = Constant <value_ints = [0, 0, 0, {missing}]> ()
+    missing_boxes = Constant <value_ints = [0, 0, 0, 0, {missing}, 0]> ()
+    det_scores = Pad (found_scores, missing)
+    det_classes = Pad (found_classes, missing)
+    det_boxes = Pad (found_boxes, missing_boxes)
+"""
 
 _CLASSIFY = """
 classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{

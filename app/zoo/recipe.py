@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from app.detection.nms import MIN_SCORE
 from app.model.anchors import possible_anchors
-from app.model.triton_config import Placement, Resize, ScoreKind
+from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
 _Side = Annotated[int, Meta(ge=32, le=8192)]
 _Value = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -41,9 +41,10 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """For each channel, in the order of `channels`: each byte, after division by `scale`, becomes (value - mean) / std."""
     std: tuple[_Divisor, _Divisor, _Divisor] = (1.0, 1.0, 1.0)
     resize: Resize = "letterbox"
-    """How images are fitted to the input, outside of the model; `placement` and `crop` as in the config of a model."""
+    """How images are fitted to the input, outside of the model; `placement`, `crop` and `interpolation` as in a model's config."""
     placement: Placement = "center"
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
+    interpolation: Interpolation = "bilinear"
 
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):

@@ -1,6 +1,5 @@
 """The models that `pull` supports, from `models.toml` in the model repository."""
 
-import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from msgspec import Meta
 
 from app.host import program
 from app.host.program import CommandError
+from app.zoo.description import read_labels
 from app.zoo.recipe import Recipe
 
 
@@ -28,6 +28,12 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     member: str | None = None
     """Path of the file in the wheel."""
     url: Annotated[str, Meta(pattern="^https://")] | None = None
+    labels: str | None = None
+    """File with the class names beside the registry, one per line; None for a network that contains them."""
+    class_names: tuple[str, ...] = ()
+    """Those in the file `labels`."""
+    pixel_model: str | None = None
+    """As in the description of a model."""
     recipe: Recipe
 
     @property
@@ -51,28 +57,17 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 def load(path: Path) -> dict[str, PublishedModel]:
     """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
+        entries = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CommandError(f"{path}: {error}") from error
+    return {
+        name: msgspec.structs.replace(entry, class_names=read_labels(path.with_name(entry.labels))) if entry.labels else entry
+        for name, entry in entries.items()
+    }
 
 
 def carried() -> dict[str, PublishedModel]:
     """Return the registry bundled in the one-file program; empty for other installations."""
     return load(program.ROOT / "model_repository" / "models.toml") if program.IS_ONE_FILE else {}
-
-
-def lay_out_configs(name: str, folder: Path, scratch: Path) -> None:
-    """Copy the configs of a model that are bundled in the one-file program to the model's folder, unless they exist there.
-
-    For atomic writes, `scratch` is a folder on the same disk.
-    """
-    carried = program.ROOT / "model_repository" / name
-    if not program.IS_ONE_FILE or not carried.is_dir():
-        return
-    for source in filter(Path.is_file, carried.rglob("*")):
-        target = folder / source.relative_to(carried)
-        if not target.exists():
-            target.parent.mkdir(exist_ok=True)
-            Path(shutil.copy(source, scratch)).rename(target)

@@ -1,4 +1,4 @@
-"""The added models of a model repository: each has a description, generated configs and a folder per version."""
+"""The models of a model repository that have a description: their configs are generated, and each version has a folder."""
 
 import fcntl
 import os
@@ -36,18 +36,20 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self, name: str) -> Description | None:
+    def load(self, name: str, *, is_published: bool = False) -> Description | None:
         """Return the description of a model; None if it is not in the repository.
 
         Raises:
-            CommandError: The name is not allowed, the model was not added with `add`, or its description is not valid.
+            CommandError: The name is not allowed, the model has no description, or one that is not valid. A published model may
+                have a version without a description, because earlier programs pulled it so.
         """
         folder = self.path / require_name(name)
         found = description.load(folder)
-        if found is None and any(path.suffix == ".pbtxt" or path.parent.name.isdigit() for path in folder.glob("**/*")):
-            raise CommandError(
-                f"{folder} has versions or configs that are not from `add`, and stays as it is; choose another --name"
-            )
+        if found is None and any(
+            path.suffix == ".pbtxt" or (path.parent.name.isdigit() and not is_published) for path in folder.glob("**/*")
+        ):
+            what = f"{folder} has versions or configs without a model.toml, and stays as it is"
+            raise CommandError(f"{what}; {'remove it first' if is_published else 'choose another --name'}")
         return found
 
     def models(self) -> dict[str, Description]:
@@ -88,6 +90,11 @@ class Repository:
     def put(self, name: str, network: Path, new: Description) -> None:
         """Put a file, on the same disk, as the default version of its description; call it while `writing`."""
         folder, version = self.path / name, str(new.default_version)
+        found, existing = description.load(folder), folder / version / NETWORK
+        if existing.is_file() and (found is None or version in found.versions):  # pulled again
+            _write(folder, name, new)
+            network.replace(existing)
+            return
         prepared = network.parent / name
         (prepared / version).mkdir(parents=True)
         network.rename(prepared / version / NETWORK)

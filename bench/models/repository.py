@@ -4,10 +4,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import onnx
 from onnx.utils import Extractor
 
-from app.triton.repository import CONFIG_NAME
+from app.model.triton_config import ModelConfig, read_parameters
+from app.triton.config_file import read_config_file
+from app.triton.repository import CONFIG_NAME, config_path
 
 YOLO = "yolo11n"
 """The only real model in measurements."""
@@ -52,10 +55,8 @@ def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> 
 
 def read_labels(repository: Path, model: str) -> str:
     """Return the class names of a model, separated by commas."""
-    folder = repository / model
-    embedded = folder / "configs" / f"{CONFIG_NAME}.pbtxt"
-    text = (embedded if embedded.is_file() else folder / "config.pbtxt").read_text(encoding="utf-8")
-    return text.partition('key: "labels" value { string_value: "')[2].partition('"')[0]
+    config = read_config_file(config_path(repository / model, is_embedded=True))
+    return ",".join(read_parameters(msgspec.convert(config, ModelConfig, strict=False)).class_names())
 
 
 def _write_fp32_variant(repository: Path) -> None:

@@ -176,8 +176,7 @@ def data_files() -> list[tuple[str, str]]:
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),
         "model_repository/models.toml",
-        "model_repository/*/config.pbtxt",
-        "model_repository/*/configs/*",
+        "model_repository/*.txt",
         "tests/images/*.jpg",
     ):
         files |= {path: str(path.parent.relative_to(ROOT)) for path in ROOT.glob(pattern)}

@@ -189,6 +189,8 @@ def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedT
         "yolo11n/config.pbtxt",
         "yolo11n/configs/embedded.pbtxt",
         "yolo11n/1/model.onnx",
+        "yolo11n/model.toml",
+        ".lock",
     }
     assert (laid_out / "yolo11n/1/model.onnx").read_bytes() == (repository / "yolo11n/1/model.onnx").read_bytes()
     assert "0 failures" in doctor.stdout

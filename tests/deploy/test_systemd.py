@@ -19,6 +19,7 @@ from tests.deploy.needs import (
     upstream,
 )
 from tests.programs import require_program
+from tests.test_model_repository import PRODUCTION, generated
 
 UNITS = ["nereid.service", "tritonserver.service"]
 EXPOSURE = 20
@@ -114,8 +115,7 @@ def test_nginx_finds_the_sockets() -> None:
 def test_triton_shares_models_memory_and_engines() -> None:
     """It runs as the same user, reads Nereid's models, and may write where their configs let TensorRT keep engines."""
     repository = Path(NEREID["WorkingDirectory"][0], settings(with_own_triton=True).model_repository)
-    config = (DEPLOY.parent / "model_repository/yolo11n/config.pbtxt").read_text(encoding="utf-8")
 
     assert TRITON["User"] == NEREID["User"]
     assert f"--model-repository={repository}" in TRITON["ExecStart"][0]
-    assert f'"/var/cache/{TRITON["CacheDirectory"][0]}"' in config
+    assert f'"/var/cache/{TRITON["CacheDirectory"][0]}"' in generated("yolo11n", PRODUCTION)

@@ -12,7 +12,7 @@ from app.doctor import machine
 from app.doctor.finding import Finding, Severity
 from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful, run_command
-from tests.support import REPOSITORY
+from tests.support import copy_registry
 
 PREPARED = "import sys; {}; from app.__main__ import main; sys.exit(main(['doctor', '--json']))"
 
@@ -104,7 +104,7 @@ def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_model_that_is_not_in_the_repository(tmp_path: Path) -> None:
     """It is missing only if it cannot be pulled."""
-    (tmp_path / "models.toml").write_bytes((REPOSITORY / "models.toml").read_bytes())
+    copy_registry(tmp_path)
     known, unknown = (check(embedded(tmp_path, model))["model_repository"] for model in ("yolo11n", "yolo12x"))
 
     assert known.severity is Severity.OK

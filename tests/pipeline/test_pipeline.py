@@ -381,7 +381,7 @@ async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, d
 
     with pytest.raises(UnknownModel, match=detail) as caught:
         await world.detect(model=model)
-    assert ("restart Triton" in caught.value.detail) is (model == "listed")
+    assert ("pull" in caught.value.detail) is (model == "listed")
 
 
 async def test_a_default_model_that_is_not_there_names_those_that_are(world: World) -> None:

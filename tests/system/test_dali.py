@@ -25,6 +25,7 @@ from tests.imaging import samples
 from tests.imaging.samples import FORMATS, PIXELS, encode, exif_of, store
 from tests.support import IMAGES, REPOSITORY, ROOT, json, sample_image, triton_home
 from tests.system.files import IMAGE_SETS, check_boxes, infer_files
+from tests.test_model_repository import PRODUCTION, generated
 
 ENSEMBLE, LETTERBOX, NETWORK = "yolo11n_file", "letterbox_640", "yolo11n"
 SIDE = 640
@@ -47,7 +48,7 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
     shutil.copytree(REPOSITORY / LETTERBOX, repository / LETTERBOX, ignore=shutil.ignore_patterns("configs"))
     (repository / ENSEMBLE / "1").mkdir(parents=True)
     (repository / ENSEMBLE / "1" / "model.onnx").touch()
-    shutil.copy(REPOSITORY / ENSEMBLE / "config.pbtxt", repository / ENSEMBLE)
+    (repository / ENSEMBLE / "config.pbtxt").write_text(generated(ENSEMBLE, PRODUCTION), encoding="utf-8")
     change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 16", "max_batch_size: 4"))  # that of the embedded network
     change(repository / LETTERBOX / "config.pbtxt", ("KIND_GPU", "KIND_CPU"))
     shutil.copytree(repository / LETTERBOX, repository / OTHER_LETTERBOX)

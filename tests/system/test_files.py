@@ -16,7 +16,8 @@ from app.settings.schema import Settings
 from app.triton.blocking_client import BlockingClient
 from app.zoo import registry
 from app.zoo.pull import pull
-from tests.support import REPOSITORY, json, sample_image, triton_home
+from app.zoo.repository import Repository
+from tests.support import copy_registry, json, sample_image, triton_home
 from tests.system.files import IMAGE_SETS, check_boxes
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
@@ -28,11 +29,11 @@ CUT_SHORT = sample_image("coffee.jpg")[:5000]
 def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings of a Triton with both models, of which one is pulled as a user pulls it."""
     repository = tmp_path_factory.mktemp("files") / "repository"
-    shutil.copytree(REPOSITORY, repository, ignore=shutil.ignore_patterns("model.onnx"))
-    shutil.copytree(Path(settings.model_repository, PIXEL_MODEL, "1"), repository / PIXEL_MODEL / "1", dirs_exist_ok=True)
+    shutil.copytree(Path(settings.model_repository, PIXEL_MODEL), repository / PIXEL_MODEL)
+    copy_registry(repository)
     network = networks[PIXEL_MODEL]
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
-    pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], repository, source=network, sha256=digest)
+    pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], Repository(repository), source=network, sha256=digest)
     home = triton_home(tmp_path_factory.mktemp("triton"))
     return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
 

@@ -25,6 +25,7 @@ IN_WHEEL = PublishedModel(
     sha256=hashlib.sha256(NETWORK).hexdigest(),
     wheel="no-such-detectors==1.0",
     member=MEMBER,
+    class_names=("red", "blue"),
     recipe=DetectionRecipe(size=(models.SIDE, models.SIDE), channels="RGB", scale=255.0, head="yolo", iou=0.5),
 )
 AT_URL = msgspec.structs.replace(IN_WHEEL, wheel=None, member=None, url="https://example.org/files/tiny.onnx")

@@ -277,8 +277,8 @@ def test_options_are_checked(options: dict[str, str]) -> None:
         ("../doors", "is not a name"),
         ("", "is not a name"),
         ("a:1", "is not a name"),
-        ("own", "versions or configs that are not from `add`"),
-        ("raw", "not from `add`"),
+        ("own", "versions or configs without a model.toml"),
+        ("raw", "without a model.toml"),
     ],
 )
 def test_name_that_is_not_free_is_refused(repository: Repository, tmp_path: Path, name: str, message: str) -> None:

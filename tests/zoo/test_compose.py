@@ -391,6 +391,7 @@ def test_every_head_is_decoded_as_in_a_textbook(
 
     objects = objects_of(tensors, recipe)
     assert len(objects.scores) > 20
+    assert [tensor.shape[1] for tensor in outputs(session(model), images)] == [1, 300, 300, 300]  # as configs say
     for found in detect(session(model), images):
         assert_same(found, objects)
         assert found.scores.tolist() == sorted(found.scores, reverse=True)

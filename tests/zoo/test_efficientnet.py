@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from google.protobuf import text_format
 from numpy.typing import NDArray
-from tritonclient.grpc import model_config_pb2
 
 from app.main import create_app
-from app.model.triton_config import ModelParameters
 from app.settings.schema import Settings
+from app.zoo import registry
 from app.zoo.efficientnet import build_lite0
 from app.zoo.torch_weights import read_weights
 from tests.support import IMAGES, REPOSITORY, SHARED, json, started
@@ -67,10 +65,8 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
 
 @pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
 def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
-    """The labels of the config are in the order of the network's classes."""
-    text = (REPOSITORY / NAME / "config.pbtxt").read_text(encoding="utf-8")
-    config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    labels = ModelParameters(labels=config.parameters["labels"].string_value).class_names()
+    """The labels of the registry are in the order of the network's classes."""
+    labels = registry.load(REPOSITORY / "models.toml")[NAME].class_names
 
     assert labels[next(iter(figure.top))] == SHOWN[figure.image]
 

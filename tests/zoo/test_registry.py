@@ -86,18 +86,10 @@ def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.carried() == registry.load(REPOSITORY / "models.toml")
 
 
-def test_one_file_lays_out_the_configs_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A config that the user changed is kept; a model that the one file does not contain gets none."""
-    folder = tmp_path / "yolox_nano"
-    folder.mkdir()
-    registry.lay_out_configs("yolox_nano", folder, tmp_path)
-    assert not list(folder.iterdir())  # a checkout has its own
-    monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    (folder / "config.pbtxt").write_text("changed", encoding="ascii")
-    registry.lay_out_configs("yolox_nano", folder, tmp_path)
-    registry.lay_out_configs("unknown", tmp_path / "unknown", tmp_path)
+def test_names_of_classes_are_in_a_file_beside_the_registry(tmp_path: Path) -> None:
+    path = write(tmp_path, ENTRY.replace('licence = "MIT"', 'licence = "MIT"\nlabels = "names.txt"'))
+    with pytest.raises(CommandError, match=r"names.txt: .*No such file"):
+        registry.load(path)
+    (tmp_path / "names.txt").write_text("cat\ndog, or another\n", encoding="utf-8")
 
-    assert (folder / "config.pbtxt").read_text(encoding="ascii") == "changed"
-    expected = (REPOSITORY / "yolox_nano" / "configs" / "embedded.pbtxt").read_bytes()
-    assert (folder / "configs" / "embedded.pbtxt").read_bytes() == expected
-    assert [path.name for path in tmp_path.iterdir()] == ["yolox_nano"]
+    assert registry.load(path)["detector"].class_names == ("cat", "dog, or another")

@@ -91,8 +91,8 @@ def _with_default(schema: Schema) -> str:
     return f"{schema.description}" if schema.default is None else f"{schema.description} Default: {schema.default}."
 
 
-def _binary(media_type: str) -> Schema:
-    """Describe an image."""
+def binary(media_type: str) -> Schema:
+    """Describe a file."""
     return Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY, content_media_type=media_type)
 
 
@@ -144,7 +144,7 @@ class ImageOperation(ContentOperation):
             required=False,
             description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
             content={
-                **{kind: OpenAPIMediaType(schema=_binary(kind)) for kind in _RAW_TYPES},
+                **{kind: OpenAPIMediaType(schema=binary(kind)) for kind in _RAW_TYPES},
                 MULTIPART: describe_form({"image": file, **fields}),
                 **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
             },
@@ -154,7 +154,7 @@ class ImageOperation(ContentOperation):
 def operation_for(*tasks: Task) -> type[ImageOperation]:
     """Return the operation of routes for models of these tasks."""
     forms = [FORMS[task] for task in tasks]
-    pictures = {kind: _binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
+    pictures = {kind: binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
     return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})
 
 

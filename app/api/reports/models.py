@@ -53,9 +53,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
     if fault is not None:
         return ModelInfo(name, fault.state, detail=fault.reason, status=(state and state.state) or None)
     if state is None:
-        return ModelInfo(
-            name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`, then restart Triton"
-        )
+        return ModelInfo(name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`")
     if not state.is_ready:
         return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or None)
     try:

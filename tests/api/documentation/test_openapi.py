@@ -18,6 +18,13 @@ async def document(reader: httpx.AsyncClient) -> Any:  # noqa: ANN401
     return json(await reader.get("/docs/openapi.json"))
 
 
+@pytest.fixture
+async def document_with_keys(tmp_path: Path) -> Any:  # noqa: ANN401
+    keys = write_keys(tmp_path, ("camera-1", "secret", "detect"))
+    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys))) as client:
+        return json(await client.get("/docs/openapi.json"))
+
+
 async def test_the_document_describes_detection(document: Any) -> None:  # noqa: ANN401
     operation = document["paths"]["/detect"]["post"]
 
@@ -65,6 +72,22 @@ async def test_the_document_describes_batches(document: Any) -> None:  # noqa: A
     )
     assert given["format"]["schema"]["enum"] == ["coco-results", "json"]
     assert "image_id" in given["image_ids"]["schema"]["description"]
+
+
+async def test_the_file_of_a_model_is_described(document_with_keys: Any) -> None:  # noqa: ANN401
+    """As it is, or in a form; the options of `nereid add` are in the query, or in the form."""
+    operation = document_with_keys["paths"]["/models/{model}"]["post"]
+    content = operation["requestBody"]["content"]
+    form = content["multipart/form-data"]["schema"]
+    query = {parameter["name"]: parameter["schema"] for parameter in operation["parameters"] if parameter["in"] == "query"}
+
+    assert operation["requestBody"]["required"]
+    assert content["application/octet-stream"]["schema"]["format"] == "binary"
+    assert form["required"] == ["file"]
+    assert form["properties"]["file"]["format"] == "binary"
+    assert {name: schema for name, schema in form["properties"].items() if name != "file"} == query
+    assert {"labels", "head", "size", "licence"} < query.keys()
+    assert not {"floor", "multi_label"} & query.keys()
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401
@@ -126,21 +149,18 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
         assert "503" not in document["paths"][path]["get"]["responses"]
 
 
-async def test_keys_are_described_where_they_are_needed(document: Any, tmp_path: Path) -> None:  # noqa: ANN401
+async def test_keys_are_described_where_they_are_needed(document: Any, document_with_keys: Any) -> None:  # noqa: ANN401
     """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
-    keys = write_keys(tmp_path, ("camera-1", "secret", "detect"))
-    async with started(create_app(settings_for("127.0.0.1:1", api_keys_file=keys))) as client:
-        with_keys = json(await client.get("/docs/openapi.json"))
     needed = {
         f"{path} of admin" if path == "/models/{model}" and method != "get" else path: operation.get("security")
-        for path, operations in with_keys["paths"].items()
+        for path, operations in document_with_keys["paths"].items()
         for method, operation in operations.items()
     }
 
     def both(scope: str) -> list[dict[str, list[str]]]:
         return [{"bearer": [scope]}, {"header": [scope]}]
 
-    schemes = with_keys["components"]["securitySchemes"]
+    schemes = document_with_keys["components"]["securitySchemes"]
     assert (schemes["bearer"]["type"], schemes["bearer"]["scheme"]) == ("http", "bearer")
     assert (schemes["header"]["type"], schemes["header"]["in"], schemes["header"]["name"]) == ("apiKey", "header", "X-API-Key")
     assert needed == {

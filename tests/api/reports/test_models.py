@@ -10,7 +10,7 @@ import pytest
 from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, serving
-from tests.support import REPOSITORY, SCENE, json, started
+from tests.support import REPOSITORY, SCENE, copy_registry, json, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -102,6 +102,7 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
     """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
     listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
+    copy_registry(tmp_path)
     (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[c]"), encoding="utf-8")
     fake = FakeTriton()
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from app.settings.schema import Settings
 from bench.models.repository import read_labels, write_model, write_models
-from tests.support import REPOSITORY
 
 
 def test_the_fp32_variant_of_the_real_model_takes_floats(tmp_path: Path, settings: Settings) -> None:
@@ -14,7 +13,7 @@ def test_the_fp32_variant_of_the_real_model_takes_floats(tmp_path: Path, setting
 
     assert 'name: "images" data_type: TYPE_FP32 dims: [ 3, 640, 640 ]' in text
     assert read_labels(tmp_path, "yolo11n_fp32").startswith("person,bicycle,car")
-    assert read_labels(tmp_path, "yolo11n") == read_labels(REPOSITORY, "yolo11n")
+    assert read_labels(tmp_path, "yolo11n") == read_labels(tmp_path, "yolo11n_fp32")
 
 
 def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
@@ -26,8 +25,8 @@ def test_without_the_real_model_there_are_only_fixtures(tmp_path: Path) -> None:
     assert read_labels(tmp_path, "null") == "nothing"
 
 
-def test_a_model_is_linked_but_for_the_files_that_change(tmp_path: Path) -> None:
-    source = REPOSITORY / "yolo11n"
+def test_a_model_is_linked_but_for_the_files_that_change(tmp_path: Path, settings: Settings) -> None:
+    source = Path(settings.model_repository) / "yolo11n"
     config = source / "configs" / "embedded.pbtxt"
     write_model(source, tmp_path, {config: "changed"})
     linked, written = tmp_path / "yolo11n" / "config.pbtxt", tmp_path / "yolo11n" / "configs" / "embedded.pbtxt"

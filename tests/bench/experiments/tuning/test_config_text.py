@@ -12,7 +12,7 @@ from app.zoo.repository import Repository
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, read_variant
 from bench.harness.errors import ContestantError
-from tests.support import REPOSITORY
+from tests.test_model_repository import EMBEDDED, PRODUCTION, generated
 
 
 def _write(folder: Path, text: str) -> Path:
@@ -23,8 +23,9 @@ def _write(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("model", ["yolo11n", "yolox_nano"])
 @pytest.mark.parametrize("is_embedded", [True, False])
-def test_only_what_is_varied_changes(model: str, is_embedded: bool) -> None:  # noqa: FBT001 - a parameter
-    path = config_text.config_file(REPOSITORY, model, is_embedded=is_embedded)
+def test_only_what_is_varied_changes(model: str, is_embedded: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
+    path = tmp_path / "config.pbtxt"
+    path.write_text(generated(model, EMBEDDED if is_embedded else PRODUCTION), encoding="utf-8")
     present = read_variant(config_text.read(path), has_threads=is_embedded, calls=None)
     wanted = Variant(instances=3, threads=2 if is_embedded else None, max_batch=8, delay_us=2000)
     changes = config_text.difference(path, config_text.edit(path, wanted))
@@ -34,10 +35,10 @@ def test_only_what_is_varied_changes(model: str, is_embedded: bool) -> None:  # 
         "+max_batch_size: 8",
         f"+instance_group [ {{ count: 3 kind: KIND_{'CPU' if is_embedded else 'GPU'} }} ]",
         "+  max_queue_delay_microseconds: 2000",
-        *([] if is_embedded else ["+    batch_size: 8"]),
+        *([] if is_embedded else ["+  batch_size: 8"]),
         *(['+parameters { key: "intra_op_thread_count" value { string_value: "2" } }'] if is_embedded else []),
     ]
-    assert len(changes) == 7 if is_embedded else 8
+    assert len(changes) == 8
 
 
 @pytest.mark.parametrize(
