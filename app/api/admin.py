@@ -73,20 +73,14 @@ class _AddOperation(Operation):
     """Adds the options and the body, which Litestar cannot derive from a handler that takes the raw body."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(Options, include_extras=True)
-        texts = {name: hints[name].__metadata__[0].description for name in Options.__struct_fields__ if name in _OPTIONS}
-        texts["licence"] = "shown by /models"
+        hints = get_type_hints(Options, include_extras=True).items()
+        texts = {name: hint.__metadata__[0].description for name, hint in hints if name in _OPTIONS} | {
+            "licence": "shown by /models"
+        }
         fields = {name: Schema(type=OpenAPIType.STRING, description=text) for name, text in texts.items()}
-        queries = [Parameter(name, "query", schema, schema.description) for name, schema in fields.items()]
-        self.parameters = [*(self.parameters or []), *queries]
-        self.request_body = RequestBody(
-            required=True,
-            description="The file: as it is, or as a form field of any name.",
-            content={
-                _RAW: OpenAPIMediaType(schema=binary(_RAW)),
-                MULTIPART: describe_form({"file": binary(_RAW), **fields}, ["file"]),
-            },
-        )
+        self.parameters = [*(self.parameters or []), *(Parameter(name, "query", schema) for name, schema in fields.items())]
+        form = describe_form({"file": binary(_RAW), **fields}, ["file"])
+        self.request_body = RequestBody({_RAW: OpenAPIMediaType(schema=binary(_RAW)), MULTIPART: form}, "The file", required=True)
 
 
 ModelName = FromPath[Annotated[str, Meta(description="Name of a model.")]]

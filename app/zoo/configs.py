@@ -1,6 +1,7 @@
 """The Triton configs of a model, generated from its description."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from app.detection.nms import MAX_DETECTIONS
@@ -16,22 +17,19 @@ GENERATED = "# Generated from model.toml; do not edit."
 _TENSORS = """{generated}
 name: {name}
 max_batch_size: {max_batch}
-input {{ name: "{input}" data_type: {type} dims: [ {dims} ] }}
+version_policy {{ all {{}} }}
+input {{ name: "{key}" data_type: {tensor} }}
 """
 # Triton's ONNX backend demands the dimensions of the file, -1 only where this has no number.
-_DETECTIONS = f"""output {{ name: "num_dets" data_type: TYPE_INT32 dims: [ 1 ] }}
-output {{ name: "det_boxes" data_type: TYPE_FP32 dims: [ {MAX_DETECTIONS}, 4 ] }}
-output {{ name: "det_scores" data_type: TYPE_FP32 dims: [ {MAX_DETECTIONS} ] }}
-output {{ name: "det_classes" data_type: TYPE_INT32 dims: [ {MAX_DETECTIONS} ] }}
-"""
-_PROBABILITIES = """output {{ name: "probabilities" data_type: TYPE_FP32 dims: [ {classes} ] }}
-"""
-_DECODED = f"""output {{ name: "{DECODED}" data_type: TYPE_INT32 dims: [ 1 ] }}
-"""
+_DETECTIONS = {
+    "num_dets": "TYPE_INT32 dims: [ 1 ]",
+    "det_boxes": f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, 4 ]",
+    "det_scores": f"TYPE_FP32 dims: [ {MAX_DETECTIONS} ]",
+    "det_classes": f"TYPE_INT32 dims: [ {MAX_DETECTIONS} ]",
+}
 # No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others.
 # A full queue refuses at once; each request brings its own timeout.
 _INSTANCES = """backend: "onnxruntime"
-version_policy {{ all {{}} }}
 instance_group [ {{ count: {serving.instances} kind: {kind} }} ]
 dynamic_batching {{
   max_queue_delay_microseconds: {serving.delay_us}
@@ -46,7 +44,7 @@ dynamic_batching {{
 _WARM_UP = """model_warmup [ {{
   name: "batch of {images}"
   batch_size: {images}
-  inputs {{ key: "{input}" value {{ data_type: {type} dims: [ {dims} ] zero_data: true }} }}
+  inputs {{ key: "{key}" value {{ data_type: {tensor} zero_data: true }} }}
 }} ]
 """
 # TensorRT takes minutes to build an engine. An engine contains code that Triton runs, so nobody else may write to the cache.
@@ -62,24 +60,9 @@ _TENSORRT = """optimization {
 }
 """
 _ENSEMBLE = """platform: "ensemble"
-version_policy {{ all {{}} }}
 ensemble_scheduling {{
-  step {{
-    model_name: "letterbox_{width}"
-    model_version: -1
-    input_map {{ key: "file" value: "file" }}
-    output_map {{ key: "image" value: "image" }}
-    output_map {{ key: "decoded" value: "decoded" }}
-  }}
-  step {{
-    model_name: "{pixel_model}"
-    model_version: -1
-    input_map {{ key: "image" value: "image" }}
-    output_map {{ key: "num_dets" value: "num_dets" }}
-    output_map {{ key: "det_boxes" value: "det_boxes" }}
-    output_map {{ key: "det_scores" value: "det_scores" }}
-    output_map {{ key: "det_classes" value: "det_classes" }}
-  }}
+  step {{ model_name: "letterbox_{width}" model_version: -1 {drawn} }}
+  step {{ model_name: "{pixel_model}" model_version: -1 {found} }}
 }}
 """
 
@@ -110,31 +93,32 @@ def outdated(folder: Path, name: str, description: Description) -> dict[Path, st
 
 
 def _config(name: str, description: Description, serving: Serving, *, is_embedded: bool) -> str:
-    recipe, is_detector = description.recipe, isinstance(description.recipe, DetectionRecipe)
-    takes_files, is_ensemble = bool(description.pixel_model), bool(description.pixel_model) and not is_embedded
-    width, height = recipe.size
-    image = {"input": "image", "type": "TYPE_UINT8", "dims": f"{height}, {width}, 3"}
-    tensor = {"input": "file", "type": "TYPE_STRING", "dims": "1"} if takes_files else image
-    text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, **tensor)
-    text += _DETECTIONS if is_detector else _PROBABILITIES.format(classes=len(description.labels))
-    text += _DECODED if takes_files else ""
+    recipe, pixel_model = description.recipe, description.pixel_model
+    is_ensemble, (width, height) = bool(pixel_model) and not is_embedded, recipe.size
+    key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]")
+    outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
+    if isinstance(recipe, DetectionRecipe):
+        outputs = _DETECTIONS | ({DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {})
+    text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, key=key, tensor=tensor)
+    text += "".join(f'output {{ name: "{output}" data_type: {kind} }}\n' for output, kind in outputs.items())
     if is_ensemble:
-        text += _ENSEMBLE.format(width=width, pixel_model=description.pixel_model)
+        drawn, found = _maps(["file"], ["image", DECODED]), _maps(["image"], _DETECTIONS)
+        text += _ENSEMBLE.format(width=width, pixel_model=pixel_model, drawn=drawn, found=found)
     else:
         text += _INSTANCES.format(serving=serving, kind="KIND_CPU" if is_embedded else "KIND_GPU")
         text += "" if is_embedded else _TENSORRT
         # TensorRT builds an engine for the smallest and the largest batch that it has seen.
         for images in [1] if is_embedded else sorted({1, serving.max_batch}):
-            text += _WARM_UP.format(images=images, **tensor)
+            text += _WARM_UP.format(images=images, key=key, tensor=tensor)
     parameters = {
         "labels": json.dumps(description.labels, ensure_ascii=False),
-        "square": width if takes_files else None,
+        "square": width if pixel_model else None,
         "resize": recipe.resize,
         "placement": recipe.placement,
         "crop": recipe.crop,
         "interpolation": recipe.interpolation,
         "iou": recipe.iou if isinstance(recipe, DetectionRecipe) else None,
-        "scores": None if is_detector else "probabilities",
+        "scores": None if isinstance(recipe, DetectionRecipe) else "probabilities",
         "device": "gpu" if is_ensemble else None,
         "formats": "JPEG,PNG,WEBP,BMP" if is_ensemble else None,
         "default_version": description.default_version,
@@ -146,6 +130,12 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         if value not in {None, ""}:
             text += f'parameters {{ key: "{key}" value {{ string_value: {_quote(str(value))} }} }}\n'
     return text
+
+
+def _maps(inputs: Iterable[str], outputs: Iterable[str]) -> str:
+    """Return the tensors of a step of an ensemble, which have the same names everywhere."""
+    tensors = [("input", name) for name in inputs] + [("output", name) for name in outputs]
+    return " ".join(f'{kind}_map {{ key: "{name}" value: "{name}" }}' for kind, name in tensors)
 
 
 def _quote(text: str) -> str:

@@ -33,7 +33,14 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
     copy_registry(repository)
     network = networks[PIXEL_MODEL]
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
-    pull(FILE_MODEL, registry.load(repository / "models.toml")[FILE_MODEL], Repository(repository), source=network, sha256=digest)
+    pull(
+        FILE_MODEL,
+        registry.load(repository / "models.toml")[FILE_MODEL],
+        Repository(repository),
+        str,
+        source=network,
+        sha256=digest,
+    )
     home = triton_home(tmp_path_factory.mktemp("triton"))
     return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
 
