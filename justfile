@@ -55,6 +55,12 @@ use *args:
 remove *args:
     @python -m app remove {{ args }}
 
+# Create an API key; its credential goes to stdout, its table for NEREID_API_KEYS_FILE to stderr
+[group('run')]
+[no-exit-message]
+key *args:
+    @python -m app key {{ args }}
+
 # Check this machine and a running Triton
 [group('run')]
 doctor *args:
@@ -133,7 +139,7 @@ fmt:
     ruff format .
     ruff check --fix .
 
-# Measure: limit quick full sustained sweep open overload tail versus batch locust scale stages dialects metrics workers options compare report
+# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}

@@ -22,9 +22,11 @@ from app.api.dependencies import Deployment, LimitsInForce, WorkerResources
 from app.imaging.header import PixelLimits
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
+from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Limits
 from app.pipeline.preprocess import Workspace, fill_input
 from app.resilience.admission import Admission, Capacity
+from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
@@ -266,7 +268,7 @@ def workspace(transport: Transport) -> Workspace:
 
 def fill(data: bytes, spec: ModelSpec, transport: Transport, lease: Lease) -> tuple[InputBuffer, ImageTransform]:
     """Fill the input of a model, with memory for any image."""
-    return fill_input(data, 0, spec, workspace(transport), Timing(), lease)
+    return fill_input(data, 0, spec, workspace(transport), CallContext(Deadline.after(30), Timing(), ""), lease)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from app import main
 from app.main import create_app, open_resources
 from app.pipeline import pipeline
 from app.pipeline.decode_threads import DecodeThreads
+from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings, SettingsError
 from app.triton.shared_memory import SHM
 from app.zoo import registry
@@ -205,7 +206,7 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(
     rounds: list[bool] = []
     async with serving(FakeTriton()) as port, open_resources(with_triton(settings, port)) as (_, opened, _):
         monkeypatch.setattr(opened.admission, "refresh", lambda: rounds.append(True))
-        with getattr(opened.admission, budget).reserve() as memory:
+        with getattr(opened.admission, budget).reserve(ANYBODY) as memory:
             memory.add(64 * 2**20)
             await asyncio.sleep(0)  # the usual size is noted
             resident = 200

@@ -19,8 +19,9 @@ from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
-from app.resilience.admission import WHOLE, Admission, Share
+from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
@@ -180,7 +181,7 @@ class World:
             server.client.server = await server.client.read_server()
 
     async def admit(self, model: str = "tiny") -> Permit:
-        return await self.admission.admit(model, 1, self.admission.memory.reserve(), Deadline.after(1e9))
+        return await self.admission.admit(model, 1, self.admission.memory.reserve(ANYBODY), Deadline.after(1e9))
 
     async def infer(
         self, seconds: float = 30, *, request_id: str = "id", trace: TraceContext | None = None, spec: ModelSpec | None = None
@@ -239,12 +240,12 @@ class World:
         *,
         seconds: float = 30,
         timing: Timing | None = None,
-        share: Share = WHOLE,
+        caller: Caller = ANYBODY,
         trace: TraceContext | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Detections:
         """Send an image through the pipeline, with options that differ from the usual ones."""
-        call = CallContext(Deadline.after(seconds), timing or Timing(), "abc", share, trace=trace)
+        call = CallContext(Deadline.after(seconds), timing or Timing(), "abc", caller, trace=trace)
         return await self.pipeline.run(data, OPTIONS._replace(**options), call)
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from litestar.types import HTTPScope, Scope
 
-from app.resilience.admission import WHOLE
+from app.resilience.fairness import ANYBODY
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 
@@ -51,8 +51,8 @@ class RequestContext:
     model = ""
     """Reference of the model that the path, headers or query name, or of the default model; empty if the body may name the
     model, and on other routes."""
-    share = WHOLE
-    """The share of a model's limit that the request may use."""
+    caller = ANYBODY
+    """The key once it is identified; before, and without keys, the client's address."""
     is_body_received = False
     """Whether the body has been received completely."""
     is_client_gone = False

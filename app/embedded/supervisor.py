@@ -9,9 +9,8 @@ from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
 from app.host.signals import StopSignals
 from app.resilience import worker_table
-from app.resilience.worker_table import COUNTER, TableView
+from app.resilience.worker_table import COUNTER, SEPARATOR, TableView
 from app.settings.schema import Settings
-from app.telemetry.instruments import SEPARATOR
 from app.telemetry.logging import say
 from app.telemetry.metrics import MODEL_DEATHS
 from app.triton import shared_memory

@@ -7,7 +7,13 @@ from urllib.parse import urlsplit
 
 
 def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int | None:
-    """GET an http URL without any proxy, over a unix socket if one is given; return the status, or None without a response.
+    """Return the status of `get`, or None without a response."""
+    answer = get(url, seconds, unix_socket)
+    return None if answer is None else answer[0]
+
+
+def get(url: str, seconds: float, unix_socket: Path | None = None) -> tuple[int, str] | None:
+    """GET an http URL without any proxy, over a unix socket if one is given; return status and text, or None without a response.
 
     The seconds are the timeout of each step.
     """
@@ -19,7 +25,8 @@ def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int
             connection.sock.settimeout(seconds)
             connection.sock.connect(str(unix_socket))
         connection.request("GET", parts.path or "/")
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
     except (OSError, HTTPException):
         return None
     finally:

@@ -16,14 +16,12 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from fractions import Fraction
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -43,8 +41,8 @@ _SPARE_BYTES = 16 << 20
 # Limits of CPU time, a quarter of the usual speed for large images, and of time, for one that waits for a CPU.
 _MIN_CPU_SECONDS, _PIXELS_PER_SECOND = 1, 2_000_000
 _SECONDS = 60
-# Width, height and CPU time in seconds.
-_REPLY = struct.Struct("LLd")
+# Width, height.
+_REPLY = struct.Struct("LL")
 # The boxes that describe the images of a file are at its beginning.
 _META_BYTES = 1 << 16
 _SIZE = re.compile(rb"ispe\0{4}(.{8})", re.DOTALL)
@@ -53,15 +51,6 @@ _APERTURE = re.compile(rb"\0\0\0\x28clap(.{32})", re.DOTALL)
 # The level at which OpenCV 4 writes what libtiff says; OpenCV 5 does so at that of warnings.
 _DEBUG = 5
 _HARMLESS = re.compile(rb".*Old-style LZW codes.*\n")
-
-
-class Decoded(NamedTuple):
-    """A decoded image."""
-
-    pixels: NDArray[np.uint8]
-    """(height, width, 3) RGB; that of an AVIF or HEIC is upright."""
-    cpu_seconds: float
-    """CPU time that another process has taken for it."""
 
 
 def find_size(data: bytes) -> tuple[int, int]:
@@ -83,8 +72,11 @@ class Decoders:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = socket.socket()
 
-    def decode(self, data: bytes, name: str) -> Decoded:
+    def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
         """Decode a file, a TIFF as `tiff.rewrite` returns it, in the memory for the size in its boxes or tags.
+
+        Returns:
+            The image, (height, width, 3) RGB; that of an AVIF or HEIC is upright.
 
         Raises:
             InvalidImage: The file is truncated or corrupt, or takes more memory or time than its size should.
@@ -104,10 +96,10 @@ class Decoders:
                     ours.sendall(data)
                     ours.shutdown(socket.SHUT_WR)
                 with suppress(ConnectionError, struct.error):
-                    width, height, spent = _REPLY.unpack(reply.read(_REPLY.size))
+                    width, height = _REPLY.unpack(reply.read(_REPLY.size))
                     found = np.empty((height, width, 3), np.uint8)
                     if width * height <= pixels and reply.readinto(found.data) == found.nbytes:
-                        return Decoded(found, spent)
+                        return found
                 if process.poll() is not None:
                     raise ChildProcessError
         except OSError as error:
@@ -169,7 +161,7 @@ def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> 
     with client.makefile("rwb") as file:
         pixels = {"AVIF": _decode_avif, "HEIC": _decode_heic, "TIFF": _decode_tiff}[name](file.read())
         height, width = pixels.shape[:2]
-        file.write(_REPLY.pack(width, height, time.process_time()))
+        file.write(_REPLY.pack(width, height))
         # Grey becomes RGB, alpha is dropped.
         file.write(np.ascontiguousarray(np.broadcast_to(pixels[:, :, :3], (height, width, 3))).data)
 

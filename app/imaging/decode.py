@@ -92,7 +92,7 @@ def decode(
         size, min_decode_size = size[::-1], min_decode_size[::-1]
     pixels = None
     if header.decoded is not None:
-        pixels = header.decoded.pixels
+        pixels = header.decoded
     elif header.tiff is not None:
         pixels = tiff.decode(header.data, header.tiff)
     elif header.file is None:

@@ -12,11 +12,13 @@ from io import BytesIO
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, ImagePalette, JpegImagePlugin, PngImagePlugin
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
 from app.imaging import apart, exif, jpeg, tiff
-from app.imaging.apart import DECODERS, Decoded
+from app.imaging.apart import DECODERS
 from app.imaging.tiff import TiffHeader
 
 MAX_SIDE = 16384
@@ -92,7 +94,7 @@ class ImageHeader(NamedTuple):
     """False for a JPEG whose coefficients libjpeg keeps in memory."""
     tiff: TiffHeader | None = None
     """Of a TIFF, which OpenCV decodes; otherwise None."""
-    decoded: Decoded | None = None
+    decoded: NDArray[np.uint8] | None = None
     """The image itself, not yet turned by `orientation`, if it is decoded in a process of its own; otherwise None."""
 
 
@@ -139,7 +141,7 @@ def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None]
         _check_size(size, name, max_pixels)
         reserve(apart.decode_bytes(name, prod(size), len(data)))
         decoded = DECODERS.decode(tiff.rewrite(data, tags) if tags else data, name)
-        height, width = decoded.pixels.shape[:2]
+        height, width = decoded.shape[:2]
         size = width, height
     if size is None:
         file = _open(data, name, max_pixels)

@@ -33,6 +33,7 @@ class PendingImage:
         """Done without a result if the request has left."""
         self.ready_at = monotonic()
         """Start of the wait, `time.monotonic`."""
+        self.turn = call.turn(1.0)
         self.goes_alone = False
         """Whether the image must not share a call, because a batch with it has failed."""
 
@@ -43,6 +44,8 @@ class Batch(NamedTuple):
     images: Sequence[PendingImage]
     slot: Slot | None
     """Slot of the first image, directly followed by the tensors of the others; None if the tensors must be sent inline."""
+    is_urgent: bool = False
+    """Whether Triton should run it before other calls that wait there."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -84,30 +87,30 @@ class Call(NamedTuple):
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
-    """Select from images in order of arrival the one that has waited longest, and others that can be sent in the same call.
+    """Select from images in their order the first one, and others that can be sent in the same call.
 
     `is_mapped` returns whether the called Triton has mapped an arena.
     """
-    oldest = waiting[0]
-    slot = oldest.buffer.slot
-    if max_images == 1 or oldest.goes_alone:
-        return Batch([oldest], slot)
-    others = [image for image in waiting if image.spec is oldest.spec and not image.goes_alone]
+    first = waiting[0]
+    slot = first.buffer.slot
+    if max_images == 1 or first.goes_alone:
+        return Batch([first], slot)
+    others = [image for image in waiting if image.spec is first.spec and not image.goes_alone]
     if slot is not None and is_mapped(slot.arena):
-        run = _run_around(oldest, slot, others, max_images)
+        run = _run_around(first, slot, others, max_images)
         return Batch(run, run[0].buffer.slot)
     inline = [image for image in others if (own := image.buffer.slot) is None or not is_mapped(own.arena)]
     inline = _fit(inline[:max_images])
     return Batch(inline, slot if len(inline) == 1 else None)
 
 
-def _run_around(oldest: PendingImage, slot: Slot, others: Sequence[PendingImage], max_images: int) -> list[PendingImage]:
-    """Return a contiguous run of slots around that of the oldest image; slots behind it are preferred."""
+def _run_around(first: PendingImage, slot: Slot, others: Sequence[PendingImage], max_images: int) -> list[PendingImage]:
+    """Return a contiguous run of slots around that of the first image; slots behind it are preferred."""
     slots = [(image.buffer.slot, image) for image in others]
     in_arena = [(other, image) for other, image in slots if other is not None and other.arena is slot.arena]
     behind = {other.offset: (other.end, image) for other, image in in_arena}
     before = {other.end: (other.offset, image) for other, image in in_arena}
-    run = [oldest]
+    run = [first]
     begin, end = slot.offset, slot.end
     while len(run) < max_images and end in behind:
         end, image = behind[end]

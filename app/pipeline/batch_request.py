@@ -41,7 +41,7 @@ class BatchRequest:
         self._spec = spec
         self._options = options
         self._call = call
-        self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.share)
+        self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.caller)
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
@@ -61,7 +61,7 @@ class BatchRequest:
         memory = Lease()
         try:
             nbytes = sum(len(image) for image in images if isinstance(image, bytes | str))
-            reservation = pipeline.admission.reserve_for_batch("the images of this batch")
+            reservation = pipeline.admission.reserve_for_batch(call.caller, "the images of this batch")
             memory.on_release(reservation.release)
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
@@ -99,7 +99,7 @@ class BatchRequest:
         if isinstance(image, GatewayError):
             return report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
-        call = self._call._replace(timing=timing, request_id=request_id, semaphore=self._pipeline.batch_semaphore)
+        call = self._call._replace(timing=timing, request_id=request_id, is_batch=True)
         # No variable may refer to an error: its traceback refers to this frame and to frames with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
@@ -115,7 +115,7 @@ class BatchRequest:
             self.url_hosts.append(address.name)
         with Lease() as memory:
             memory.on_release((await fetcher.batch_semaphore.take(call.deadline)).release)
-            reservation = self._pipeline.admission.reserve_for_batch("an image of this size")
+            reservation = self._pipeline.admission.reserve_for_batch(call.caller, "an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
             content = await _retry(Download(fetcher, address, reservation, call.deadline).attempt, call.deadline)
@@ -130,7 +130,7 @@ class BatchRequest:
         with await self._queue.admit(call.deadline) as permit:
             _keep(memory, permit)
             if self._spec.input_format is not InputFormat.FILE:
-                tensor = self._pipeline.admission.memory.reserve()
+                tensor = self._pipeline.admission.memory.reserve(call.caller)
                 tensor.add(self._spec.image_bytes)
                 permit.on_release(tensor.release)
             reader = self._options.reader(self._spec)

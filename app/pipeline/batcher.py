@@ -2,12 +2,13 @@
 
 import asyncio
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 
 from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidModelOutput, ModelNotReady
 from app.pipeline.batch import LATE, Batch, Call, PendingImage, next_batch
 from app.pipeline.triton_calls import TritonCalls
+from app.resilience.fairness import FairQueue
 from app.resilience.retry_budget import RetryBudget
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall
@@ -20,13 +21,18 @@ class Batcher:
     """Sends the images of one model to Triton.
 
     While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
-    sent as a batch. So batches grow with the load, and no image waits for a timer.
+    sent as a batch. So batches grow with the load, and no image waits for a timer. Callers take turns; one that has less than its
+    part of the images under way may send one in a call of its own, beyond the calls that are allowed.
     """
 
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
-        self.waiting: list[PendingImage] = []
-        """Images that wait for a call, in order of arrival."""
+        self.waiting: FairQueue[PendingImage] = FairQueue()
+        """Images that wait for a call."""
+        self._under_way_by: Counter[str | None] = Counter()
+        """Number of images under way by caller; None for those of batches."""
+        self._extra_call: InFlightCall | None = None
+        """The call under way beyond those that are allowed, if there is one."""
         self._under_way: dict[PendingImage, Call] = {}
         self._isolation = RetryBudget(_MAX_ISOLATED)
         """Retries of single images after their batch has failed; limits batches, so that each of their images can be retried."""
@@ -51,11 +57,11 @@ class Batcher:
         if image.call.deadline.remaining <= 0:
             raise DeadlinePassed(LATE)
         self._isolation.note_request()
-        self.waiting.append(image)
-        self.send()
+        self.waiting.add(image)
         # A timer costs half as much as `asyncio.timeout`.
         timer = asyncio.get_running_loop().call_later(image.call.deadline.remaining, self._expire, image)
         try:
+            self.send()
             return await image.result
         except asyncio.CancelledError:
             self._leave(image)
@@ -72,26 +78,52 @@ class Batcher:
 
     def send(self) -> None:
         """Send waiting images as long as calls are allowed."""
-        self.waiting = [image for image in self.waiting if not image.result.done()]
-        while self.waiting and (served := self._triton.find(self.waiting[0].spec)) is not None:
-            spec = served.server.specs.known(self.waiting[0].spec)
+        while (first := self.waiting.next()) is not None:
+            if first.result.done():  # its request is leaving
+                self.waiting.discard(first)
+                continue
+            is_urgent = self._is_urgent(first)
+            served = self._triton.find(first.spec)
+            is_extra = served is None and is_urgent and self._extra_call is None
+            if is_extra:
+                served = self._triton.find(first.spec, more_calls=1)
+            if served is None:
+                return
+            if not served.may_answer_within(first.call.deadline.remaining):
+                self.waiting.discard(first)
+                first.result.set_exception(DeadlinePassed(LATE))
+                continue
+            spec = served.server.specs.known(first.spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))
-            batch = next_batch(self.waiting, max_images, served.server.regions.__contains__)
+            images = self.waiting.in_turn()
+            if is_urgent:  # those of others would make the call longer
+                images = [image for image in images if image.turn.caller.name == first.turn.caller.name]
+            batch = next_batch(images, max_images, served.server.regions.__contains__)._replace(is_urgent=is_urgent)
             in_flight = InFlightCall(served, len(batch.images))
             task = asyncio.create_task(self._triton.infer(batch, in_flight))
             call = Call(batch, task, in_flight)
+            if is_extra:
+                self._extra_call = in_flight
+                in_flight.leave()  # it takes the place of no other call
+            self.waiting.begin(first, *(image for image in batch.images if image is not first))
             for image in batch.images:
-                self.waiting.remove(image)
                 self._under_way[image] = call
                 image.permit.keep_for(task)
                 image.call.timing.lap("batch", str(len(batch.images)))
+            self._under_way_by.update(map(_flow, batch.images))
             task.add_done_callback(partial(self._end, batch, in_flight))
+
+    def _is_urgent(self, image: PendingImage) -> bool:
+        """Return whether a single image's caller has less than an equal part of the images under way; batches count as a caller."""
+        flows, flow = self._under_way_by, _flow(image)
+        own, callers = flows[flow], len(flows) + (flow not in flows)
+        if flow is None or own + 1 >= max(flows.values(), default=0):
+            return False
+        return (own + 1) * callers <= len(self._under_way)
 
     def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[list[InferResult]]) -> None:
         """Set the results of a call; retry its images alone if one of them may have caused its error."""
-        in_flight.end()
-        for image in batch.images:
-            del self._under_way[image]
+        self._forget(batch, in_flight)
         asked = [(index, image) for index, image in enumerate(batch.images) if not image.result.done()]
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
@@ -105,20 +137,32 @@ class Batcher:
             self._isolation.spend(len(asked))
             for _, image in asked:
                 image.goes_alone = True
-            self.waiting[:0] = [image for _, image in asked]
+            self.waiting.add_again([image for _, image in asked])
         else:
             for _, image in asked:
                 image.result.set_exception(_copy(error))
         self.send()
+
+    def _forget(self, batch: Batch, in_flight: InFlightCall) -> None:
+        """Remove a call that has ended."""
+        in_flight.end()
+        if self._extra_call is in_flight:
+            self._extra_call = None
+        for image in batch.images:
+            del self._under_way[image]
+        self._under_way_by.subtract(map(_flow, batch.images))
+        self._under_way_by = +self._under_way_by  # without zeros
 
     def _leave(self, image: PendingImage) -> None:
         """Remove an image whose request has left."""
         call = self._under_way.get(image)
         if call is not None and call.batch.is_abandoned:
             call.in_flight.leave()  # the call may never end
+            if self._extra_call is call.in_flight:
+                self._extra_call = None
             self.send()
-        elif image in self.waiting:
-            self.waiting.remove(image)
+        else:
+            self.waiting.discard(image)
         self._triton.abandon(image, call)
 
 
@@ -143,6 +187,10 @@ class Batchers(defaultdict[str, Batcher]):
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         await self._tritons.stop_probing()
+
+
+def _flow(image: PendingImage) -> str | None:
+    return None if image.turn.is_batch else image.turn.caller.name
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:

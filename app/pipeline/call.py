@@ -15,9 +15,8 @@ from app.detection.select import keep_best, select, to_class_ids, to_suppression
 from app.imaging.transform import ImageTransform
 from app.model.heads import ClassificationHead, DetectionHead, Task
 from app.model.spec import ModelSpec
-from app.resilience.admission import WHOLE, Share
 from app.resilience.deadline import Deadline
-from app.resilience.semaphore import DeadlineSemaphore
+from app.resilience.fairness import ANYBODY, Caller, Turn
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
@@ -139,16 +138,20 @@ class CallContext(NamedTuple):
     """Records the stages `model` (spec and admission), `queue` (wait for a thread), `decode`, `batch`, `infer` and `post`."""
     request_id: str
     """Id in Triton's log."""
-    share: Share = WHOLE
-    """Share of the model's limit that the request may use."""
+    caller: Caller = ANYBODY
+    """Whose request it is."""
     trace: TraceContext | None = None
     """Parent span of Triton's spans; None without tracing."""
-    semaphore: DeadlineSemaphore | None = None
-    """Limits the images of batches that wait for a thread, so that single images do not wait behind all of them."""
+    is_batch: bool = False
+    """Whether the image belongs to a batch, and comes behind single ones."""
     allows_truncated: bool = False
     """Whether a JPEG whose pixels are not all there is answered."""
     is_pinned: bool = False
     """Whether the version of the spec is required; otherwise a newer version may answer."""
+
+    def turn(self, cost: float = 0.0) -> Turn:
+        """Return the turn of work for the request; for jobs, `cost` is in pixels to decode."""
+        return Turn(self.caller, cost, self.is_batch)
 
     def pinned_to(self, version: int | None) -> "CallContext":
         """Require the version of the spec if the request asks for a version."""

@@ -30,16 +30,16 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     marks = Marks(found.boxes, found.scores, found.class_ids, names)
 
     def work() -> bytes:
-        with admission.memory.reserve() as memory:
+        with admission.memory.reserve(call.caller) as memory:
             header = read_header(data, limits, memory.add)
             memory.add(estimate_picture_bytes(header))
             return draw_picture(header, marks, picture_type)
 
     pixels = count_pixels(data, limits) * _DECODINGS[picture_type]
-    with admission.decode_backlog.add(pixels, call.deadline) as counted:
-        encoded = admission.memory.reserve()
+    with admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
+        encoded = admission.memory.reserve(call.caller)
         counted.on_release(encoded.release)
         encoded.add(len(data))
-        picture = await pipeline.threads.run(work, call.deadline, counted)
+        picture = await pipeline.threads.run(work, call.deadline, counted, turn=call.turn(pixels))
     call.timing.lap(DRAW)
     return picture

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
-from app.resilience.semaphore import DeadlineSemaphore
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
 from app.triton.status import ModelReplaced
@@ -93,8 +92,6 @@ class Pipeline:
         """For blocking work, such as decoding images and parsing large bodies."""
         self.apart_threads = DecodeThreads(1)
         """For blocking work of anonymous requests, so that no other request waits for it."""
-        self.batch_semaphore = DeadlineSemaphore(2 * limits.decode_threads)
-        """For `CallContext.semaphore`: admits enough images of batches to keep the threads busy."""
         self._batchers = Batchers(calls)
 
     def default_for(self, task: Task) -> str:
@@ -188,7 +185,7 @@ class Pipeline:
         model = self.refer_to(question.model or self.default_for(question.task), question.version)
         self.check_circuit(model)
         call = call.pinned_to(question.version)
-        memory = self.admission.memory.reserve()
+        memory = self.admission.memory.reserve(call.caller)
         try:
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
@@ -196,7 +193,7 @@ class Pipeline:
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
             permit = await self.admission.admit(
-                spec.reference, self.tritons.parallel_images(spec), memory, call.deadline, call.share
+                spec.reference, self.tritons.parallel_images(spec), memory, call.deadline, call.caller
             )
         except BaseException:
             memory.release()
@@ -222,22 +219,21 @@ class Pipeline:
     async def _attempt(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
         timing, deadline = call.timing, call.deadline
         timing.lap("model")
-        with await call.semaphore.take(deadline) if call.semaphore else nullcontext():
-            takes_file = spec.input_format is InputFormat.FILE
-            # Finding the size takes microseconds, reading the whole header may take milliseconds.
-            pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
-            fill = partial(fill_input, data, pixels, spec, self._workspace, timing, permit, allows_truncated=call.allows_truncated)
-            if takes_file and is_quick_to_check(data):
-                buffer, transform = fill()
-            else:
-                with self.admission.decode_backlog.add(pixels, deadline) as counted:
-                    buffer, transform = await self.threads.run(fill, deadline, permit, counted)
+        takes_file = spec.input_format is InputFormat.FILE
+        # Finding the size takes microseconds, reading the whole header may take milliseconds.
+        pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
+        fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
+        if takes_file and is_quick_to_check(data):
+            buffer, transform = fill()
+        else:
+            with self.admission.decode_backlog.add(pixels, deadline, call.caller) as counted:
+                buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(pixels))
         timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
         timing.lap("infer")
         read = partial(reader.read, result, transform)
-        answer = await self.threads.run(read, deadline, permit) if reader.is_heavy else read()
+        answer = await self.threads.run(read, deadline, permit, turn=call.turn()) if reader.is_heavy else read()
         timing.lap("post")
         return answer
 

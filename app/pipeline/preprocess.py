@@ -1,6 +1,6 @@
 """Fill a model's input tensor from an encoded image: header, memory, tensor, pixels."""
 
-from time import thread_time
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +11,10 @@ from app.imaging.fit import CenterCrop, fit_for
 from app.imaging.header import PixelLimits, read_header, require_format
 from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.call import CallContext
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
-from app.telemetry.timing import Timing
 from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.transport import InputBuffer, Transport
 
@@ -36,14 +36,7 @@ def is_quick_to_check(data: bytes) -> bool:
 
 
 def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the worker and the request share
-    data: bytes,
-    pixels: int,
-    spec: ModelSpec,
-    workspace: Workspace,
-    timing: Timing,
-    lease: Lease,
-    *,
-    allows_truncated: bool = False,
+    data: bytes, pixels: int, spec: ModelSpec, workspace: Workspace, call: CallContext, lease: Lease
 ) -> tuple[InputBuffer, ImageTransform]:
     """Fill the input tensor with the pixels of an image, or with the encoded file once its header is checked.
 
@@ -56,10 +49,10 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         GatewayFull: There is not enough memory to decode the image now.
         GatewayError: The image is rejected; see `read_header` and `decode`.
     """
-    timing.lap("queue")
-    start = thread_time() if pixels else 0.0
+    call.timing.lap("queue")
+    start = monotonic()
     transport = workspace.transport
-    with workspace.memory.reserve() as memory:
+    with workspace.memory.reserve(call.caller) as memory:
         if spec.formats and spec.dtype is None:
             require_format(data, spec.formats)
         header = read_header(data, workspace.limits, memory.add)
@@ -76,11 +69,10 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         memory.add(nbytes)
         buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
         canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
-        fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=allows_truncated), transform, canvas)
+        fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=call.allows_truncated), transform, canvas)
         if canvas is not buffer.tensor:
             _write_pixels(canvas, spec, buffer.tensor)
-    elsewhere = header.decoded.cpu_seconds if header.decoded else 0
-    workspace.backlog.measure(pixels, thread_time() - start + elsewhere)
+    workspace.backlog.measure(pixels, monotonic() - start)
     return buffer, transform
 
 

@@ -80,9 +80,9 @@ class TritonCalls:
         for reason in (*_REASONS.values(), _UNKNOWN_REGION):
             metrics.retries.add(0, reason)  # exported before the first one
 
-    def find(self, spec: ModelSpec) -> ModelOnServer | None:
-        """Select the Triton for the next call for a model; None while no more calls are allowed."""
-        served = self.pool.find(spec, self._max_calls)
+    def find(self, spec: ModelSpec, more_calls: int = 0) -> ModelOnServer | None:
+        """Select the Triton for the next call for a model; None while all have the allowed calls and `more_calls`."""
+        served = self.pool.find(spec, lambda spec: self._max_calls(spec) + more_calls)
         if served is not None:
             self._circuit(served, spec)  # creates it, because other workers may have opened it
         return served
@@ -205,6 +205,7 @@ class TritonCalls:
                 request_id=batch.request_id,
                 trace=batch.trace,
                 slot=slot,
+                is_urgent=batch.is_urgent,
             )
         except (Disconnected, Unanswered):
             if slot is not None:
@@ -302,12 +303,11 @@ class TritonCalls:
 
 
 def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
-    """Return how many calls for a model this worker may have under way at one Triton, so that other images wait and form batches.
+    """Return how many calls for a model this worker may have under way at one Triton.
 
-    There is no limit if waiting would not form a batch, because images should then wait in Triton's own queue.
+    Other images wait here, where they form batches and callers take turns.
 
-    `calls` is the number for all workers in the table; 0: one more than Triton runs at a time.
+    `calls` is the number for all workers in the table; 0: one more than Triton runs at a time, or twice that without batches.
     """
-    if spec.max_batch == 1:
-        return math.inf
-    return math.ceil((calls or spec.instances + 1) / table.workers)
+    usual = (spec.instances + 1) * (2 if spec.max_batch == 1 else 1)
+    return math.ceil((calls or usual) / table.workers)

@@ -1,10 +1,9 @@
 """Admission of requests: limits how many bodies are received and how many requests are in progress on the whole host.
 
 Excess requests are rejected, so that the admitted ones finish within their deadline. A request waits only if its turn is about
-to come, or to slow down a flood of rejected requests.
+to come. Each caller may use a part of every resource that depends on what the others use.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +13,9 @@ from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
+from app.resilience.fairness import ANYBODY, Caller, CallerCounts
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.model_queue import ModelQueue, Permit
-from app.resilience.pacer import Pacer
 from app.resilience.uploads import AnonymousUploads, Upload
 from app.resilience.worker_table import WorkerTable
 
@@ -24,8 +23,6 @@ from app.resilience.worker_table import WorkerTable
 _MAX_REQUESTS = 128
 # Fraction of the memory for images that encoded images of batches may use. The rest is for decoding and single requests.
 _BATCH_PART = 0.5
-# Per worker, before the body is received; this rate takes less than a third of a core.
-_REJECTIONS_PER_SECOND = 300
 
 
 class Capacity(NamedTuple):
@@ -47,18 +44,6 @@ class Capacity(NamedTuple):
     """Maximum size of all anonymous bodies being received, in bytes."""
 
 
-class Share(NamedTuple):
-    """A share of a model's limit of requests in progress."""
-
-    key: str
-    """The API key that the share is reserved for; empty for the share of all other requests."""
-    fraction: float
-
-
-WHOLE = Share("", 1.0)
-"""The whole limit; used if nothing is reserved."""
-
-
 class Admission:
     """Admits the requests of one worker, taking all workers of the host into account."""
 
@@ -69,7 +54,7 @@ class Admission:
         self.decode_backlog = DecodeBacklog(table, capacity.decode_threads)
         self._table = table
         self._capacity = capacity
-        self._uploads = table.column("uploads")
+        self._uploads = CallerCounts(table, "uploads")
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
         self.queues: dict[str, ModelQueue] = {}
@@ -77,55 +62,57 @@ class Admission:
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         """The part of the memory for encoded images of batches."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
-        """Batch queues by model and API key."""
-        self._rejections = Pacer(_REJECTIONS_PER_SECOND)
+        """Batch queues by model and caller."""
 
-    async def check(self, model: str, share: Share = WHOLE, *, is_batch: bool = False) -> None:
+    def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False) -> None:
         """Reject a request for a model before its body is received, if the gateway is full.
-
-        Clients that retry immediately would take CPU time from admitted requests. So above a rate of rejections, a request waits
-        first, and is then admitted if there is room.
 
         Raises:
             GatewayFull: The request cannot be admitted now.
+            CircuitOpen: The same, because Triton has stopped to answer.
         """
-        try:
-            self._check(model, share, is_batch=is_batch)
-        except GatewayFull:
-            seconds = self._rejections.wait()
-            if not seconds:
-                raise
-            await asyncio.sleep(seconds)
-            self._check(model, share, is_batch=is_batch)
+        if not self._uploads.has_room(caller, self._capacity.max_uploads, 1):
+            raise GatewayFull("too many request bodies are being received", "uploads")
+        budgets = [self.upload_memory, self.memory, *([self.batch_memory] if is_batch else [])]
+        if not all(budget.has_room(caller, 1) for budget in budgets):
+            raise GatewayFull("the memory for images is in use", "memory")
+        queue = self.queues.get(model)
+        if queue is not None:
+            queue.check(caller, self._uploads.of_in_worker(caller))
+        batches = self._batch_queues.get((model, caller.name)) if is_batch else None
+        if batches is not None:
+            batches.check(1, 2 * self._capacity.target_seconds)
 
-    def start_upload(self) -> Upload:
+    def start_upload(self, caller: Caller) -> Upload:
         """Count a request whose body is about to be received."""
-        return Upload(self.upload_memory, self._table, self._uploads)
+        self._uploads.add(caller, 1)
+        upload = Upload(partial(self.upload_memory.reserve, caller))
+        upload.on_release(partial(self._uploads.add, caller, -1))
+        return upload
 
     async def admit(
-        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, share: Share = WHOLE
+        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, caller: Caller = ANYBODY
     ) -> Permit:
         """Admit a request for an existing model, whose body is complete. Its memory is then released with the permit.
 
         Raises:
             GatewayFull: The request would miss its deadline, or a resource is exhausted.
         """
-        permit = await self._queue(model, parallel_images).admit(*share, deadline)
+        permit = await self._queue(model, parallel_images).admit(caller, deadline)
         permit.on_release(memory.release)
         return permit
 
-    def batch_queue(self, model: str, parallel_images: int, share: Share = WHOLE) -> BatchQueue:
-        """Return the queue in which images of batches wait for their turn; arguments as for `admit`."""
-        batches = self._batch_queues.get((model, share.key))
-        if batches is None:
+    def batch_queue(self, model: str, parallel_images: int, caller: Caller = ANYBODY) -> BatchQueue:
+        """Return the queue in which a caller's images of batches wait for their turn; arguments as for `admit`."""
+        batches = self._batch_queues.get((model, caller.name))
+        if batches is None or batches.caller != caller:  # new, or the shares have changed
             queue = self._queue(model, parallel_images)
-            batches = self._batch_queues[model, share.key] = BatchQueue(self._table, queue, model, share.key)
-        batches.fraction = share.fraction
+            batches = self._batch_queues[model, caller.name] = BatchQueue(queue, caller)
         return batches
 
-    def reserve_for_batch(self, purpose: str) -> Reservation:
-        """Return an empty reservation for encoded images of a batch; `purpose` appears in errors."""
-        return Reservation(purpose, self.batch_memory, self.memory)
+    def reserve_for_batch(self, caller: Caller, purpose: str) -> Reservation:
+        """Return an empty reservation for encoded images of a caller's batch; `purpose` appears in errors."""
+        return Reservation(purpose, caller, self.batch_memory, self.memory)
 
     def waiting_batch_images(self) -> Counter[str]:
         """Count the waiting images of batches in this worker, by model."""
@@ -157,15 +144,3 @@ class Admission:
                 self._table, model, ceiling, self._capacity.target_seconds, partial(self._is_silent, model)
             )
         return queue
-
-    def _check(self, model: str, share: Share, *, is_batch: bool) -> None:
-        if self._table.total(self._uploads) >= self._capacity.max_uploads:
-            raise GatewayFull("too many request bodies are being received", "uploads")
-        if self.upload_memory.is_full or self.memory.is_full or (is_batch and self.batch_memory.is_full):
-            raise GatewayFull("the memory for images is in use", "memory")
-        queue = self.queues.get(model)
-        if queue is not None:
-            queue.check(*share, self._table.cells[self._uploads])
-        batches = self._batch_queues.get((model, share.key)) if is_batch else None
-        if batches is not None:
-            batches.check(1, 2 * self._capacity.target_seconds)

@@ -1,35 +1,33 @@
-"""Images of batch requests that wait to be admitted to one model, behind all single requests."""
+"""Images of batch requests that wait to be admitted to one model, behind the single requests of their caller."""
 
 import asyncio
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.wait_queue import WaitQueue
-from app.resilience.worker_table import WorkerTable
 
-# Fraction of the limit for batches; the rest is always left to single requests.
+# Fraction of the limit for batches; the rest is left to single requests.
 _PART = 0.5
+# Many callers may wait for seconds. Usually an image of the same caller ends before.
+_POLL_SECONDS = 0.05
 
 
 class BatchQueue:
     """Admits images of batches one by one, up to a fraction of the model's limit on the whole host."""
 
-    def __init__(self, table: WorkerTable, queue: ModelQueue, model: str, key: str) -> None:
-        """Count in a table; an API key with a share of its own is counted separately."""
-        self.fraction = 1.0
-        """The fraction of the limit that single requests and batches with this key may use together."""
-        self._table = table
+    def __init__(self, queue: ModelQueue, caller: Caller) -> None:
+        """Count the images of a caller together with those of others."""
+        self.caller = caller
         self._queue = queue
-        self._key = key
-        self._active = table.column(f"batch images:{model}:{key}")
-        self._waiting = table.column(f"batch images waiting:{model}:{key}")
-        self._images: WaitQueue[Permit] = WaitQueue(self._enter)
+        self._active, self._waiting = queue.batch_counts(caller)
+        self._images: WaitQueue[Permit] = WaitQueue(_POLL_SECONDS)
 
     @property
     def waiting(self) -> int:
         """Number of images that wait in this worker."""
-        return self._table.cells[self._waiting]
+        return self._waiting.of_in_worker(self.caller)
 
     def check(self, images: int, seconds: float) -> None:
         """Reject a batch of `images` if those ahead of it would make it miss its deadline, which is in `seconds`.
@@ -37,9 +35,9 @@ class BatchQueue:
         Raises:
             GatewayFull: The batch would be too late.
         """
-        ahead = self._table.total(self._waiting)
+        ahead = self._waiting.until_served(self.caller, images)
         # The estimate ignores single requests. If there are many, only the late images fail, not the batch.
-        if ahead and (ahead + images) * self._queue.pace() > seconds * self.fraction:
+        if ahead > images and ahead * self._queue.pace() > seconds * self.caller.fraction:
             raise self._queue.full()
 
     async def admit(self, deadline: Deadline) -> Permit:
@@ -51,27 +49,27 @@ class BatchQueue:
         permit = None if self._images else self._enter()
         if permit is not None:
             return permit
-        self._table.add(self._waiting, 1)
+        self._waiting.add(self.caller, 1)
         try:
-            return await self._images.wait(deadline.remaining)
+            return await self._images.wait(self._enter, deadline.remaining)
         except TimeoutError:
             raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
         finally:
-            self._table.add(self._waiting, -1)
+            self._waiting.add(self.caller, -1)
 
     def _enter(self) -> Permit | None:
-        """Admit an image if there is room and no single request is waiting."""
-        self._table.add(self._active, 1)  # counted first, so that two workers never take the same place
+        """Admit an image if there is room and no single request of its caller is waiting."""
+        self._active.add(self.caller, 1)
         permit = None
-        if self._table.total(self._active) <= max(1, int(self._queue.limit * self.fraction * _PART)):
-            permit = self._queue.try_admit(self._key, self.fraction)
+        if self._active.has_place(self.caller, max(1, int(self._queue.limit * self.caller.fraction * _PART))):
+            permit = self._queue.try_admit(self.caller)
         if permit is None:
-            self._table.add(self._active, -1)
+            self._active.add(self.caller, -1)
         else:
             permit.on_release(self._leave)
         return permit
 
     def _leave(self) -> None:
-        self._table.add(self._active, -1)
+        self._active.add(self.caller, -1)
         if self._images:  # soon, not now: the permit's other resources are released first
             asyncio.get_running_loop().call_soon(self._images.wake)

@@ -4,6 +4,7 @@ import math
 
 from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 
@@ -11,7 +12,9 @@ from app.resilience.worker_table import WorkerTable
 _MIN_PIXELS = 1_000_000
 _INITIAL_SECONDS_PER_PIXEL = 12e-9
 # Bounds of a measurement, wider than the differences between formats: crafted or nearly empty images must not dominate.
-_FASTEST, _SLOWEST = 4e-9, 48e-9
+_FASTEST, _SLOWEST = 4e-9, 200e-9
+# A single slow image changes little.
+_MAX_STEP = 4.0
 _SMOOTHING = 0.1  # weight of the newest image in the average
 # Fraction of the remaining time for decoding. The model needs time as well, and other work may use the CPUs.
 _SHARE = 0.5
@@ -25,18 +28,17 @@ class DecodeBacklog:
 
     def __init__(self, table: WorkerTable, threads: int) -> None:
         """Count in a table; `threads` is the number of decoding threads of the host."""
-        self._table = table
-        self._column = table.column("decode backlog")
+        self._counts = CallerCounts(table, "decode backlog")
         self._threads = threads
         self._seconds_per_pixel = _INITIAL_SECONDS_PER_PIXEL
 
     @property
     def pixels(self) -> int:
         """Number of pixels to decode."""
-        return self._table.total(self._column)
+        return self._counts.total
 
-    def add(self, pixels: int, deadline: Deadline) -> Lease:
-        """Count an image until the lease is released. Call this in the event loop.
+    def add(self, pixels: int, deadline: Deadline, caller: Caller) -> Lease:
+        """Count an image of a caller until the lease is released. Call this in the event loop.
 
         Raises:
             GatewayFull: Decoding it and the images before it would take more than half of the remaining time.
@@ -44,17 +46,17 @@ class DecodeBacklog:
         lease = Lease()
         if pixels < _MIN_PIXELS:
             return lease
-        self._table.add(self._column, pixels)  # counted first, so that two workers see each other
-        total = self.pixels
-        seconds = total * self._seconds_per_pixel / self._threads
-        if total > pixels and seconds > _SHARE * deadline.remaining:
-            self._table.add(self._column, -pixels)
+        self._counts.add(caller, pixels)  # counted first, so that two workers see each other
+        ahead = self._counts.until_served(caller)
+        seconds = ahead * self._seconds_per_pixel / self._threads
+        if ahead > pixels and seconds > _SHARE * deadline.remaining:
+            self._counts.add(caller, -pixels)
             raise GatewayFull("decoding the image, and those before it, would take too long", "decoding", math.ceil(seconds))
-        lease.on_release(lambda: self._table.add(self._column, -pixels))
+        lease.on_release(lambda: self._counts.add(caller, -pixels))
         return lease
 
-    def measure(self, pixels: int, cpu_seconds: float) -> None:
-        """Record the CPU time of decoding an image. Thread-safe."""
+    def measure(self, pixels: int, seconds: float) -> None:
+        """Record how long an image was decoded, also while other work used the CPU. Thread-safe."""
         if pixels >= _MIN_PIXELS:
-            found = min(max(cpu_seconds / pixels, _FASTEST), _SLOWEST)
+            found = min(max(seconds / pixels, _FASTEST), _SLOWEST, _MAX_STEP * self._seconds_per_pixel)
             self._seconds_per_pixel += (found - self._seconds_per_pixel) * _SMOOTHING

@@ -4,6 +4,7 @@ from threading import Lock
 from typing import Self
 
 from app.errors import GatewayFull
+from app.resilience.fairness import Caller, CallerCounts
 from app.resilience.worker_table import WorkerTable
 
 
@@ -11,43 +12,42 @@ class MemoryBudget:
     """Bytes that the requests of a host use, with a limit."""
 
     def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
-        """Count in the table's column with this key."""
+        """Count in the table's columns with this key."""
         self.limit_bytes = limit_bytes
-        self._table = table
-        self._column = table.column(key)
+        self._counts = CallerCounts(table, key)
         self._lock = Lock()
 
     @property
     def used_bytes(self) -> int:
         """Bytes in use on this host."""
-        return self._table.total(self._column)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the limit is reached."""
-        return self._table.total(self._column) >= self.limit_bytes
+        return self._counts.total
 
     @property
     def own_bytes(self) -> int:
         """Bytes in use by this worker."""
-        return self._table.cells[self._column]
+        return self._counts.in_worker
 
-    def reserve(self, purpose: str = "an image of this size") -> "Reservation":
-        """Return an empty reservation; `purpose` appears in errors."""
-        return Reservation(purpose, self)
+    def has_room(self, caller: Caller, nbytes: int = 0) -> bool:
+        """Return whether a caller may use the bytes that it does, and `nbytes` more."""
+        return self._counts.has_room(caller, self.limit_bytes, nbytes)
 
-    def add(self, nbytes: int) -> None:
-        """Add to the bytes in use; `nbytes` may be negative. Thread-safe."""
+    def reserve(self, caller: Caller, purpose: str = "an image of this size") -> "Reservation":
+        """Return an empty reservation for a caller; `purpose` appears in errors."""
+        return Reservation(purpose, caller, self)
+
+    def add(self, caller: Caller, nbytes: int) -> None:
+        """Add to the bytes that a caller uses; `nbytes` may be negative. Thread-safe."""
         with self._lock:
-            self._table.add(self._column, nbytes)
+            self._counts.add(caller, nbytes)
 
 
 class Reservation:
     """Reserved bytes in one or several budgets, released at the end of a `with` block. May be used from any thread."""
 
-    def __init__(self, purpose: str, *budgets: MemoryBudget) -> None:
-        """Create an empty reservation; `purpose` appears in errors."""
+    def __init__(self, purpose: str, caller: Caller, *budgets: MemoryBudget) -> None:
+        """Create an empty reservation for a caller; `purpose` appears in errors."""
         self.nbytes = 0
+        self._caller = caller
         self._budgets = budgets
         self._purpose = purpose
 
@@ -59,10 +59,9 @@ class Reservation:
         """
         self.nbytes += nbytes
         for budget in self._budgets:
-            budget.add(nbytes)  # counted first, so that two workers never use the same room
+            budget.add(self._caller, nbytes)  # counted first, so that two workers never use the same room
         for budget in self._budgets:
-            used = budget.used_bytes
-            if used > budget.limit_bytes and used > self.nbytes:  # a single reservation may exceed the budget
+            if budget.used_bytes > self.nbytes and not budget.has_room(self._caller):  # a single reservation may exceed the budget
                 self.keep(self.nbytes - nbytes)
                 raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 
@@ -70,7 +69,7 @@ class Reservation:
         """Release all but `nbytes`."""
         if self.nbytes > nbytes:
             for budget in self._budgets:
-                budget.add(nbytes - self.nbytes)
+                budget.add(self._caller, nbytes - self.nbytes)
             self.nbytes = nbytes
 
     def release(self) -> None:

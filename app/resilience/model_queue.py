@@ -9,9 +9,10 @@ from time import monotonic
 from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.wait_queue import WaitQueue
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import SEPARATOR, WorkerTable
 
 _MAX_WAIT_SECONDS = 0.03
 _MAX_RETRY_SECONDS = 30
@@ -41,7 +42,7 @@ class Permit(Lease):
 
     @property
     def is_last(self) -> bool:
-        """Whether no further request of its key is admitted to the model before one ends."""
+        """Whether no further request of its caller is admitted to the model before one ends."""
         return not self._queue.has_room(self._part)
 
     def measure(self, batch: BatchTimes | None = None) -> None:
@@ -50,12 +51,13 @@ class Permit(Lease):
 
 
 class _Part:
-    """Requests that use the same share of the limit: those of one API key, or of all keys without a share."""
+    """The requests of one caller."""
 
-    def __init__(self, queue: "ModelQueue", column: int, fraction: float) -> None:
-        self.column = column
-        self.fraction = fraction
-        self.waiting: WaitQueue[Permit] = WaitQueue(partial(queue.enter, self))
+    def __init__(self, queue: "ModelQueue", caller: Caller, counts: CallerCounts) -> None:
+        self.caller = caller
+        self.counts = counts
+        """The requests of all callers that use the same fraction of the limit."""
+        self.enter = partial(queue.enter, self)
 
 
 class ModelQueue:
@@ -70,7 +72,10 @@ class ModelQueue:
         self._model = model
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
-        self._parts = {"": _Part(self, table.column(f"requests:{model}:"), 1.0)}
+        self._pools: dict[str, CallerCounts] = {}
+        self._parts: dict[str, _Part] = {}
+        self._waiting: WaitQueue[Permit] = WaitQueue()
+        self._total = table.column(SEPARATOR.join(("all requests", model)))
         self.limit = _INITIAL_LIMIT
         """Limit of the requests in progress on the host: the average over the workers that have measured it."""
         self._target_seconds = target_seconds
@@ -84,62 +89,61 @@ class ModelQueue:
 
     @property
     def in_progress(self) -> int:
-        """Requests that are in progress on the host, of those parts that this worker knows."""
-        return sum(self._table.total(part.column) for part in self._parts.values())
+        """Requests that are in progress on the host."""
+        return self._table.total(self._total)
 
     @property
     def waiting(self) -> int:
         """Number of this worker's requests that wait for their turn."""
-        return sum(len(part.waiting) for part in self._parts.values())
+        return len(self._waiting)
 
-    def check(self, key: str, fraction: float, uploads: int) -> None:
-        """Reject a request early. The requests of the bodies that this worker is receiving, `uploads`, may come first.
+    def check(self, caller: Caller, uploads: int) -> None:
+        """Reject a request early. Those of the bodies that this worker receives from the same caller, `uploads`, may come first.
 
         Raises:
             GatewayFull: There is no room now or soon.
             CircuitOpen: The same, because Triton has stopped to answer.
         """
-        part = self._part(key, fraction)
-        if (part.waiting or not self.has_room(part)) and not self._is_worth_waiting(part, uploads):
+        part = self._part(caller)
+        if (self._waiting.has(part.enter) or not self.has_room(part)) and not self._is_worth_waiting(part, uploads):
             self._measured.note_reached()
             raise self.full()
 
-    async def admit(self, key: str, fraction: float, deadline: Deadline) -> Permit:
+    async def admit(self, caller: Caller, deadline: Deadline) -> Permit:
         """Admit a request, now or when its turn comes.
-
-        `key` and `fraction` are those of a `Share`.
 
         Raises:
             GatewayFull: There is no room, or the request would miss its deadline.
             CircuitOpen: The same, because Triton has stopped to answer.
         """
-        part = self._part(key, fraction)
+        part = self._part(caller)
         # For the usual deadline or a longer one, the limit is sufficient.
         if deadline.remaining < _SHORT * self._target_seconds:
-            ahead = self.in_progress
+            ahead = part.counts.until_served(caller)
             if ahead and (ahead + 1) * self.pace() > deadline.remaining:
                 raise self.full()
-        permit = None if part.waiting else self.enter(part)
+        permit = None if self._waiting.has(part.enter) else part.enter()
         if permit is None:
             if not self._is_worth_waiting(part, 0):
                 raise self.full()
             try:
-                permit = await part.waiting.wait(_MAX_WAIT_SECONDS)
+                permit = await self._waiting.wait(part.enter, _MAX_WAIT_SECONDS)
             except TimeoutError:
                 raise self.full() from None
         return permit
 
-    def try_admit(self, key: str, fraction: float) -> Permit | None:
-        """Admit a request if there is room now and no other request is waiting; arguments as for `admit`."""
-        part = self._part(key, fraction)
-        return None if part.waiting else self.enter(part)
+    def try_admit(self, caller: Caller) -> Permit | None:
+        """Admit a request if there is room now and no other one of the caller is waiting."""
+        part = self._part(caller)
+        return None if self._waiting.has(part.enter) else part.enter()
 
     def leave(self, part: _Part) -> None:
         """Record the end of a request."""
-        self._table.add(part.column, -1)
+        part.counts.add(part.caller, -1)
+        self._table.add(self._total, -1)
         self.own -= 1
         self._progress_at = monotonic()
-        part.waiting.wake()
+        self._waiting.wake()
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Record the duration of a request; see `ConcurrencyLimit.add`."""
@@ -166,38 +170,50 @@ class ModelQueue:
         found = [value for value in self._table.values(self._limit_column) if value]
         self.limit = sum(found) / len(found) / _MILLI if found else self._measured.value
 
-    def _part(self, key: str, fraction: float) -> _Part:
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = _Part(self, self._table.column(f"requests:{self._model}:{key}"), fraction)
-        part.fraction = fraction
+    def _part(self, caller: Caller) -> _Part:
+        part = self._parts.get(caller.name)
+        if part is None or part.caller != caller:  # new, or the shares have changed
+            part = self._parts[caller.name] = _Part(self, caller, self._counts("requests", caller.pool))
         return part
+
+    def batch_counts(self, caller: Caller) -> tuple[CallerCounts, CallerCounts]:
+        """Return the counts of the images of batches that are in progress, and of those that wait, in its pool."""
+        return self._counts("batch images", caller.pool), self._counts("waiting batch images", caller.pool)
+
+    def _counts(self, resource: str, pool: str) -> CallerCounts:
+        key = SEPARATOR.join((resource, self._model, pool))
+        counts = self._pools.get(key)
+        if counts is None:
+            counts = self._pools[key] = CallerCounts(self._table, key)
+        return counts
 
     def has_room(self, part: _Part) -> bool:
         """Return whether a request could be admitted now."""
-        return self._table.total(part.column) < self._room(part)
+        return part.counts.has_place(part.caller, self._room(part), 1)
 
     def _room(self, part: _Part) -> int:
-        """Return how many requests a part of the limit allows."""
-        return max(1, int(self.limit * part.fraction))
+        """Return how many requests the caller and all that use the same fraction of the limit may have."""
+        return max(1, int(self.limit * part.caller.fraction))
 
     def _is_worth_waiting(self, part: _Part, uploads: int) -> bool:
         """Return whether a request's turn is expected within the maximum wait."""
-        return 0 < (uploads + len(part.waiting) + 1) * self.pace() * self._table.workers / part.fraction <= _MAX_WAIT_SECONDS
+        return (
+            0 < (uploads + len(self._waiting) + 1) * self.pace() * self._table.workers / part.caller.fraction <= _MAX_WAIT_SECONDS
+        )
 
     def enter(self, part: _Part) -> Permit | None:
         """Admit a request if there is room."""
-        self._table.add(part.column, 1)  # counted first, so that two workers never take the same place
-        requests, room = self._table.total(part.column), self._room(part)
-        if requests > room:
-            self._table.add(part.column, -1)
+        room = self._room(part)
+        part.counts.add(part.caller, 1)
+        if not part.counts.has_place(part.caller, room):
+            part.counts.add(part.caller, -1)
             self._measured.note_reached()
             return None
         if not self.own:
             self._progress_at = monotonic()
+        self._table.add(self._total, 1)
         self.own += 1
-        position = requests if len(self._parts) == 1 else self.in_progress
-        return Permit(self, part, position, is_near=requests >= NEAR * room)
+        return Permit(self, part, self.in_progress, is_near=part.counts.total >= NEAR * room)
 
     def pace(self) -> float:
         """Return the seconds between the ends of requests on this host; 0 if unknown."""

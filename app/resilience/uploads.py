@@ -1,30 +1,26 @@
 """Bodies being received: their number and bytes on the whole host."""
 
-import asyncio
-import hashlib
-from ipaddress import IPv6Address, ip_address
+from collections.abc import Callable
+from functools import partial
 
 from app.errors import GatewayFull
+from app.resilience.fairness import caller_at, network_digest
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget, Reservation
-from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
 
 _ANONYMOUS = 64
 _ANONYMOUS_PER_ADDRESS = 8
-_REJECTIONS_PER_SECOND, _MAX_WAIT_SECONDS = 20, 2.0  # of one worker; a rejection takes no longer than a body may
 
 
 class Upload(Lease):
     """A body being received and parsed; counted until it is released."""
 
-    def __init__(self, budget: MemoryBudget, table: WorkerTable, column: int, mark: int = 1) -> None:
-        """Add `mark` to this worker's cell in `column`; count the bytes in a budget."""
+    def __init__(self, reserve: Callable[[], Reservation]) -> None:
+        """Count the bytes in a reservation, which is made for the first of them."""
         super().__init__()
-        self._budget = budget
+        self._reserve = reserve
         self._memory: Reservation | None = None
-        table.add(column, mark)
-        self.on_release(lambda: table.add(column, -mark))
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +34,7 @@ class Upload(Lease):
             GatewayFull: The budget is exhausted.
         """
         if self._memory is None:
-            self._memory = self._budget.reserve()
+            self._memory = self._reserve()
             self.on_release(self._memory.release)
         self._memory.add(nbytes)
 
@@ -54,16 +50,14 @@ class AnonymousUploads:
         self._table = table
         self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
         self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)
-        self._rejections = Pacer(_REJECTIONS_PER_SECOND, _MAX_WAIT_SECONDS)
 
-    async def check(self, address: str, nbytes: int) -> None:
-        """Reject a body of a declared length early; if many are, each waits: they take the CPU from callers with a key.
+    def check(self, address: str, nbytes: int) -> None:
+        """Reject a body of a declared length early.
 
         Raises:
             GatewayFull: It would not be received now.
         """
-        if self._is_full(address, 1) or 0 < self.memory.used_bytes > self.memory.limit_bytes - nbytes:
-            await asyncio.sleep(self._rejections.wait())
+        if self._is_full(address, 1) or (self.memory.used_bytes and not self.memory.has_room(caller_at(address), nbytes)):
             raise _full()
 
     def start(self, address: str) -> Upload:
@@ -75,7 +69,10 @@ class AnonymousUploads:
         free_column = next((column for column in self._columns if not self._table.cells[column]), None)
         if free_column is None:
             raise _full()
-        upload = Upload(self.memory, self._table, free_column, _mark_of(address))  # first: two workers never use the same room
+        upload = Upload(partial(self.memory.reserve, caller_at(address)))
+        mark = _mark_of(address)
+        self._table.add(free_column, mark)  # first: two workers never use the same room
+        upload.on_release(lambda: self._table.add(free_column, -mark))
         if self._is_full(address, 0):
             upload.release()
             raise _full()
@@ -87,11 +84,7 @@ class AnonymousUploads:
 
 
 def _mark_of(address: str) -> int:
-    """Return a hash of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
-    network: object = address and ip_address(address)
-    if isinstance(network, IPv6Address):
-        network = network.ipv4_mapped or int(network) >> 64
-    return int.from_bytes(hashlib.blake2b(str(network).encode(), digest_size=7).digest()) + 1
+    return network_digest(address) + 1
 
 
 def _full() -> GatewayFull:

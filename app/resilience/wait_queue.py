@@ -1,14 +1,10 @@
 """Requests that wait for a lease, in order of arrival."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from app.resilience.lease import Lease
-
-# There is no notification when a request of another worker ends.
-_POLL_SECONDS = 0.005
 
 L = TypeVar("L", bound=Lease)
 
@@ -16,10 +12,11 @@ L = TypeVar("L", bound=Lease)
 class WaitQueue(Generic[L]):
     """Requests of one worker that wait for a lease."""
 
-    def __init__(self, enter: Callable[[], L | None]) -> None:
-        """Start empty; `enter` returns a lease if there is room for one more."""
-        self._enter = enter
-        self._turns: deque[asyncio.Future[L]] = deque()
+    def __init__(self, poll_seconds: float = 0.005) -> None:
+        """Start empty; look for room this often, because there is no notification when a request of another worker ends."""
+        self._poll_seconds = poll_seconds
+        self._turns: dict[asyncio.Future[L], Callable[[], L | None]] = {}
+        """What makes each lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
         """Timer of the next check for room."""
 
@@ -27,41 +24,44 @@ class WaitQueue(Generic[L]):
         """Return the number of waiting requests."""
         return len(self._turns)
 
-    async def wait(self, seconds: float) -> L:
-        """Wait for a turn, at the end of the queue.
+    def has(self, enter: Callable[[], L | None]) -> bool:
+        """Return whether a request waits for a lease that `enter` makes."""
+        return enter in self._turns.values()
+
+    async def wait(self, enter: Callable[[], L | None], seconds: float) -> L:
+        """Wait at the end of the queue until `enter` returns a lease; None means that there is no room.
 
         Raises:
             TimeoutError: The turn did not come in time.
         """
         turn: asyncio.Future[L] = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
+        self._turns[turn] = enter
         if self._poll is None:
             self._look()
         try:
             async with asyncio.timeout(seconds):
                 return await turn
         except BaseException:
-            if turn in self._turns:
-                self._turns.remove(turn)
-            elif not turn.cancelled():  # the turn came at the same moment
+            if self._turns.pop(turn, None) is None and not turn.cancelled():  # the turn came at the same moment
                 turn.result().release()
             raise
 
     def wake(self) -> None:
-        """Admit waiting requests while there is room."""
-        while self._turns:
-            turn = self._turns.popleft()
-            if turn.cancelled():
+        """Admit waiting requests for which there is room."""
+        full = set[Callable[[], L | None]]()
+        for turn, enter in list(self._turns.items()):
+            if turn.cancelled() or enter in full:
                 continue
-            lease = self._enter()
+            lease = enter()
             if lease is None:
-                self._turns.appendleft(turn)
-                return
-            turn.set_result(lease)
+                full.add(enter)
+            else:
+                del self._turns[turn]
+                turn.set_result(lease)
 
     def _look(self) -> None:
         """Check periodically whether requests of other workers have ended."""
         self._poll = None
         self.wake()
         if self._turns:
-            self._poll = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._look)
+            self._poll = asyncio.get_running_loop().call_later(self._poll_seconds, self._look)

@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from threading import Lock
 from time import monotonic
 
 _ROWS = 512
@@ -31,10 +32,14 @@ _ALIASES = 256
 _NAMES = _CELLS_SIZE + _COLUMNS * _KEY_BYTES
 _SIZE = _NAMES + _ALIASES * _KEY_BYTES
 _LAST = _COLUMNS - 1
-# Columns that metrics cannot take.
+NO_COLUMN = _LAST
+"""The column of keys that have none of their own."""
+# Columns that metrics cannot take, and twice as many that callers cannot.
 _RESERVED = 4096
-COUNTER, GAUGE = "counter ", "gauge "
-"""Prefixes of the keys of metrics. Counters are never reset."""
+COUNTER, GAUGE, CALLER = "counter ", "gauge ", "caller "
+"""Prefixes of the keys of metrics and of callers. Counters are never reset."""
+SEPARATOR = "\x1f"
+"""Between the parts of such keys."""
 # How long metrics can still be read under a name that no worker uses any more.
 _KEEP_NAME_SECONDS = 600
 _VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
@@ -69,11 +74,15 @@ class TableView:
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}
         """Columns by key: the keys that this process knows, and keys that share the last column."""
+        self._finding = Lock()
         self._known = 0
         """Number of columns whose keys have been read."""
 
     def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers. If the key is too long or no column is free, it is the last one."""
+        """Return the column of a key, the same in all workers; `NO_COLUMN` if the key is too long or no column is free.
+
+        Thread-safe.
+        """
         if key not in self._columns:
             if self._memory.closed:
                 return _LAST
@@ -83,8 +92,9 @@ class TableView:
 
     def keys(self, kind: str) -> list[str]:
         """List the keys with the prefix `COUNTER` or `GAUGE` that any worker has used, without this prefix."""
-        self._learn()
-        return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
+        with self._finding:
+            self._learn()
+            return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
 
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers ever started."""
@@ -125,7 +135,7 @@ class TableView:
         if key in self._columns:
             return self._columns[key]
         encoded = key.encode()
-        free = _LAST - self._known - (_RESERVED if key.startswith((COUNTER, GAUGE)) else 0)
+        free = _LAST - self._known - _RESERVED * (key.startswith((COUNTER, GAUGE)) + 2 * key.startswith(CALLER))
         if free <= 0 or len(encoded) > _KEY_BYTES:
             return _LAST
         start = _CELLS_SIZE + self._known * _KEY_BYTES
@@ -136,13 +146,14 @@ class TableView:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Prevent other processes from changing the keys."""
-        while not self._lock(_KEYS):  # held for microseconds
-            os.sched_yield()
-        try:
-            yield
-        finally:
-            self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
+        """Prevent other threads and processes from changing the keys."""
+        with self._finding:
+            while not self._lock(_KEYS):  # held for microseconds
+                os.sched_yield()
+            try:
+                yield
+            finally:
+                self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _KEYS)
 
     def _lock(self, row: int) -> bool:
         with suppress(BlockingIOError):

@@ -13,10 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
-from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
+from app.resilience.worker_table import COUNTER, GAUGE, SEPARATOR, WorkerTable
 
-SEPARATOR = "\x1f"
-"""Between a metric's name and its label values, in the key of their column."""
 _MICRO = 1_000_000
 
 Labels = tuple[str, ...]
@@ -79,36 +77,36 @@ class Counter(_Labelled):
 
 
 class Histogram:
-    """Counts durations or sizes in buckets, by label value."""
+    """Counts durations or sizes in buckets, by label values."""
 
-    def __init__(self, table: WorkerTable, name: str, description: str, label: str, bounds: Sequence[float]) -> None:
+    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         """Count in a table; `bounds` of the buckets are upper ones, ascending, and one more bucket contains larger values."""
-        self.name, self._description, self._label = name, description, label
+        self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._bounds = bounds
         self._suffixes = [*map(floatToGoString, bounds), "+Inf", "sum"]
-        self._columns: dict[str, list[int]] = {}
+        self._columns: dict[Labels, list[int]] = {}
 
-    def observe(self, number: float, value: str) -> None:
-        """Count a duration in seconds, or a size, with this label value."""
-        columns = self._columns.get(value)
+    def observe(self, number: float, *values: str) -> None:
+        """Count a duration in seconds, or a size, with these label values."""
+        columns = self._columns.get(values)
         if columns is None:
-            columns = self._columns[value] = self._find_columns(value)
+            columns = self._columns[values] = self._find_columns(values)
         cells = self._table.cells  # a hot path: each request has several stages
         cells[columns[bisect_left(self._bounds, number)]] += 1
         cells[columns[-1]] += round(number * _MICRO)
 
     def collect(self, counters: Names) -> Metric:
         """Return the counts of all workers."""
-        family = HistogramMetricFamily(self.name, self._description, labels=[self._label])
-        for value in sorted({values[0] for values in counters.get(self.name, ())}):
-            *counts, total = map(self._table.total_ever, self._find_columns(value))
+        family = HistogramMetricFamily(self.name, self._description, labels=self._labels)
+        for values in sorted({values[:-1] for values in counters.get(self.name, ())}):
+            *counts, total = map(self._table.total_ever, self._find_columns(values))
             buckets = list(zip(self._suffixes, accumulate(counts), strict=False))
-            family.add_metric([value], buckets, total / _MICRO)
+            family.add_metric(values, buckets, total / _MICRO)
         return family
 
-    def _find_columns(self, value: str) -> list[int]:
-        return [self._table.column(COUNTER + SEPARATOR.join((self.name, value, suffix))) for suffix in self._suffixes]
+    def _find_columns(self, values: Labels) -> list[int]:
+        return [self._table.column(COUNTER + SEPARATOR.join((self.name, *values, suffix))) for suffix in self._suffixes]
 
 
 class Gauge(_Labelled):

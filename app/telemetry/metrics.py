@@ -20,6 +20,9 @@ MODEL_DEATHS = "api_model_deaths"
 """`serve` reads it, too, and restarts the embedded Triton."""
 
 _REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
+_QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+# More callers share a label value.
+_MAX_CALLERS = 50
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
 
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
@@ -30,16 +33,24 @@ class Metrics:
 
     def __init__(self, table: WorkerTable, version: str) -> None:
         self._version = version
+        self._caller_labels: dict[str, str] = {}
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
-            table, "api_request_duration_seconds", "Time from a request's header to its response.", "endpoint", _REQUEST_BOUNDS
+            table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], _REQUEST_BOUNDS
         )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
         )
         self.stage_seconds = Histogram(
-            table, "api_stage_duration_seconds", "Time that requests for detection spend in each stage.", "stage", _STAGE_BOUNDS
+            table, "api_stage_duration_seconds", "Time that requests for detection spend in each stage.", ["stage"], _STAGE_BOUNDS
+        )
+        self.queue_seconds = Histogram(
+            table,
+            "nereid_queue_seconds",
+            "Time that images of a caller wait: for a thread (queue), or for a call to Triton (batch).",
+            ["stage", "caller"],
+            _QUEUE_BOUNDS,
         )
         self.active_requests = Gauge(table, "api_active_requests", "HTTP requests in progress.")
         self.errors = Counter(table, "api_errors", "Responses with an error, by the code in their body.", ["code"])
@@ -54,7 +65,7 @@ class Metrics:
             table, "api_inferences", "Inferences by how their tensor went to Triton.", ["transport"], ("shm", "inline")
         )
         self.batch_size = Histogram(
-            table, "api_inference_batch_size", "Images that went to Triton in one call.", "model", _BATCH_BOUNDS
+            table, "api_inference_batch_size", "Images that went to Triton in one call.", ["model"], _BATCH_BOUNDS
         )
         self.waiting_images = Gauge(table, "api_inference_waiting_images", "Images that wait for a call to Triton.", ["model"])
         self.calls = Gauge(table, "api_inference_calls", "Calls to Triton that are under way.", ["model"])
@@ -112,6 +123,15 @@ class Metrics:
                     if "triton" in sample.labels:
                         sample.labels["triton"] = aliases[sample.labels["triton"]]
                 yield family
+
+    def caller_label(self, name: str) -> str:
+        """Return the label value for a caller: its name, or `other` if there are enough names."""
+        label = self._caller_labels.get(name)
+        if label is None:
+            known = {values[1] for values in read_names(self.table.keys(COUNTER)).get(self.queue_seconds.name, ())}
+            label = name if name in known or len(known) < _MAX_CALLERS else "other"
+            self._caller_labels[name] = label
+        return label
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:
         """Return the values of a metric that has one label, by this label, without those that are 0."""

@@ -4,6 +4,8 @@ from time import perf_counter
 
 STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
 """The stages of a request, in order."""
+WAITS = {"queue", "batch"}
+"""The stages in which a request only waits for others."""
 FETCH = "fetch"
 """The stage between `read` and `model` that fetches an image by its URL."""
 DRAW = "draw"

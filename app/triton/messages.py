@@ -61,8 +61,14 @@ def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
     out[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
 
 
-def infer_request(
-    spec: ModelSpec, tensors: Sequence[NDArray[Any]], *, timeout_seconds: float, request_id: str, slot: Slot | None
+def infer_request(  # noqa: PLR0913 - the parts of a request
+    spec: ModelSpec,
+    tensors: Sequence[NDArray[Any]],
+    *,
+    timeout_seconds: float,
+    request_id: str,
+    slot: Slot | None,
+    is_urgent: bool = False,
 ) -> bytes:
     """Serialize an inference request; arguments as for `TritonClient.infer`."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -70,6 +76,8 @@ def infer_request(
     if spec.is_pinned:
         message.model_version = spec.version
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
+    if is_urgent:
+        message.parameters["priority"].uint64_param = 1  # the highest
     tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
     for name in spec.requested_names:
         message.outputs.add(name=name)

@@ -1,5 +1,6 @@
 """The state of one model on one Triton: calls in flight, speed and circuit."""
 
+import math
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ _MEMORY = 0.9
 _NEXT_TO_NONE = 1e-3
 # However fast a Triton is, a short pause of its process is not a fault.
 _MIN_SILENCE_SECONDS = 0.5
+_OUTDATED_SECONDS = 1.0
 _LATE, _VERY_LATE = 1.5, 2.0
 
 
@@ -34,6 +36,8 @@ class ModelOnServer:
         """Since when at least one call has been in flight."""
         self._call_seconds = 0.0
         """Duration of the longest recent call."""
+        self._shortest_seconds = 0.0
+        """Duration of the shortest recent call, divided by its images; 0 if unknown."""
         self.forget_speed()
 
     @property
@@ -69,7 +73,16 @@ class ModelOnServer:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
             self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
+            if images:
+                is_recent = now - self.answered_at < _OUTDATED_SECONDS
+                shortest = min((now - began_at) / images, self._shortest_seconds / _MEMORY or math.inf)
+                self._shortest_seconds = shortest if is_recent else 0.0
         self.answered_at = now
+
+    def may_answer_within(self, seconds: float) -> bool:
+        """Return whether an answer may come in time; not if every recent call took longer per image, and others are in flight."""
+        is_outdated = monotonic() - self.answered_at > max(_OUTDATED_SECONDS, _LATE * self._call_seconds)
+        return not self.images or seconds > self._shortest_seconds or is_outdated
 
     def is_silent(self, hang_seconds: float) -> bool:
         """Return whether Triton has not answered for much longer than expected; after `hang_seconds`, a call has failed anyway."""

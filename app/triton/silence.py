@@ -16,6 +16,8 @@ from app.triton.status import NoReply
 
 QUIET_SECONDS = 0.25
 """Time without any answer after which a Triton is asked for its metadata."""
+_SILENT_SECONDS = 1.0
+"""Time without this answer after which a Triton is silent: one whose CPU others use may take half of it."""
 
 
 class Silence:
@@ -38,7 +40,7 @@ class Silence:
 
     def note_missed(self) -> bool:
         """Count a request without a result if Triton was asked and has been silent since; return whether it was counted."""
-        is_silent = self._asking is not None and monotonic() - max(self._asked_at, self.heard_at) >= QUIET_SECONDS
+        is_silent = self._asking is not None and monotonic() - max(self._asked_at, self.heard_at) >= _SILENT_SECONDS
         if is_silent:
             self._table.add(self._missed, 1)
         return is_silent

@@ -27,7 +27,7 @@ from app.zoo.inference import open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
-from app.zoo.repository import NETWORK, Repository
+from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
+# Enough images to find a network that cannot run a batch.
+_BATCH = 4
 # What all versions of a model have in common, because they share its config.
 _SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou")
 _SHOWN_LABELS = 8
@@ -109,7 +111,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         work = partial(_prepare, name, request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
-        return name, repository.load_into(apply, name, old)
+        return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
 def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
@@ -324,11 +326,11 @@ def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
 
 
 def _run_blank(model: Path, new: Description, title: str) -> None:
-    """Run a model on blank images, as the embedded Triton does when it loads it, and on as many as that runs at once."""
+    """Run a model on a blank image, as the embedded Triton does when it loads it, and on several at once if it may get them."""
     width, height = new.recipe.size
     try:
         session = open_session(model)
-        for images in {1, new.embedded.max_batch}:
+        for images in {1, min(_BATCH, new.production.max_batch)}:
             run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
     except MemoryError:
         raise

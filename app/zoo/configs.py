@@ -28,11 +28,14 @@ _DETECTIONS = {
     "det_classes": f"TYPE_INT32 dims: [ {MAX_DETECTIONS} ]",
 }
 # No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others.
-# A full queue refuses at once; each request brings its own timeout.
+# A full queue refuses at once; each request brings its own timeout. The gateway sends a caller that has waited for others with
+# priority 1.
 _INSTANCES = """backend: "onnxruntime"
 instance_group [ {{ count: {serving.instances} kind: {kind} }} ]
 dynamic_batching {{
   max_queue_delay_microseconds: {serving.delay_us}
+  priority_levels: 2
+  default_priority_level: 2
   default_queue_policy {{
     timeout_action: REJECT
     default_timeout_microseconds: 600000000

@@ -49,7 +49,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """SHA-256 of the network of each version."""
     last_version: Annotated[int, Meta(ge=1)]
     """The newest version that was added; the number of a removed version is not given again."""
-    embedded: Serving = Serving(max_batch=4)
+    embedded: Serving = Serving(max_batch=2)
     production: Serving = Serving(max_batch=16)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ from app.zoo import configs, description
 from app.zoo.description import Description
 
 NETWORK = "model.onnx"
+PREVIOUS = "previous.onnx"
+"""In the folder for unfinished files: the file that is replaced because a version is added again."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SCRATCH = ".add-"
 
@@ -92,8 +94,14 @@ class Repository:
         folder, version = self.path / name, str(new.default_version)
         found, existing = description.load(folder), folder / version / NETWORK
         if existing.is_file() and (found is None or version in found.versions):  # pulled again
-            _write(folder, name, new)
-            network.replace(existing)
+            shutil.copy(existing, network.with_name(PREVIOUS))
+            try:
+                _write(folder, name, new)
+                network.replace(existing)
+            except BaseException:
+                if found is not None:
+                    _write(folder, name, found)
+                raise
             return
         prepared = network.parent / name
         (prepared / version).mkdir(parents=True)
@@ -110,13 +118,14 @@ class Repository:
             shutil.rmtree(folder / version, ignore_errors=True)
             raise
 
-    def load_into(self, apply: Callable[[str], str], name: str, old: Description | None) -> str:
+    def load_into(self, apply: Callable[[str], str], name: str, old: Description | None, previous: Path | None = None) -> str:
         """Let a Triton load a changed model; restore its previous description if that fails. Call it while `writing`.
 
         Args:
             apply: Loads the model, and returns why this is not possible now, if so.
             name: Name of the model.
             old: Its previous description; None for a new model.
+            previous: The previous file of the default version, if that was put again.
 
         Returns:
             What `apply` returns.
@@ -125,8 +134,15 @@ class Repository:
             return apply(name)
         except BaseException:
             new = self._find(name, "")
-            if old is None:
+            if previous is not None and previous.is_file():
+                previous.replace(self.path / name / str(new.default_version) / NETWORK)
+            elif old is None:
                 self.remove(name)
+            if old is None:
+                for written in (Path(DESCRIPTION), *configs.generate(name, new)):
+                    (self.path / name / written).unlink(missing_ok=True)
+                with suppress(OSError):
+                    (self.path / name / "configs").rmdir()
             else:
                 self.write(name, old)
                 for version in new.versions.keys() - old.versions.keys():

@@ -26,9 +26,10 @@ MODELS = ("null", "sim_gpu", YOLO)
 CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")
 """Kinds of contests.
 
-`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels.
-`batching`: the simulated GPU against the same without batches, 64 clients. `in_process`: yolo11n through Triton against
-ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: the memory of each worker over 10,000 requests.
+`load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
+which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
+`in_process`: yolo11n through Triton against ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: the memory of each
+worker over 10,000 requests.
 """
 
 _DEFAULTS = {"null": ("load",), "sim_gpu": ("load", "batching"), YOLO: ("load", "in_process")}

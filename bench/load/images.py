@@ -68,6 +68,22 @@ def large_sample() -> Sample:
     return max(varied_samples(), key=lambda sample: len(sample.body))
 
 
+def progressive(jpeg: bytes) -> bytes:
+    """Encode a JPEG again as a progressive one."""
+    file = BytesIO()
+    with Image.open(BytesIO(jpeg)) as image:
+        image.save(file, "JPEG", quality=90, progressive=True)
+    return file.getvalue()
+
+
+def noise(kind: str, shape: tuple[int, ...]) -> bytes:
+    """Encode an image of noise, which no format can compress; its shape is (height, width) if grey, (height, width, 3) if RGB."""
+    pixels = np.random.default_rng(SEED).integers(0, 256, shape, np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, kind, compress_level=1)
+    return file.getvalue()
+
+
 def given_samples(path: Path | None) -> tuple[Sample, ...]:
     """Read one image or a folder of images; without a path, make the default images.
 

@@ -161,7 +161,7 @@ async def test_the_reason_is_the_model_although_the_gateway_is_full() -> None:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(fake))
         fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
-        app = create_app(settings_for(fake.url, max_requests=5, timeout_seconds=0.5))
+        app = create_app(settings_for(fake.url, max_requests=5, timeout_seconds=0.5, calls_in_flight=10))
         await stack.enter_async_context(lifespan_of(app))
         stack.callback(fake.may_answer.set)
         fake.query_refusal = None

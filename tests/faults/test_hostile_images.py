@@ -71,7 +71,7 @@ def test_twenty_thousand_broken_files_do_no_harm_apart(record_figure: RecordFigu
     decoders = Decoders()
     files = [(AVIF, "AVIF"), (HEIC, "HEIC"), (encode_image(NOISE, "AVIF"), "AVIF")]
     cases = [(corpus.damage(data, random), name) for data, name in (random.choice(files) for _ in range(_BROKEN_APART))]
-    assert decoders.decode(*files[0]).pixels.shape == (16, 32, 3)
+    assert decoders.decode(*files[0]).shape == (16, 32, 3)
     program = max(psutil.Process().children(), key=psutil.Process.create_time)
     before = program.memory_info().rss
     results: Counter[str] = Counter()

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable
+from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import batcher as batcher_module
 from app.pipeline.batch import Batch, Call, PendingImage
 from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
 from app.triton.model_on_server import InFlightCall, ModelOnServer
+from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG
 
 SPEC = from_triton_config({**CONFIG, "max_batch_size": 4}, "1")
@@ -31,22 +33,29 @@ class Calls:
     def __init__(self, max_calls: float) -> None:
         self.max_calls = max_calls
         server: Any = SimpleNamespace(specs=SimpleNamespace(known=lambda spec: spec), regions=set())
-        self._served = ModelOnServer(server)
+        self.served = ModelOnServer(server)
         self.batches: list[list[int]] = []
         """The numbers of the images of each call, in order."""
+        self.are_urgent: list[bool] = []
+        """Whether Triton should run each call before others."""
+        self.under_way: list[int] = []
+        """Number of calls under way when each began, with it."""
         self.may_answer = asyncio.Event()
         self.poison: dict[int, GatewayError] = {}
         """Errors by the number of the image that causes them; they fail the whole batch."""
         self.missing_rows = 0
         """Number of rows missing in the answer to a batch."""
 
-    def find(self, _: ModelSpec) -> ModelOnServer | None:
-        return self._served if self._served.calls < self.max_calls else None
+    def find(self, _: ModelSpec, more_calls: int = 0) -> ModelOnServer | None:
+        return self.served if self.served.calls < self.max_calls + more_calls else None
 
-    async def infer(self, batch: Batch, _: InFlightCall) -> list[InferResult]:
+    async def infer(self, batch: Batch, call: InFlightCall) -> list[InferResult]:
         numbers = [int(image.buffer.tensor[0]) for image in batch.images]
         self.batches.append(numbers)
+        self.are_urgent.append(batch.is_urgent)
+        self.under_way.append(self.served.calls)
         await self.may_answer.wait()
+        self.served.note_answer(len(numbers), call.began_at)
         for number in numbers:
             if number in self.poison:
                 raise self.poison[number]
@@ -69,15 +78,18 @@ class Setup:
         calls: Any = self.calls
         return Batcher(calls)
 
-    def start(self, images: int = 1, *, version: int | None = None) -> list[asyncio.Task[float]]:
+    def start(
+        self, images: int = 1, caller: str = "", *, version: int | None = None, is_batch: bool = False, seconds: float = 30
+    ) -> list[asyncio.Task[float]]:
         """Start requests; their results are the numbers of their images, from 0."""
-        return [asyncio.ensure_future(self._infer(next(self._numbers), version)) for _ in range(images)]
+        deadline = Deadline.after(seconds)
+        call = CallContext(deadline, Timing(), "", Caller(caller), is_batch=is_batch).pinned_to(version)
+        return [asyncio.ensure_future(self._infer(next(self._numbers), call)) for _ in range(images)]
 
-    async def _infer(self, number: int, version: int | None) -> float:
-        timing = Timing()
-        self.timings.append(timing)
+    async def _infer(self, number: int, call: CallContext) -> float:
+        call = call._replace(timing=Timing(), request_id=f"id{number}")
+        self.timings.append(call.timing)
         buffer: Any = SimpleNamespace(slot=None, tensor=np.array([number], np.uint8))
-        call = CallContext(Deadline.after(30), timing, f"id{number}").pinned_to(version)
         with Lease() as permit:
             as_permit: Any = permit
             result = await self.batcher.run(PendingImage(SPEC, buffer, call, as_permit))
@@ -203,3 +215,127 @@ async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+async def test_callers_take_turns(setup: Setup) -> None:
+    """The few images of one do not wait behind the many of another; images of batches come last, also of other callers."""
+    asking = setup.start(1, "a")
+    await turns()
+    assert setup.calls.batches == [[0]]
+    asking += [*setup.start(8, "a", is_batch=True), *setup.start(5, "a"), *setup.start(3, "b")]
+    await turns()
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking)
+
+    batches, singles, others = set(range(1, 9)), set(range(9, 14)), {14, 15, 16}
+    sent = [number for batch in setup.calls.batches[1:] for number in batch]
+    assert len(others & set(sent[:7])) == len(singles & set(sent[:7])) == 3
+    assert len(batches & set(sent[:9])) == 1
+    assert sent[9:] == [*range(2, 9)]
+
+
+@pytest.mark.parametrize("max_calls", [2, 3])
+async def test_a_caller_with_no_image_under_way_may_send_one(setup: Setup, max_calls: int) -> None:
+    """Alone, in one call more than is allowed, and one that Triton should run first; other images wait."""
+    setup.calls.max_calls = max_calls
+    asking = setup.start(6, "a")
+    await turns()
+    usual = [[number] for number in range(max_calls)]
+    assert setup.calls.batches == usual
+    asking += setup.start(3, "b")
+    await turns()
+    assert setup.calls.batches == [*usual, [6]]
+    asking += [*setup.start(1, "c"), *setup.start(1, "a")]
+    await turns()
+
+    assert setup.calls.batches == [*usual, [6]]  # only one call is extra
+    assert setup.calls.are_urgent == [*[False] * max_calls, True]
+    setup.calls.may_answer.set()
+    assert await asyncio.gather(*asking) == list(range(11))
+
+
+async def test_a_call_is_urgent_if_its_caller_has_less_than_its_part_of_the_images_under_way(setup: Setup) -> None:
+    setup.calls.max_calls = 10
+    asking = [task for caller in ("a", "a", "b", "b", "c", "a") for task in setup.start(1, caller)]
+    await turns()
+
+    assert setup.calls.are_urgent == [False, False, True, False, True, False]
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking)
+
+
+async def test_an_urgent_call_has_images_of_its_caller_only(setup: Setup) -> None:
+    """Those of others would make it longer, although the model takes one more."""
+    setup.calls.max_calls = 2
+    asking = setup.start(2, "a")
+    await turns()
+    setup.calls.max_calls = 0  # nothing is sent
+    asking += [*setup.start(4, "a"), *setup.start(2, "b")]
+    await turns()
+    setup.calls.max_calls = 2
+    setup.batcher.send()
+    await turns()
+
+    assert setup.calls.batches == [[0], [1], [6, 7]]
+    assert setup.calls.are_urgent == [False, False, True]
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking)
+
+
+async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although most callers have no image under way. One call at a time may be extra."""
+    monkeypatch.setattr(setup.calls.may_answer, "wait", turns)
+    setup.calls.max_calls = 2
+
+    async def ask(caller: str) -> None:
+        for _ in range(10):
+            await setup.start(1, caller)[0]
+
+    await asyncio.gather(*map(ask, map(str, range(16))))
+
+    assert sum(len(batch) < SPEC.max_batch for batch in setup.calls.batches) <= 4  # the first and last ones
+    assert max(setup.calls.under_way) <= 2 + 1
+
+
+async def test_images_that_are_not_sent_cost_their_caller_nothing(setup: Setup) -> None:
+    """Whether their requests have left or their deadline has passed."""
+    asking = setup.start(1, "c")
+    await turns()
+    setup.calls.max_calls = 0  # nothing more is sent
+    dropped = [*setup.start(8, "b"), *setup.start(8, "b", seconds=0.001)]
+    await turns()
+    for task in dropped[:8]:
+        task.cancel()
+    await asyncio.gather(*dropped, return_exceptions=True)
+    asking += [*setup.start(4, "a"), *setup.start(4, "b")]
+    await turns()
+    setup.calls.may_answer.set()
+    await turns()
+    setup.calls.max_calls = 1
+    setup.batcher.send()
+    await asyncio.gather(*asking)
+
+    assert setup.calls.batches == [[0], [17, 21, 18, 22], [19, 23, 20, 24]]
+
+
+async def test_an_image_that_can_only_be_late_is_not_sent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recent calls took longer than it has left, and another one is under way. A single measurement decides nothing."""
+    clock = Clock(monkeypatch, "app.triton.model_on_server", "app.resilience.deadline")
+    setup.calls.served.forget_speed()  # measured from now
+    setup.calls.max_calls = 3
+    first = [*setup.start(1), *setup.start(1)]
+    await turns()
+    clock.now += 5
+    setup.calls.may_answer.set()
+    assert await asyncio.gather(*first) == [0, 1]
+    setup.calls.may_answer.clear()
+    under_way = setup.start(1)
+    await turns()
+    with pytest.raises(DeadlinePassed):
+        await setup.start(1, seconds=4)[0]
+    others = setup.start(1, seconds=6)
+    await turns()
+    setup.calls.may_answer.set()
+
+    assert await asyncio.gather(*under_way, *others) == [2, 4]
+    assert await setup.start(1, seconds=0.1)[0] == 5  # alone

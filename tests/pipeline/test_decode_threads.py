@@ -1,16 +1,20 @@
-"""Blocking work runs in a few threads, in order, and under the deadline of its request."""
+"""Blocking work runs in a few threads, in the turn of its caller, and under the deadline of its request."""
 
 import asyncio
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.errors import DeadlinePassed
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller, Turn
 from app.resilience.lease import Lease
 from tests.support import eventually
 
@@ -46,8 +50,8 @@ def gate() -> Iterator[Gate]:
 
 async def test_jobs_start_in_order_of_arrival(pool: DecodeThreads, gate: Gate) -> None:
     order: list[int] = []
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
-    waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease())) for n in range(5)]  # type: ignore[misc]
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
+    waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease(), turn=Turn(A))) for n in range(5)]  # type: ignore[misc]
     assert await eventually(gate.has_started.is_set)
     assert order == []
     gate.may_end.set()
@@ -59,7 +63,7 @@ async def test_jobs_start_in_order_of_arrival(pool: DecodeThreads, gate: Gate) -
 @pytest.mark.parametrize("threads", [1, 3])
 async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
     pool, gates = DecodeThreads(threads), [Gate() for _ in range(5)]
-    running = [asyncio.ensure_future(pool.run(gate, later(), Lease())) for gate in gates]
+    running = [asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A))) for gate in gates]
     for ended, gate in enumerate(gates):
         started = min(threads + ended, 5)
         assert await eventually(lambda started=started: sum(gate.has_started.is_set() for gate in gates) == started)  # type: ignore[misc]
@@ -72,21 +76,24 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
 class Image: ...
 
 
-async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate) -> None:
-    """The image of a request that has ended does not stay in memory until a thread is free."""
-    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease()))
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: DecodeThreads, gate: Gate, *, is_late: bool) -> None:
+    """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
+    deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
+    blocking = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
     assert await eventually(gate.has_started.is_set)
     image = Image()
     left = weakref.ref(image)
-    asking = asyncio.ensure_future(pool.run(partial(id, image), later(), Lease()))
+    asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
     await asyncio.sleep(0)
     del image
-    assert left() is not None
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    assert (left() is not None, pool.waiting) == (True, 1)
+    if not is_late:
+        asking.cancel()
+    with pytest.raises(DeadlinePassed if is_late else asyncio.CancelledError):
         await asking
     del asking
-    assert left() is None
+    assert (left(), pool.waiting) == (None, 0)
     gate.may_end.set()
 
     assert await blocking == "done"
@@ -97,8 +104,8 @@ async def test_a_job_whose_deadline_has_passed_does_not_run_on_an_idle_pool(pool
     ran: list[bool] = []
     for _ in range(100):
         with pytest.raises(DeadlinePassed, match="took too long"):
-            await pool.run(lambda: ran.append(True), Deadline.after(-1), Lease())
-    await pool.run(lambda: None, later(), Lease())
+            await pool.run(lambda: ran.append(True), Deadline.after(-1), Lease(), turn=Turn(A))
+    await pool.run(lambda: None, later(), Lease(), turn=Turn(A))
 
     assert ran == []
 
@@ -107,7 +114,7 @@ async def test_a_job_that_has_ended_keeps_nothing(pool: DecodeThreads) -> None:
     released: list[bool] = []
     with Lease() as lease:
         lease.on_release(lambda: released.append(True))
-        assert await pool.run(lambda: 7, later(), lease) == 7
+        assert await pool.run(lambda: 7, later(), lease, turn=Turn(A)) == 7
         assert released == []
 
     assert released == [True]
@@ -117,8 +124,8 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     """The memory that a thread writes to must exist until the thread has ended."""
     pool = DecodeThreads(1)
     ran: list[bool] = []
-    running = asyncio.ensure_future(pool.run(gate, later(), Lease()))
-    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease()))
+    running = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
+    waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease(), turn=Turn(A)))
     assert await eventually(gate.has_started.is_set)
     threading.Timer(0.1, gate.may_end.set).start()
     pool.close()
@@ -128,3 +135,105 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ran == []
+
+
+A, B = Caller("a"), Caller("b")
+
+
+class Jobs:
+    """Jobs of callers in a pool of one thread, which is busy with a job of A."""
+
+    def __init__(self, pool: DecodeThreads, gate: Gate) -> None:
+        self._pool = pool
+        self._gate = gate
+        self.order: list[str] = []
+        """What has run."""
+        self.threads: list[str] = []
+        """Where it has."""
+        self._tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(A)))]
+
+    def add(self, number: int, caller: Caller, name: str, *, cost: float = 1.0, is_batch: bool = False) -> None:
+        for _ in range(number):
+            turn = Turn(caller, cost, is_batch)
+            self._tasks.append(asyncio.ensure_future(self._pool.run(partial(self._note, name), later(), turn=turn)))
+
+    def _note(self, name: str) -> None:
+        self.order.append(name)
+        self.threads.append(threading.current_thread().name)
+
+    async def finish(self) -> None:
+        self._gate.may_end.set()
+        await asyncio.gather(*self._tasks)
+
+
+@pytest.fixture
+async def jobs(pool: DecodeThreads, gate: Gate) -> Jobs:
+    made = Jobs(pool, gate)
+    assert await eventually(gate.has_started.is_set)
+    return made
+
+
+async def test_the_jobs_of_a_caller_do_not_wait_for_those_of_another_one(jobs: Jobs) -> None:
+    """One more thread runs them, one by one, while all are busy. Nothing runs twice."""
+    jobs.add(5, A, "a")
+    jobs.add(3, B, "b")
+    assert await eventually(lambda: jobs.order == [*"bbb"])
+    await asyncio.sleep(0)
+    jobs.add(1, Caller("c"), "c")
+    assert await eventually(lambda: jobs.order == [*"bbbc"])
+    await jobs.finish()
+
+    assert sorted(jobs.order) == [*"aaaaabbbc"]
+    assert jobs.threads == [*["decode_extra"] * 4, *["decode_0"] * 5]
+
+
+async def test_the_extra_thread_runs_no_second_job_of_a_caller(jobs: Jobs, pool: DecodeThreads) -> None:
+    """Also if the job for which it was woken has been dropped meanwhile."""
+    occupied = Gate()
+    busy = asyncio.ensure_future(pool.run(occupied, later(), turn=Turn(B)))  # in the extra thread
+    assert await eventually(occupied.has_started.is_set)
+    dropped = asyncio.ensure_future(pool.run(lambda: None, later(), turn=Turn(Caller("c"))))
+    jobs.add(3, A, "a")
+    await asyncio.sleep(0)
+    dropped.cancel()
+    await asyncio.wait([dropped])
+    occupied.may_end.set()
+    await busy
+    jobs.add(1, Caller("d"), "d")
+    assert await eventually(lambda: jobs.order == ["d"])
+    await jobs.finish()
+
+    assert sorted(jobs.order) == [*"aaad"]
+
+
+async def test_callers_take_turns_by_the_cost_of_their_jobs(jobs: Jobs, pool: DecodeThreads) -> None:
+    """Images of batches come behind single ones, also of other callers."""
+    occupied = Gate()
+    busy = asyncio.ensure_future(pool.run(occupied, later(), turn=Turn(B)))  # in the extra thread
+    assert await eventually(occupied.has_started.is_set)
+    jobs.add(9, A, "A", cost=1e6, is_batch=True)
+    jobs.add(4, A, "a", cost=2e6)
+    jobs.add(4, B, "b", cost=1e6)
+    await asyncio.sleep(0)
+    assert pool.waiting == 17
+    await jobs.finish()
+    occupied.may_end.set()
+    await busy
+
+    assert Counter(jobs.order[:7]) == {"A": 1, "a": 2, "b": 4}
+    assert jobs.order[7:] == [*"aa", *"A" * 8]
+
+
+async def test_closing_ends_all_threads(gate: Gate) -> None:
+    """Also with jobs of several callers that have not begun."""
+    before = threading.enumerate()
+    pool = DecodeThreads(2)
+    tasks = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(Caller(str(number % 5))))) for number in range(20)]
+    assert await eventually(gate.has_started.is_set)
+    gate.may_end.set()
+    pool.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert {type(result) for result in results} <= {str, asyncio.CancelledError}
+    assert pool.waiting == 0
+    assert set(threading.enumerate()) <= set(before)

@@ -8,6 +8,7 @@ from app.errors import GatewayFull, ImageNotFetched
 from app.pipeline.batch_request import Download
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY
 from app.resilience.memory import Reservation
 from tests.fakes.https import Host, response, serving
 from tests.support import open_admission
@@ -31,7 +32,7 @@ def admission() -> Iterator[Admission]:
 
 
 def prepare(host: Host, admission: Admission, url: str = URL) -> tuple[Download, Reservation]:
-    fetcher, memory = host.fetcher(), admission.reserve_for_batch("an image of this size")
+    fetcher, memory = host.fetcher(), admission.reserve_for_batch(ANYBODY, "an image of this size")
     return Download(fetcher, fetcher.parse(host.url(url)), memory, Deadline.after(30)), memory
 
 
@@ -43,7 +44,7 @@ def used(admission: Admission) -> tuple[int, int]:
 async def test_an_image_is_fetched_anew_once_there_is_memory(host: Host, admission: Admission) -> None:
     """Its host gets no request before twice the previous memory is available. In the end exactly its bytes are counted."""
     download, memory = prepare(host, admission)
-    others = admission.memory.reserve()
+    others = admission.memory.reserve(ANYBODY)
     others.add(3 * len(IMAGE) + len(IMAGE) // 2)
     with pytest.raises(GatewayFull, match="an image of this size"):
         await download.attempt()

@@ -16,6 +16,7 @@ from app.pipeline.call import CallContext, Detections
 from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY
 from app.telemetry.timing import DRAW, Timing
 from tests.fakes.triton import SPEC
 from tests.imaging.samples import encode
@@ -91,12 +92,12 @@ async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatc
 @pytest.mark.parametrize("nbytes", [len(LARGE) - 1, len(LARGE) + 1000])
 async def test_a_picture_for_which_there_is_no_memory_is_rejected(pipeline: Pipeline, nbytes: int) -> None:
     memory = pipeline.admission.memory
-    with memory.reserve() as others:
+    with memory.reserve(ANYBODY) as others:
         others.add(memory.limit_bytes - nbytes)
         with pytest.raises(GatewayFull, match="memory"):
             await draw(pipeline, LARGE, FOUND, "image/png", call())
 
 
 async def test_a_picture_that_would_take_too_long_is_rejected(pipeline: Pipeline) -> None:
-    with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60)), pytest.raises(GatewayFull, match="too long"):
+    with pipeline.admission.decode_backlog.add(10**9, Deadline.after(60), ANYBODY), pytest.raises(GatewayFull, match="too long"):
         await draw(pipeline, LARGE, FOUND, "image/jpeg", call(5))

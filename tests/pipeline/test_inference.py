@@ -30,9 +30,8 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.resilience.model_queue import Permit
-from app.resilience.worker_table import COUNTER
+from app.resilience.worker_table import COUNTER, SEPARATOR
 from app.settings.schema import Settings
-from app.telemetry.instruments import SEPARATOR
 from app.telemetry.metrics import MODEL_DEATHS
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext

@@ -459,12 +459,12 @@ async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) 
     with pytest.raises((DeadlinePassed, asyncio.CancelledError)):
         await asking
     with pytest.raises(GatewayFull):
-        await world.admission.check("tiny")
+        world.admission.check("tiny")
     assert world.used_bytes > 0
     world.let_answer()
 
     assert await eventually(lambda: world.used_bytes == 0)
-    await world.admission.check("tiny")
+    world.admission.check("tiny")
 
 
 async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
@@ -572,15 +572,11 @@ def test_the_caller_may_choose_the_time_of_a_request() -> None:
 
 
 async def test_warming_up_measures_the_model(world: World) -> None:
-    """After one inference with the default model, the limit fits its speed."""
+    """After one inference with the default model, its speed is known."""
     await world.pipeline.warm_up()
-    world.hold()
-    asking = [asyncio.ensure_future(world.detect()) for _ in range(20)]
-    assert await eventually(lambda: len(world.fake.requests) == 21)
-    world.let_answer()
-    await asyncio.gather(*asking)
 
-    assert [request.id for request in world.fake.requests[:2]] == ["warm-up", "abc"]
+    assert [request.id for request in world.fake.requests] == ["warm-up"]
+    assert world.admission.queues["tiny"].pace() > 0
 
 
 async def test_a_model_that_cannot_be_warmed_up_is_an_error(world: World) -> None:

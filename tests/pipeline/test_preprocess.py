@@ -21,7 +21,10 @@ from app.imaging.header import read_header
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline import preprocess
+from app.pipeline.call import CallContext
 from app.pipeline.preprocess import fill_input, is_quick_to_check
+from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
 from app.triton.shared_memory import SLOTS
@@ -91,6 +94,8 @@ from pathlib import Path
 from app.model.spec import from_triton_config
 from app.pipeline.preprocess import Workspace, fill_input
 from app.imaging.header import PixelLimits
+from app.pipeline.call import CallContext
+from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
@@ -103,8 +108,8 @@ def status(field):
     return int(Path("/proc/self/status").read_text().partition(field + ":")[2].split()[0]) * 1024
 class Memory(MemoryBudget):
     most = 0
-    def add(self, nbytes):
-        super().add(nbytes)
+    def add(self, caller, nbytes):
+        super().add(caller, nbytes)
         self.most = max(self.most, self.own_bytes)
 image = {"name": "image", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
 hints = {"resize": {"string_value": "center_crop"}, "interpolation": {"string_value": "bicubic"}}
@@ -115,7 +120,7 @@ workspace = Workspace(PixelLimits(10**8, 10**8), memory, DecodeBacklog(table, 1)
 data = sys.stdin.buffer.read()
 Path("/proc/self/clear_refs").write_text("5")  # resets the peak
 before = status("VmRSS")
-fill_input(data, 0, spec, workspace, Timing(), Lease())
+fill_input(data, 0, spec, workspace, CallContext(Deadline.after(60), Timing(), ""), Lease())
 print(status("VmHWM") - before, memory.most)
 """
 
@@ -373,16 +378,17 @@ async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World)
     model = LETTERBOXES["centred"]
     await world.transport.prepare(model.image_bytes)
     space = workspace(world.transport)
+    call = CallContext(Deadline.after(30), Timing(), "")
     memory = space.memory
     broken = IMAGES["PNG"][:-1000]
-    with Lease() as lease, memory.reserve() as others:
+    with Lease() as lease, memory.reserve(ANYBODY) as others:
         others.add(memory.limit_bytes - 64 * 48 * 7 + 1)
         with pytest.raises(GatewayFull):
-            fill_input(broken, 0, model, space, Timing(), lease)
+            fill_input(broken, 0, model, space, call, lease)
         assert world.free_slots(model.image_bytes) == SLOTS
         others.keep(memory.limit_bytes - 64 * 48 * 7)
         with pytest.raises(InvalidImage):
-            fill_input(broken, 0, model, space, Timing(), lease)
+            fill_input(broken, 0, model, space, call, lease)
 
     assert memory.own_bytes == 0
 

@@ -8,9 +8,9 @@ import pytest
 
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.saturation import sample
-from app.resilience.admission import Share
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.model_queue import ModelQueue
 from app.resilience.worker_table import WorkerTable
 from app.telemetry.metrics import Metrics
@@ -69,8 +69,7 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
     """Images that wait are counted for all API keys. The memory of batches is a part of the memory for images."""
     admission = world.admission
     with ExitStack() as admitted:
-        shares = (Share("a", 0.5), Share("b", 0.5))
-        lines = [admission.batch_queue("tiny", 1, share) for share in shares]
+        lines = [admission.batch_queue("tiny", 1, Caller(name)) for name in ("a", "b")]
         for line in lines:
             while not line.waiting:
                 admitting = asyncio.ensure_future(line.admit(Deadline.after(60)))
@@ -79,7 +78,7 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
                     admitted.enter_context(admitting.result())
                 else:
                     admitted.callback(admitting.cancel)
-        reservation = admission.reserve_for_batch("images")
+        reservation = admission.reserve_for_batch(ANYBODY, "images")
         reservation.add(100)
         sample(metrics, admission, world.pool, decode_threads, {})
         assert shown(metrics, "api_model_waiting_batch_images", "model") == {"tiny": 2}
@@ -106,7 +105,7 @@ async def test_tritons_that_come_and_go_leave_room_for_admission(
         sample(metrics, world.admission, world.pool, decode_threads, {})
         await time.skip(601)
     queue = ModelQueue(table, "new", 10, 1.0)
-    permits = [await queue.admit("", 1.0, Deadline.after(60)) for _ in range(10)]
+    permits = [await queue.admit(ANYBODY, Deadline.after(60)) for _ in range(10)]
     stays.new_images = 3
     sample(metrics, world.admission, world.pool, decode_threads, {})
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from app.errors import GatewayFull
-from app.resilience.admission import WHOLE, Admission, Capacity, Share
+from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY
 from app.resilience.model_queue import Permit
-from app.resilience.pacer import Pacer
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
@@ -28,13 +28,11 @@ def admission(table: WorkerTable) -> Admission:
     return Admission(table, CAPACITY)
 
 
-async def admit(
-    admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1, share: Share = WHOLE
-) -> Permit:
-    memory = admission.memory.reserve()
+async def admit(admission: Admission, model: str = "tiny", nbytes: int = 10, parallel_images: int = 1) -> Permit:
+    memory = admission.memory.reserve(ANYBODY)
     memory.add(nbytes)
     try:
-        return await admission.admit(model, parallel_images, memory, Deadline.after(60), share)
+        return await admission.admit(model, parallel_images, memory, Deadline.after(60))
     except BaseException:
         memory.release()
         raise
@@ -49,7 +47,7 @@ async def test_a_request_holds_its_memory_until_it_ends(admission: Admission) ->
     assert admission.memory.used_bytes == 0
 
     with await admit(admission, nbytes=1000):
-        assert admission.memory.is_full
+        assert not admission.memory.has_room(ANYBODY, 1)
 
 
 async def test_a_request_that_is_rejected_holds_no_memory(admission: Admission) -> None:
@@ -79,82 +77,67 @@ async def test_a_request_that_is_cancelled_while_it_waits_holds_no_memory(table:
 
 
 async def test_an_early_check_rejects_what_would_not_be_admitted(admission: Admission) -> None:
-    await admission.check("tiny")
+    admission.check("tiny")
     with await admit(admission), await admit(admission):
         with pytest.raises(GatewayFull):
-            await admission.check("tiny")
-        await admission.check("other")
+            admission.check("tiny")
+        admission.check("other")
         with await admit(admission, "other"):
-            await admission.check("other")
+            admission.check("other")
 
-    await admission.check("tiny")
+    admission.check("tiny")
 
 
 async def test_a_full_memory_rejects_every_request_early(admission: Admission) -> None:
     with await admit(admission, nbytes=1000):
         for model in ("tiny", "other"):
             with pytest.raises(GatewayFull, match="the memory for images is in use"):
-                await admission.check(model)
+                admission.check(model)
 
-    await admission.check("tiny")
-
-
-async def test_many_rejections_are_spread_out(monkeypatch: pytest.MonkeyPatch, table: WorkerTable) -> None:
-    """Clients that come back at once wait for their rejection, and those that wait are accepted when there is room."""
-    monkeypatch.setattr("app.resilience.admission.Pacer", lambda rate: Pacer(rate, 0.05))
-    admission = Admission(table, CAPACITY)
-    with admission.start_upload(), admission.start_upload():
-        checks = [asyncio.create_task(admission.check("tiny")) for _ in range(3000)]
-        await asyncio.sleep(0)
-        rejected = [check for check in checks if check.done()]
-        assert {type(check.exception()) for check in rejected} == {GatewayFull}
-        assert 0 < len(rejected) < len(checks)
-    waiting = [check for check in checks if not check.done()]
-
-    assert await asyncio.gather(*waiting) == [None] * len(waiting)
+    admission.check("tiny")
 
 
 async def test_only_so_many_bodies_are_received(admission: Admission) -> None:
     """A further request is rejected before its body is received, until one of them is complete."""
-    first = admission.start_upload()
-    with first, admission.start_upload(), pytest.raises(GatewayFull, match="too many request bodies"):
-        await admission.check("tiny")
+    first = admission.start_upload(ANYBODY)
+    with first, admission.start_upload(ANYBODY), pytest.raises(GatewayFull, match="too many request bodies"):
+        admission.check("tiny")
 
-    with admission.start_upload():
-        await admission.check("tiny")
+    with admission.start_upload(ANYBODY):
+        admission.check("tiny")
 
 
 async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
     """A body that exceeds it is rejected while it is received, and a new one before that."""
-    with admission.start_upload() as one:
+    with admission.start_upload(ANYBODY) as one:
         one.add(60)
-        with admission.start_upload() as other:
+        with admission.start_upload(ANYBODY) as other:
             with pytest.raises(GatewayFull):
                 other.add(41)
             other.add(40)
-        await admission.check("tiny")
+        admission.check("tiny")
         one.add(40)
         with pytest.raises(GatewayFull, match="the memory for images is in use"):
-            await admission.check("tiny")
+            admission.check("tiny")
 
-    await admission.check("tiny")
+    admission.check("tiny")
 
 
 async def test_workers_of_a_host_count_together(open_table: OpenTable) -> None:
     one, other = (Admission(open_table(), CAPACITY) for _ in range(2))
-    with one.start_upload(), other.start_upload():
+    with one.start_upload(ANYBODY), other.start_upload(ANYBODY):
         for admission in (one, other):
             with pytest.raises(GatewayFull, match="too many request bodies"):
-                await admission.check("tiny")
+                admission.check("tiny")
     with await admit(one, nbytes=600), pytest.raises(GatewayFull, match="no memory left"):
         await admit(other, nbytes=401)
     with await admit(one), await admit(other):
         for admission in (one, other):
             with pytest.raises(GatewayFull, match="as many requests"):
-                await admission.check("tiny")
+                admission.check("tiny")
 
     for admission in (one, other):
-        await admission.check("tiny")
+        admission.check("tiny")
         assert admission.memory.used_bytes == 0
 
 

@@ -7,24 +7,20 @@ import pytest
 from app.errors import GatewayFull
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
+from tests.fakes.clock import Clock
 
 LIMIT = 8
 PACE = 0.001
-
-
-@pytest.fixture(autouse=True)
-def _impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for room of other workers in each round of the event loop."""
-    monkeypatch.setattr("app.resilience.wait_queue._POLL_SECONDS", 0)
 
 
 def open_both(table: WorkerTable, limit: int = LIMIT) -> tuple[ModelQueue, BatchQueue]:
     """Make the queue of a model with this limit, and the line of its batches."""
     queue = ModelQueue(table, "tiny", limit, target_seconds=1e6)
     queue.measure(PACE, 1, is_near=False)
-    return queue, BatchQueue(table, queue, "tiny", "")
+    return queue, BatchQueue(queue, ANYBODY)
 
 
 async def enter(line: BatchQueue, seconds: float = 60) -> Permit:
@@ -54,3 +50,25 @@ async def test_a_batch_that_would_come_too_late_is_rejected(table: WorkerTable) 
     await asyncio.gather(*others, return_exceptions=True)
     line.check(64, 1e-3)
     leave(permit)
+
+
+@pytest.mark.parametrize(("images", "ahead"), [(64, 128), (8, 16), (1000, 1100)])
+async def test_images_of_others_that_wait_can_make_a_batch_late(
+    table: WorkerTable, monkeypatch: pytest.MonkeyPatch, images: int, ahead: int
+) -> None:
+    """Callers take turns, so as many of theirs come first as the batch has, or all that wait."""
+    Clock(monkeypatch, "app.resilience.model_queue")
+    queue, line = open_both(table)
+    other = BatchQueue(queue, Caller("other"))
+    permits = [await enter(other) for _ in range(LIMIT // 2)]
+    waiting = [asyncio.create_task(enter(other)) for _ in range(100)]
+    await asyncio.sleep(0)
+
+    line.check(images, 1.01 * ahead * PACE)
+    with pytest.raises(GatewayFull):
+        line.check(images, 0.99 * ahead * PACE)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for permit in permits:
+        leave(permit)

@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.errors import GatewayFull
+from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.worker_table import WorkerTable
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
     budget = MemoryBudget(table, "memory", 100)
-    with budget.reserve() as reservation:
+    with budget.reserve(ANYBODY) as reservation:
         assert budget.used_bytes == 0
         reservation.add(30)
         reservation.add(50)
@@ -23,15 +24,15 @@ def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> 
 
 def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
     budget = MemoryBudget(table, "memory", 100)
-    first, second = budget.reserve(), budget.reserve()
+    first, second = budget.reserve(ANYBODY), budget.reserve(ANYBODY)
     first.add(60)
     second.add(10)
     with pytest.raises(GatewayFull, match="no memory left"):
         first.add(31)
 
-    assert (first.nbytes, budget.used_bytes, budget.is_full) == (60, 70, False)
+    assert (first.nbytes, budget.used_bytes, budget.has_room(ANYBODY, 1)) == (60, 70, True)
     second.add(30)
-    assert budget.is_full
+    assert not budget.has_room(ANYBODY, 1)
     with pytest.raises(GatewayFull):
         second.add(1)
 
@@ -39,7 +40,7 @@ def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
 def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -> None:
     """Otherwise it would never be possible; there is no room for it beside another request, nor for another beside it."""
     budget = MemoryBudget(table, "memory", 100)
-    large, small = budget.reserve(), budget.reserve()
+    large, small = budget.reserve(ANYBODY), budget.reserve(ANYBODY)
     with small:
         small.add(1)
         with pytest.raises(GatewayFull):
@@ -54,9 +55,9 @@ def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -
 
 def test_a_joint_reservation_needs_room_in_each_budget(table: WorkerTable) -> None:
     small, large = MemoryBudget(table, "small", 50), MemoryBudget(table, "large", 100)
-    others = large.reserve()
+    others = large.reserve(ANYBODY)
     others.add(70)
-    joint = Reservation("the images of this batch", small, large)
+    joint = Reservation("the images of this batch", ANYBODY, small, large)
     joint.add(20)
     assert (small.used_bytes, large.used_bytes) == (20, 90)
     with pytest.raises(GatewayFull, match=r"^the gateway has no memory left for the images of this batch$"):
@@ -76,7 +77,7 @@ def test_threads_count_every_byte(table: WorkerTable) -> None:
     def reserve() -> None:
         barrier.wait(10)
         for _ in range(2000):
-            with budget.reserve() as reservation:
+            with budget.reserve(ANYBODY) as reservation:
                 reservation.add(3)
 
     with ThreadPoolExecutor(8) as executor:

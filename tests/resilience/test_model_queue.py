@@ -4,6 +4,7 @@ import pytest
 
 from app.errors import CircuitOpen, GatewayFull
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
@@ -31,9 +32,9 @@ def later() -> Deadline:
     return Deadline.after(60)
 
 
-async def enter(queue: ModelQueue, key: str = "", fraction: float = 1.0, deadline: Deadline | None = None) -> Permit:
+async def enter(queue: ModelQueue, caller: Caller = ANYBODY, deadline: Deadline | None = None) -> Permit:
     """Admit a request, which is in progress until its permit is released."""
-    permit = await queue.admit(key, fraction, deadline or later())
+    permit = await queue.admit(caller, deadline or later())
     permit.__enter__()
     return permit
 
@@ -47,7 +48,7 @@ async def test_a_queue_that_is_full_because_triton_is_silent_says_so(table: Work
     queue = ModelQueue(table, "tiny", 1, 1e6, is_silent=lambda: True)
     permit = await enter(queue)
     with pytest.raises(CircuitOpen):
-        queue.check("", 1.0, 0)
+        queue.check(ANYBODY, 0)
     with pytest.raises(CircuitOpen):
         await enter(queue)
     leave(permit)
@@ -86,19 +87,19 @@ async def test_a_worker_that_measures_nothing_has_no_say_in_the_limit(open_table
 async def test_a_request_is_admitted_while_none_is_in_progress(table: WorkerTable, pace: float) -> None:
     """Also if the model is known to be slower than its deadline: it may have become faster."""
     queue = open_queue(table, 1, pace)
-    queue.check("", 1.0, 0)
+    queue.check(ANYBODY, 0)
 
     leave(await enter(queue, deadline=Deadline.after(0.5)))
 
 
 async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
     """The file of keys can be edited while the gateway runs."""
-    queue = open_queue(table, 4)
-    permits = [await enter(queue, "camera", 0.5) for _ in range(2)]
+    queue, half = open_queue(table, 4), Caller("camera", 0.5, has_share=True)
+    permits = [await enter(queue, half) for _ in range(2)]
     with pytest.raises(GatewayFull):
-        queue.check("camera", 0.5, 0)
+        queue.check(half, 0)
 
-    queue.check("camera", 0.75, 0)
+    queue.check(half._replace(fraction=0.75), 0)
     for permit in permits:
         leave(permit)
 

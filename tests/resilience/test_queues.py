@@ -1,6 +1,7 @@
 """Requests for one model at two workers: who is admitted, who waits, and who is rejected."""
 
 from asyncio import Task
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -10,21 +11,22 @@ from app.errors import DeadlinePassed, GatewayFull
 from app.resilience import model_queue
 from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from tests.machines import Machine, check
 
 MAX_WAIT = 2**-4
 PACE = 2**-8
 """Seconds between the ends of requests."""
-FRACTION = {"": 0.5, "camera": 0.5, "small": 0.1}
-ROOM = {"": 3, "camera": 3, "small": 1}
-"""Requests in progress by API key, with a limit of 6."""
+CALLERS = {"a": Caller("a", 0.5), "b": Caller("b", 0.5), "small": Caller("small", 0.1, has_share=True)}
+ROOM = {"": 3, "small": 1}
+"""Requests in progress by pool, with a limit of 6; another caller of the pool may have one more."""
 IMAGES = 1
-"""Images of batches in progress."""
+"""Images of batches in progress, the same."""
 
 
 class Line(NamedTuple):
-    """Requests of one worker with the same key: single ones, or images of batches."""
+    """Requests of one caller in one worker: single ones, or images of batches."""
 
     worker: int
     key: str
@@ -37,11 +39,18 @@ class Waiting(NamedTuple):
     until: float
 
 
-LINES = st.sampled_from([Line(worker, key) for worker in range(2) for key in ("", "", "camera", "small")])
+LINES = st.sampled_from([Line(worker, key) for worker in range(2) for key in ("a", "a", "b", "small")])
+
+
+def fits(line: Line, held: Sequence[Line], room: int) -> bool:
+    """Return whether one more may be in progress: a caller may use nine times what is left, and each may use one."""
+    own = sum(other.key == line.key for other in held) + 1
+    total = sum(CALLERS[other.key].pool == CALLERS[line.key].pool for other in held) + 1
+    return own <= 9 * (room - total) + room or (own == 1 and total <= room + 1)
 
 
 class Queues(Machine):
-    """Requests of all workers count together. Each worker has a line for each key, and one for images of batches."""
+    """Requests of all workers count together. Each worker has two lines for each caller: single ones, and images of batches."""
 
     TIMED = ("app.resilience.model_queue", "app.resilience.concurrency", "app.resilience.deadline")
 
@@ -50,25 +59,25 @@ class Queues(Machine):
         self.patch.setattr(model_queue, "_MAX_WAIT_SECONDS", MAX_WAIT)
         tables = self.open_tables(2)
         self.queues = [ModelQueue(table, "tiny", 6, target_seconds=1e6) for table in tables]
-        self.batches = [BatchQueue(table, queue, "tiny", "") for table, queue in zip(tables, self.queues, strict=True)]
-        for queue, batch in zip(self.queues, self.batches, strict=True):
+        self.batches: dict[Line, BatchQueue] = {}
+        for worker, queue in enumerate(self.queues):
             queue.measure(PACE, 1, is_near=False)
-            batch.fraction = FRACTION[""]
+            for key in ("a", "b"):
+                queue.check(CALLERS[key], 0)
+                self.batches[Line(worker, key, is_image=True)] = BatchQueue(queue, CALLERS[key])
         self.held: list[tuple[Line, Permit]] = []
         self.waiting: list[Waiting] = []
         """In order of arrival."""
-        self.known = [{""}, {""}]
-        """Keys that each worker has heard of."""
         self.progress = [0.0, 0.0]
         """When a request of each worker ended last, or the first one began."""
 
     def has_room(self, line: Line) -> bool:
         """Return whether the next request of a line has room; single ones go before images."""
-        if sum(held.key == line.key for held, _ in self.held) >= ROOM[line.key]:
+        held = [other for other, _ in self.held]
+        if not fits(line, held, ROOM[CALLERS[line.key].pool]):
             return False
-        return not line.is_image or (
-            sum(held.is_image for held, _ in self.held) < IMAGES and not self.length(Line(line.worker, ""))
-        )
+        images = [other for other in held if other.is_image]
+        return not line.is_image or (fits(line, images, IMAGES) and not self.length(Line(line.worker, line.key)))
 
     def length(self, line: Line) -> int:
         return sum(request.line == line for request in self.waiting)
@@ -81,16 +90,22 @@ class Queues(Machine):
         return PACE * max(1.0, (self.clock.now - self.progress[worker]) / 0.1 if self.is_busy(worker) else 0.0)
 
     def is_soon(self, line: Line, uploads: int = 0) -> bool:
-        ahead = uploads + self.length(line) + 1
-        return ahead * self.pace(line.worker) * 2 / FRACTION[line.key] <= MAX_WAIT
+        ahead = uploads + sum(other.worker == line.worker and not other.is_image for other, *_ in self.waiting) + 1
+        return ahead * self.pace(line.worker) * 2 / CALLERS[line.key].fraction <= MAX_WAIT
+
+    def until_served(self, line: Line) -> int:
+        """Return how many requests end until all of a caller have, if callers are served in turn."""
+        held = [other for other, _ in self.held if CALLERS[other.key].pool == CALLERS[line.key].pool]
+        own = sum(other.key == line.key for other in held)
+        active = len({other.key for other in held if other.worker == line.worker})
+        return len(held) if own == len(held) else min(len(held), own * max(2, active))
 
     def arrive(self, line: Line, seconds: float) -> Waiting:
         deadline = Deadline.after(seconds)
         if line.is_image:
-            task = self.loop.create_task(self.batches[line.worker].admit(deadline))
+            task = self.loop.create_task(self.batches[line].admit(deadline))
         else:
-            task = self.loop.create_task(self.queues[line.worker].admit(line.key, FRACTION[line.key], deadline))
-            self.known[line.worker].add(line.key)
+            task = self.loop.create_task(self.queues[line.worker].admit(CALLERS[line.key], deadline))
         self.waiting.append(Waiting(line, task, self.clock.now + (seconds if line.is_image else MAX_WAIT)))
         return self.waiting[-1]
 
@@ -111,7 +126,7 @@ class Queues(Machine):
                 assert type(request.task.exception()) is (DeadlinePassed if request.line.is_image else GatewayFull)
                 assert self.clock.now >= request.until
 
-    @rule(lines=st.lists(st.sampled_from([Line(0, ""), Line(1, "")]), min_size=3, max_size=6))
+    @rule(lines=st.lists(st.sampled_from([Line(0, "a"), Line(1, "a"), Line(0, "b")]), min_size=3, max_size=6))
     def ask_together(self, lines: list[Line]) -> None:
         for line in lines:
             self.ask(line, 60.0, 0)
@@ -120,14 +135,13 @@ class Queues(Machine):
     def ask(self, line: Line, seconds: float, uploads: int) -> None:
         """A request is checked before its body is received. It is rejected if its turn or its result would come too late."""
         enters = not self.length(line) and self.has_room(line)
-        self.known[line.worker].add(line.key)
         try:
-            self.queues[line.worker].check(line.key, FRACTION[line.key], uploads)
+            self.queues[line.worker].check(CALLERS[line.key], uploads)
             assert enters or self.is_soon(line, uploads)
         except GatewayFull:
             assert not enters
             assert not self.is_soon(line, uploads)
-        ahead = sum(held.key in self.known[line.worker] for held, _ in self.held)
+        ahead = self.until_served(line)
         is_late = ahead > 0 and (ahead + 1) * self.pace(line.worker) > seconds
         waits = not enters and self.is_soon(line)
         request = self.arrive(line, seconds)
@@ -140,9 +154,9 @@ class Queues(Machine):
             self.settle()
             assert (request in self.waiting) == waits
 
-    @rule(worker=st.integers(0, 1), seconds=st.sampled_from([60.0, 2**-5]), images=st.integers(1, 4))
-    def ask_batch(self, worker: int, seconds: float, images: int) -> None:
-        line = Line(worker, "", is_image=True)
+    @rule(worker=st.integers(0, 1), key=st.sampled_from("aab"), seconds=st.sampled_from([60.0, 2**-5]), images=st.integers(1, 4))
+    def ask_batch(self, worker: int, key: str, seconds: float, images: int) -> None:
+        line = Line(worker, key, is_image=True)
         for _ in range(images):
             waits = bool(self.length(line)) or not self.has_room(line)
             request = self.arrive(line, seconds)
@@ -169,7 +183,7 @@ class Queues(Machine):
         assert line.is_image or not self.length(line) or not self.has_room(line)
         if then == "arrive":
             for worker in (1 - line.worker, line.worker):
-                self.ask_batch(worker, 60.0, 1)
+                self.ask_batch(worker, "a", 60.0, 1)
                 self.ask(Line(worker, line.key), 60.0, 0)
 
     @precondition(lambda self: self.waiting)
@@ -187,14 +201,15 @@ class Queues(Machine):
 
     @invariant()
     def counts_are_right(self) -> None:
-        for worker, (queue, batch) in enumerate(zip(self.queues, self.batches, strict=True)):
-            assert queue.in_progress == sum(line.key in self.known[worker] for line, _ in self.held)
+        for worker, queue in enumerate(self.queues):
+            assert queue.in_progress == len(self.held)
             assert queue.own == sum(line.worker == worker for line, _ in self.held)
             assert queue.waiting == sum(line.worker == worker and not line.is_image for line, *_ in self.waiting)
-            assert batch.waiting == self.length(Line(worker, "", is_image=True))
-        for key, room in ROOM.items():
-            assert sum(line.key == key for line, _ in self.held) <= room
-        assert sum(line.is_image for line, _ in self.held) <= IMAGES
+        for line, batch in self.batches.items():
+            assert batch.waiting == self.length(line)
+        for pool, room in ROOM.items():
+            assert sum(CALLERS[line.key].pool == pool for line, _ in self.held) <= room + (not pool)
+        assert sum(line.is_image for line, _ in self.held) <= IMAGES + 1
         for line, permit in self.held:
             assert permit.is_last == (not self.has_room(Line(line.worker, line.key)))
 

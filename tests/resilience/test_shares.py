@@ -1,12 +1,12 @@
 """The limit of a simulated model, of which API keys have shares, on a simulated clock."""
 
 import heapq
-from collections.abc import Mapping
 from itertools import count
 from math import inf
 
 import pytest
 
+from app.resilience.fairness import Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
@@ -14,7 +14,7 @@ from tests.resilience.test_concurrency import Model
 
 TARGET = 2.5
 DEADLINE = 2 * TARGET
-SMALL, OTHERS = {"small": 0.1}, {"": 0.9}
+SMALL, OTHERS = Caller("small", 0.1, has_share=True), Caller("", 0.9)
 
 
 class Host:
@@ -28,12 +28,12 @@ class Host:
         """End of each request in progress, its number, permit and begin."""
         self._numbers = count()
 
-    def run(self, seconds: float, shares: Mapping[str, float]) -> list[float]:
+    def run(self, seconds: float, *callers: Caller) -> list[float]:
         """Let the clients of some keys send requests; return the durations of those that ended."""
         until, durations = self._clock.now + seconds, []
         while self._clock.now < until:
-            for key, fraction in shares.items():
-                while (permit := self.queue.try_admit(key, fraction)) is not None:
+            for caller in callers:
+                while (permit := self.queue.try_admit(caller)) is not None:
                     now = self._clock.now
                     heapq.heappush(self._running, (self.model.finish(now), next(self._numbers), permit, now))
             self._clock.now, _, permit, began = heapq.heappop(self._running)
@@ -54,11 +54,11 @@ def test_a_key_with_a_small_share_does_not_raise_the_limit(
 ) -> None:
     """While all others are idle. They come back all at once, and are answered in time."""
     host = Host(Model(*model, inf), table, monkeypatch)
-    host.run(60, {**SMALL, **OTHERS})
+    host.run(60, SMALL, OTHERS)
     before = host.queue.limit
     host.run(60, SMALL)
     limit = host.queue.limit
-    durations = host.run(10, {**SMALL, **OTHERS})
+    durations = host.run(10, SMALL, OTHERS)
 
     assert limit == pytest.approx(before, rel=0.2)
     assert max(durations) < DEADLINE
@@ -68,7 +68,7 @@ def test_a_key_with_a_small_share_does_not_raise_the_limit(
 def test_the_limit_recovers_while_a_share_is_not_used(
     table: WorkerTable, monkeypatch: pytest.MonkeyPatch, model: tuple[int, int, float]
 ) -> None:
-    half = {"": 0.5}
+    half = Caller("", 0.5)
     host = Host(Model(*model, inf), table, monkeypatch)
     host.run(60, half)
     before = host.queue.limit

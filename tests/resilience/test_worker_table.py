@@ -5,14 +5,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from time import sleep
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
-from app.resilience.worker_table import COUNTER, GAUGE, TableView, WorkerTable
+from app.resilience.worker_table import CALLER, COUNTER, GAUGE, NO_COLUMN, TableView, WorkerTable
 from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
@@ -107,15 +109,29 @@ def test_more_keys_than_columns_share_the_last_one(table: WorkerTable) -> None:
     assert set(columns[16_383:]) == {16_383}
 
 
-def test_metrics_leave_columns_to_others(table: WorkerTable) -> None:
-    metrics = [table.column(GAUGE + str(number)) for number in range(7_000)] + [
-        table.column(COUNTER + str(number)) for number in range(7_000)
-    ]
-    columns = [table.column(str(number)) for number in range(4_000)]
+def test_callers_leave_columns_to_metrics_and_both_to_others(table: WorkerTable) -> None:
+    callers = {table.column(CALLER + str(number)) for number in range(9_000)} - {NO_COLUMN}
+    metrics = {table.column(kind + str(number)) for kind in (GAUGE, COUNTER) for number in range(2_500)} - {NO_COLUMN}
+    others = {table.column(str(number)) for number in range(4_000)}
 
-    assert len(set(metrics)) < 14_000
-    assert not set(columns) & set(metrics)
-    assert len(set(columns)) == 4_000
+    assert (len(callers), len(metrics), len(others)) == (8_191, 4_096, 4_000)
+    assert len(callers | metrics | others) == 8_191 + 4_096 + 4_000
+
+
+def test_keys_are_listed_while_a_thread_adds_some(table: WorkerTable) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            adding = thread.submit(lambda: [table.column(GAUGE + str(number)) for number in range(1_000)])
+            while not adding.done():
+                table.keys(GAUGE)
+                sleep(0)  # the other thread may go on
+    finally:
+        sys.setswitchinterval(before)
+
+    assert len(set(adding.result())) == 1_000
+    assert table.keys(GAUGE) == [str(number) for number in range(1_000)]
 
 
 def test_a_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
@@ -71,9 +72,16 @@ class Service(NamedTuple):
 
     def wait_for(self, name: str, expected: tuple[int, str], query: str = "") -> None:
         """Wait until this is the answer; each worker looks for changes every second."""
-        until = monotonic() + SWITCH_SECONDS
-        while (answer := self.answer(name, query)) != expected:
-            assert monotonic() < until, answer
+        _wait_until(partial(self.answer, name, query), expected)
+
+    def wait_for_versions(self, name: str, default: int, versions: list[int]) -> None:
+        """Wait until /models lists these versions; the worker that answers may be the last one that follows a change."""
+
+        def listed() -> object:
+            model = self.model(name)
+            return model and (model["version"], model["versions"])
+
+        _wait_until(listed, (str(default), [str(version) for version in versions]))
 
 
 def export(version: int, folder: Path) -> Path:
@@ -84,6 +92,12 @@ def export(version: int, folder: Path) -> Path:
     path = folder / f"{version}.onnx"
     path.write_bytes(network.SerializeToString())
     return path
+
+
+def _wait_until(look: Callable[[], object], expected: object) -> None:
+    until = monotonic() + SWITCH_SECONDS
+    while (found := look()) != expected:
+        assert monotonic() < until, found
 
 
 def version_of(body: bytes) -> str:
@@ -128,7 +142,7 @@ class Traffic:
                     pass
 
     async def wait_for(self, version: int) -> None:
-        """Wait until this version alone answers."""
+        """Wait until this version alone answers; a worker that answers nothing meanwhile may follow later."""
         until = monotonic() + SWITCH_SECONDS
         while set(self.versions[-2 * CLIENTS :]) != {str(version)}:
             assert monotonic() < until, self.versions[-2 * CLIENTS :]
@@ -160,6 +174,7 @@ def test_folder_without_config_is_told_and_can_be_added(serving: Service) -> Non
     serving.wait_for("best", (200, "1"))
 
 
+@pytest.mark.timeout(300)  # it runs fifteen commands, one after the other, while the clients take most of the CPU time
 async def test_switching_fails_no_request(serving: Service) -> None:
     """Each answer is that of the version it names; a version that is not the default one any more answers those who name it."""
     assert "nereid: POST /predict/doors uses it\n" in serving.add(1)
@@ -180,9 +195,7 @@ async def test_switching_fails_no_request(serving: Service) -> None:
             await traffic.wait_for(version)
 
     assert traffic.statuses.keys() == {200}
-    listed = serving.model("doors")
-    assert listed is not None
-    assert (listed["version"], listed["versions"]) == (str(OLDER), [str(OLDER), str(VERSIONS)])
+    serving.wait_for_versions("doors", OLDER, [OLDER, VERSIONS])
     said = await asyncio.to_thread(serving.run, "models")
     assert re.search(r"doors: 6 classes, .*, versions 5 \(default\), 6, [1-9]\d* MiB, \d+\.\d ms a batch\n", said)
 

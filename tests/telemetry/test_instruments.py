@@ -68,7 +68,7 @@ def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None
 )
 def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[WorkerTable], seconds: float, counts: list[int]) -> None:
     """Prometheus' buckets are cumulative."""
-    histogram = Histogram(tables[0], "took_seconds", "Took.", "what", [0.1, 1.0])
+    histogram = Histogram(tables[0], "took_seconds", "Took.", ["what"], [0.1, 1.0])
     histogram.observe(seconds, "x")
 
     found = samples(tables[0], histogram)
@@ -78,7 +78,7 @@ def test_a_duration_counts_in_its_bucket_and_all_larger_ones(tables: list[Worker
 
 
 def test_durations_of_all_workers_count(tables: list[WorkerTable]) -> None:
-    first, second = (Histogram(table, "took_seconds", "Took.", "what", [1.0]) for table in tables)
+    first, second = (Histogram(table, "took_seconds", "Took.", ["what"], [1.0]) for table in tables)
     first.observe(0.5, "x")
     second.observe(2.5, "x")
     second.observe(0.25, "y")

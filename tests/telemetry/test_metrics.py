@@ -14,7 +14,7 @@ def test_every_metric_is_documented(table: WorkerTable) -> None:
     """The table of deploy/monitoring.md has its name, and no name of ours that does not exist."""
     families = list(Metrics(table, "1.2.3").collect())
     names = {family.name + ("_total" if isinstance(family, CounterMetricFamily) else "") for family in families}
-    documented = set(re.findall(r"`(api_[a-z_]+)`", (ROOT / "deploy" / "monitoring.md").read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`((?:api|nereid)_[a-z_]+)`", (ROOT / "deploy" / "monitoring.md").read_text(encoding="utf-8")))
 
     assert documented == names
     assert all(family.documentation.endswith(".") for family in families)

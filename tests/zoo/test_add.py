@@ -332,7 +332,7 @@ def test_description_may_be_edited(repository: Repository, tmp_path: Path) -> No
     added(save(network(), tmp_path / "best.onnx"), repository)
     path = repository.path / "doors" / "model.toml"
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace('"window"', '"Fenster \\"é"').replace("max_batch = 4", "max_batch = 8"), encoding="utf-8")
+    path.write_text(text.replace('"window"', '"Fenster \\"é"').replace("max_batch = 2", "max_batch = 8"), encoding="utf-8")
     repository.write_configs()
     config = read_config_file(config_path(repository.path / "doors", is_embedded=True))
 

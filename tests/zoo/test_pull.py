@@ -110,6 +110,26 @@ def test_version_that_was_pulled_without_a_description_is_replaced(repository: R
     assert "has versions or configs without a model.toml, and stays as it is; remove it first" in str(caught.value)
 
 
+@pytest.mark.parametrize("has_description", [True, False])
+def test_a_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
+    repository: Repository, network: Path, *, has_description: bool
+) -> None:
+    """So that the next pull finds the same."""
+    old = repository.path / "tiny/1/model.onnx"
+    if has_description:
+        pull("tiny", IN_WHEEL, repository, source=network)
+    old.parent.mkdir(parents=True, exist_ok=True)
+    old.write_bytes(b"pulled before")
+
+    def refuse(_: str) -> str:
+        raise CommandError("no memory is left")
+
+    for _ in range(2):
+        with refused(repository) as caught:
+            pull("tiny", IN_WHEEL, repository, refuse, source=network)
+        assert str(caught.value) == "no memory is left"
+
+
 def test_model_of_files_is_an_ensemble_in_production(repository: Repository, network: Path) -> None:
     entry = msgspec.structs.replace(IN_WHEEL, pixel_model="tiny")
     pull("tiny_file", entry, repository, source=network)

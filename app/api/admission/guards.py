@@ -79,7 +79,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     return model
 
 
-async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
+def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
     """Raise GatewayFull if a request that would pass `require_key` cannot be admitted now."""
     context, pipeline = context_of(scope), worker.pipeline
     if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
@@ -87,7 +87,7 @@ async def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
     if not context.is_circuit_open:
-        await pipeline.admission.check(model, context.share, is_batch=route.takes == "images")
+        pipeline.admission.check(model, context.caller, is_batch=route.takes == "images")
 
 
 def guard_model(worker: WorkerResources) -> Guard:

@@ -24,7 +24,9 @@ from app.api.dependencies import WorkerResources
 from app.api.receiving.client_watch import drain, has_body
 from app.api.reports.metrics import count_request
 from app.api.routes import UNMATCHED, ModelRoute, RouteTable, note_route, route_of
-from app.errors import GatewayFull, MalformedRequest
+from app.errors import CircuitOpen, GatewayFull, MalformedRequest
+from app.resilience.fairness import caller_at
+from app.resilience.pacer import RejectionPacer
 from app.telemetry import trace_context
 from app.telemetry.trace_context import TraceContext
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_PATH = 200
 _MAX_METHOD = 32
-_REJECTED = 429  # never logged as slow: some rejections are delayed on purpose
+_PACED = {401, 429}  # delayed on purpose if there are many, and then not logged as slow
 _CLIENT_GONE = 499
 _INTERNAL_ERROR = 500
 _UNAVAILABLE = 503
@@ -50,6 +52,7 @@ class RequestContextMiddleware:
         self._resources = resources
         self._proxies = resources.deployment.trusted_proxies
         self._tracing = tracing
+        self._rejections = RejectionPacer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an HTTP request; pass other scopes (the lifespan) through."""
@@ -66,6 +69,7 @@ class RequestContextMiddleware:
         context.accept = b", ".join([value for name, value in scope["headers"] if name == b"accept"])
         scope.setdefault("state", {})["request_context"] = context
         context.client_address = context.log_fields["client"] = client_address(scope, headers, self._proxies)
+        context.caller = caller_at(context.client_address)
         metrics = self._resources.metrics
         # HeadMiddleware may change the method in the scope, and DispatchMiddleware the path.
         method, path = scope["method"][:_MAX_METHOD], _printable(scope["path"])
@@ -83,6 +87,8 @@ class RequestContextMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = int(message["status"])
+                if context.status in _PACED:
+                    await self._rejections.pace(context.caller, context.request_bytes)
                 message["headers"] = [*message["headers"], *_headers(context)]
             await send(message)
             context.response_bytes += _body_size(message)
@@ -132,7 +138,7 @@ class RequestContextMiddleware:
         if context.trace is not None:
             fields |= {"trace_id": context.trace.trace_id, "span_id": context.trace.span_id}
         log = LOG.info
-        if 0 < context.slow_request_ms < duration_ms and status != _REJECTED:
+        if 0 < context.slow_request_ms < duration_ms and status not in _PACED:
             fields["slow"] = True
             log = LOG.warning
         if status >= _INTERNAL_ERROR and status != _UNAVAILABLE:
@@ -248,13 +254,13 @@ class DispatchMiddleware:
         """Reject a request, or pass it on."""
         if scope["type"] == ScopeType.HTTP:
             try:
-                await self._check(scope)
-            except (MalformedRequest, GatewayFull) as error:
+                self._check(scope)
+            except (MalformedRequest, GatewayFull, CircuitOpen) as error:
                 await problems.send(error, scope, send, self._write_error)
                 return
         await self.app(scope, receive, send)
 
-    async def _check(self, scope: HTTPScope) -> None:
+    def _check(self, scope: HTTPScope) -> None:
         if len(scope["path"]) > guards.MAX_PATH or (found := self._table.find(scope)) is None:
             guards.check_framing(scope)
             return
@@ -268,7 +274,7 @@ class DispatchMiddleware:
             note_key(scope, target.handler, self._worker.keys)
             if self._worker.keys is None or context.scopes is not None:  # without a valid key, reveal nothing about a model
                 model = guards.note_model(scope, target.handler, path_values, self._worker)
-                await guards.check_capacity(scope, target.handler, model, self._worker)
+                guards.check_capacity(scope, target.handler, model, self._worker)
             elif context.is_anonymous:
                 length = int(header_of(scope, b"content-length") or "0")
-                await self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)
+                self._worker.pipeline.admission.anonymous_uploads.check(context.client_address, length)

@@ -42,7 +42,7 @@ async def respond_with_pictures(
 
     `describe` takes the encoded pictures and returns the object to encode as JSON. Errors are those of `draw`.
     """
-    lease, memory = Lease(), pipeline.admission.memory.reserve()
+    lease, memory = Lease(), pipeline.admission.memory.reserve(call.caller)
     pictures: list[bytes] = []
     with lease:
         lease.on_release(memory.release)
@@ -50,7 +50,8 @@ async def respond_with_pictures(
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
             memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
-        body = await pipeline.threads.run(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease)
+        work = lambda: msgspec.json.encode(describe(pictures))  # noqa: E731
+        body = await pipeline.threads.run(work, call.deadline, lease, turn=call.turn())
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 

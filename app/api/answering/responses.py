@@ -48,7 +48,7 @@ class LargeResponse(ASGIResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         """Send as much as the client receives in time; raise GatewayFull before anything is sent if memory is exhausted."""
-        with self._memory.reserve() as memory:
+        with self._memory.reserve(context_of(scope).caller) as memory:
             memory.add(len(self.body))
             headers = [
                 (b"content-type", self._content_type.encode()),

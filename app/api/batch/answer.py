@@ -91,10 +91,10 @@ class BatchAnswer(Generic[T]):
             # A copy, because the traceback refers to the image. An unexpected error is already logged.
             is_expected = isinstance(found, GatewayError)
             self._errors[index] = copy(found) if is_expected else RuntimeError("an image of a batch failed")
-            count_batch_image(self._metrics, timing, problem.status)
+            count_batch_image(self._metrics, timing, self._context.caller, problem.status)
         else:
             self.keep(index, found)
-            count_batch_image(self._metrics, timing, _OK)
+            count_batch_image(self._metrics, timing, self._context.caller, _OK)
 
     def keep(self, index: int, found: Detections) -> None:
         """Add the detections in an image without counting it in the metrics of batches."""

@@ -72,7 +72,7 @@ def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: Reques
     key = keys.identify(headers)
     context.scopes = key.scopes
     context.log_fields["key"] = key.id
-    context.share = keys.share_of(key)
+    context.caller = key.caller
 
 
 def _require_scope(context: RequestContext, wanted: Scope) -> None:

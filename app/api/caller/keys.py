@@ -3,7 +3,7 @@
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
     scopes = ["detect"]                            # what the key may do: detect, health, admin
-    share = 0.25                                   # optional: reserved fraction of the requests in progress
+    share = 0.25                                   # optional: guaranteed fraction of a model's requests and time
 
 A credential is `id.secret`. The file contains only hashes; an unsalted SHA-256 is enough for secrets of 256 random bits.
 """
@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from app.errors import Unauthorized
 from app.resilience import last_valid
-from app.resilience.admission import Share
+from app.resilience.fairness import ANYBODY, Caller
 
 Scope = Literal["detect", "health", "admin"]
 """Permission of a key. `detect`: run or list models, also through dialects; `health`: health, metrics; `admin`: change models."""
@@ -49,8 +49,7 @@ class ApiKey(NamedTuple):
     digests: tuple[bytes, bytes]
     """SHA-256 of the accepted secrets; the same digest twice if there is only one secret."""
     scopes: frozenset[Scope]
-    share: float
-    """Fraction of the requests in progress that is reserved for the key."""
+    caller: Caller
 
 
 class KeysError(Exception):
@@ -76,7 +75,7 @@ class ApiKeys:
         self._version: tuple[int, ...] | None = ()
         self._next_check = 0.0
         # Used for unknown ids, so that the comparison takes the same time.
-        self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), 0.0)
+        self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), ANYBODY)
         self._read_if_changed()
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
@@ -99,12 +98,6 @@ class ApiKeys:
         digest = hashlib.sha256(secret).digest()
         matches = [hmac.compare_digest(digest, known) for known in key.digests]
         return key if any(matches) else None
-
-    def share_of(self, key: ApiKey) -> Share:
-        """Return the share of a model's limit that requests with a key may use: the key's own, or the unreserved rest."""
-        if key.share:
-            return Share(key.id, key.share)
-        return Share("", 1 - sum(other.share for other in self._keys.values()))
 
     def _read_if_changed(self) -> None:
         version = _version_of(self._path)
@@ -129,11 +122,13 @@ def _read(path: Path) -> dict[str, ApiKey]:
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError; the text before the position may quote the file
         raise KeysError(f"{path} is not valid TOML: {str(error).rpartition('(')[2].rstrip(')')}") from None
     keys = {id_: _to_key(path, id_, table) for id_, table in document.items()}
-    if fsum(key.share for key in keys.values()) >= 1:
+    shared = fsum(key.caller.fraction for key in keys.values() if key.caller.has_share)
+    if shared >= 1:
         raise KeysError(f"{path}: the shares of all keys add up to 1 or more")
     if not keys:  # an editor or a full disk has truncated it
         raise KeysError(f"{path} has no key")
-    return keys
+    others = {id_: key._replace(caller=Caller(id_, 1 - shared)) for id_, key in keys.items() if not key.caller.has_share}
+    return {**keys, **others}
 
 
 def create(id_: str) -> tuple[str, str]:
@@ -154,7 +149,7 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
     except msgspec.ValidationError:
         raise KeysError(f"{path}: [{id_}]: {_TABLE_RULE}") from None
     digests = [bytes.fromhex(digest) for digest in checked.sha256]
-    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, checked.share)
+    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, Caller(id_, checked.share, checked.share > 0))
 
 
 def _version_of(path: Path) -> tuple[int, ...] | None:

@@ -175,10 +175,10 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
         if regions <= _FEW_REGIONS and len(found) == 1:
             return JsonResponse(_describe(found, controls))
         with Lease() as lease:
-            memory = pipeline.admission.memory.reserve()
+            memory = pipeline.admission.memory.reserve(call.caller)
             lease.on_release(memory.release)
             memory.add(regions * _REGION_BYTES)
-            body = await pipeline.threads.run(partial(_describe, found, controls), call.deadline, lease)
+            body = await pipeline.threads.run(partial(_describe, found, controls), call.deadline, lease, turn=call.turn())
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
     return await detect_each(request, worker, _Parameters, parse, respond)

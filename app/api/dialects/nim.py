@@ -59,7 +59,7 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         if len(found) == 1:
             return JsonResponse(describe())
         with Lease() as lease:  # encoding thousands of objects takes 0.1 s
-            return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, lease))
+            return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, lease, turn=call.turn()))
 
     return await detect_each(request, worker, _Parameters, parse, respond)
 

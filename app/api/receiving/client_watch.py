@@ -16,7 +16,7 @@ from app.resilience.uploads import Upload
 _MAX_CHUNKS = 64
 _COUNT_BYTES = 1 << 16
 # Waiting for a disconnect needs a task, so short requests are not watched.
-_CHECK_SECONDS = 0.25
+_FIRST_CHECK_SECONDS, _CHECK_SECONDS = 0.1, 0.25
 _DRAIN_SECONDS = 2.0
 _ANONYMOUS_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ class ClientWatch(Interruption):
         """Waits for the client to disconnect."""
 
     def __enter__(self) -> Self:
-        self._timer = self._loop.call_later(_CHECK_SECONDS, self._check)
+        self._timer = self._loop.call_later(_FIRST_CHECK_SECONDS, self._check)
         return super().__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:

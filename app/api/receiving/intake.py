@@ -19,6 +19,7 @@ from app.errors import MalformedRequest
 from app.pipeline.call import CallContext
 from app.remote.fetcher import Fetcher
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Turn
 from app.resilience.uploads import Upload
 from app.telemetry.timing import FETCH
 
@@ -80,7 +81,11 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     wanted = parse_parameters(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
     admission = pipeline.admission
-    with admission.anonymous_uploads.start(context.client_address) if context.is_anonymous else admission.start_upload() as upload:
+    with (
+        admission.anonymous_uploads.start(context.client_address)
+        if context.is_anonymous
+        else admission.start_upload(context.caller) as upload
+    ):
         may_be_empty = may_be_empty or wanted.address is not None
         data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not context.is_anonymous)
         context.is_body_received = True
@@ -94,7 +99,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 threads = pipeline.apart_threads if context.is_anonymous else pipeline.threads
-                content = await threads.run(work, Deadline(received_at + seconds), upload)
+                content = await threads.run(work, Deadline(received_at + seconds), upload, turn=Turn(context.caller, 0.0))
                 wanted = parse_parameters([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
@@ -103,13 +108,13 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         client.is_body_complete = True
         context.timing.lap("read")
     if wanted.address is not None:
-        with admission.start_upload() as upload:
+        with admission.start_upload(context.caller) as upload:
             image = await _fetch_image(wanted.address, pipeline.fetcher, upload, Deadline(received_at + seconds), context)
         content = parse(image, "", kind)
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
-    call = CallContext(deadline, context.timing, context.request_id, context.share, trace, allows_truncated=allows_truncated)
+    call = CallContext(deadline, context.timing, context.request_id, context.caller, trace, allows_truncated=allows_truncated)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 

@@ -7,8 +7,9 @@ from litestar import Request, Response, get
 from app.api.context import RequestContext
 from app.api.dependencies import Worker
 from app.errors import DeadlinePassed
+from app.resilience.fairness import Caller
 from app.telemetry.metrics import Metrics, render
-from app.telemetry.timing import Timing
+from app.telemetry.timing import WAITS, Timing
 from app.triton.metrics import triton_metrics
 
 
@@ -21,17 +22,17 @@ async def metrics(request: Request[Any, Any, Any], worker: Worker) -> Response[b
     return Response(text, media_type=content_type)
 
 
-def count_batch_image(metrics: Metrics, timing: Timing, status: int) -> None:
+def count_batch_image(metrics: Metrics, timing: Timing, caller: Caller, status: int) -> None:
     """Count an image of a batch that has ended."""
     metrics.batch_images.add(1, str(status))
-    _observe_stages(metrics, timing)
+    _observe_stages(metrics, timing, caller)
 
 
 def count_request(metrics: Metrics, context: RequestContext, endpoint: str, status: int) -> None:
     """Count a request that has ended."""
     metrics.requests.add(1, endpoint, str(status))
     metrics.request_seconds.observe(context.timing.total / 1e3, endpoint)
-    _observe_stages(metrics, context.timing)
+    _observe_stages(metrics, context.timing, context.caller)
     if context.error:
         metrics.errors.add(1, context.error)
         if context.rejection_reason:
@@ -40,6 +41,8 @@ def count_request(metrics: Metrics, context: RequestContext, endpoint: str, stat
             metrics.deadlines_missed.add(1, context.failed_stage)
 
 
-def _observe_stages(metrics: Metrics, timing: Timing) -> None:
+def _observe_stages(metrics: Metrics, timing: Timing, caller: Caller) -> None:
     for stage, milliseconds in timing.stages.copy().items():  # a thread may still record a stage
         metrics.stage_seconds.observe(milliseconds / 1e3, stage)
+        if stage in WAITS:
+            metrics.queue_seconds.observe(milliseconds / 1e3, stage, metrics.caller_label(caller.name))

@@ -2,16 +2,21 @@
 
 import asyncio
 import hashlib
+from collections import Counter
 from pathlib import Path
 
+import grpc
+import numpy as np
 import pytest
 
 from app.api.admission import middleware
 from app.api.application import Application
+from app.errors import CircuitOpen
 from app.main import create_app
-from tests.api.conftest import post_unread, settings_for
-from tests.fakes.triton import FakeTriton, serving
-from tests.support import SCENE, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
+from app.resilience.model_queue import ModelQueue
+from tests.api.conftest import post_unread, settings_for, write_keys
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import SCENE, Reply, call, calling, captured_log, eventually, json, lifespan_of, receiving, staying
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 
@@ -54,6 +59,20 @@ async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     fake.may_answer.set()
 
     assert (await first).status == 502
+
+
+async def test_what_triton_no_longer_answers_is_503_before_the_body_is_read(
+    filling: tuple[FakeTriton, Application], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, app = filling
+    monkeypatch.setattr(ModelQueue, "full", lambda _: CircuitOpen("Triton has stopped to answer"))
+    first = asyncio.create_task(call(app, staying({"type": "http.request", "body": SCENE, "more_body": False}), "/detect"))
+    assert await eventually(lambda: len(fake.requests) == 1)
+    reply = await post_unread(app, "/detect", {"Content-Length": "100"})
+    fake.may_answer.set()
+    await first
+
+    assert (reply.status, reply.problem["code"]) == (503, "circuit_open")
 
 
 async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[FakeTriton, Application]) -> None:
@@ -117,3 +136,24 @@ async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, A
     await first
 
     assert statuses == [200, 405, 405, 404, 404]
+
+
+async def test_a_flood_with_one_key_leaves_room_to_another(filling: tuple[FakeTriton, Application], tmp_path: Path) -> None:
+    """One key alone may have as many requests in progress as are allowed, and each other one up to half of an equal part."""
+    fake, _ = filling
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"  # so that nothing is known of the model's speed
+    file = write_keys(tmp_path, *((key, SECRET, "detect") for key in ("camera", "other")))
+    async with lifespan_of(app := create_app(settings_for(fake.url, api_keys_file=file, max_requests=10))):
+        fake.query_refusal = None
+        body = {"type": "http.request", "body": SCENE, "more_body": False}
+        sent: dict[str, list[asyncio.Task[Reply]]] = {}
+        for key, rejected in (("camera", 20), ("other", 28)):
+            headers = {"X-API-Key": f"{key}.{SECRET}"}
+            sent[key] = [asyncio.create_task(call(app, staying(body), "/predict/tiny", headers)) for _ in range(30)]
+            assert await eventually(lambda key=key, rejected=rejected: sum(map(asyncio.Task.done, sent[key])) == rejected)  # type: ignore[misc]
+        fake.may_answer.set()
+
+        for key, admitted in (("camera", 10), ("other", 2)):
+            answers = await asyncio.gather(*sent[key])
+            assert Counter(answer.status for answer in answers) == {200: admitted, 429: 30 - admitted}

@@ -9,6 +9,7 @@ from litestar.types import Message
 from app.api.answering.responses import LargeResponse
 from app.api.context import PAUSE_SECONDS, BodyLimits, RequestContext
 from app.errors import GatewayFull
+from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget
 from app.resilience.worker_table import WorkerTable
 from tests.api.virtual_time import in_virtual_time, now
@@ -80,7 +81,7 @@ async def test_a_client_that_does_not_read_is_left(
 
 async def test_a_response_that_has_no_room_is_rejected(memory: MemoryBudget) -> None:
     client = Client(memory)
-    with memory.reserve() as other:
+    with memory.reserve(ANYBODY) as other:
         other.add(2 << 20)
         with pytest.raises(GatewayFull):
             await client.get(LargeResponse(LARGE, "image/png", memory))

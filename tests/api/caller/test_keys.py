@@ -14,6 +14,7 @@ from structlog.testing import CapturedCall
 from app.api.caller import keys
 from app.api.caller.keys import ApiKeys, KeysError, create, load
 from app.resilience import last_valid
+from app.resilience.fairness import Caller
 from tests.support import captured_log
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -58,9 +59,9 @@ def test_a_file_is_read_by_id(path: Path) -> None:
     path.write_text(table(more="share = 0.25") + table("b_2", f'["{OTHER.upper()}", "{SHA256}"]', '["health", "detect"]'))
     read = load(path)
 
-    assert {id_: (key.id, set(key.scopes), key.share) for id_, key in read.items()} == {
-        "camera-1": ("camera-1", {"detect"}, 0.25),
-        "b_2": ("b_2", {"detect", "health"}, 0.0),
+    assert {id_: (key.id, set(key.scopes), key.caller) for id_, key in read.items()} == {
+        "camera-1": ("camera-1", {"detect"}, Caller("camera-1", 0.25, has_share=True)),
+        "b_2": ("b_2", {"detect", "health"}, Caller("b_2", 0.75)),
     }
     assert [digest.hex() for digest in read["camera-1"].digests] == [SHA256, SHA256]
     assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]

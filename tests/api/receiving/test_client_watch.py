@@ -13,6 +13,7 @@ from app.api.receiving.client_watch import ClientWatch, drain
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
 from app.pipeline import pipeline
+from app.resilience.fairness import ANYBODY
 from app.triton.shared_memory import Arena
 from tests.api.conftest import settings_for
 from tests.api.virtual_time import in_virtual_time, now
@@ -41,7 +42,7 @@ async def read(*messages: dict[str, Any], limits: BodyLimits = LIMITS, upload_by
 
 async def read_from(receive: Receive, limits: BodyLimits, upload_bytes: int = 1000) -> bytes:
     admitted = open_admission(upload_bytes=upload_bytes)
-    with admitted as admission, admission.start_upload() as upload, ClientWatch(receive, limits) as client:
+    with admitted as admission, admission.start_upload(ANYBODY) as upload, ClientWatch(receive, limits) as client:
         return await client.read_body(upload)
 
 
@@ -74,7 +75,11 @@ async def test_bytes_of_all_bodies_have_a_limit() -> None:
     body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
     limits = LIMITS._replace(max_bytes=2**20)
     assert len(await read(*body, limits=limits, upload_bytes=2**17)) == 2**17 + 1
-    with open_admission(upload_bytes=2**17) as admission, admission.start_upload() as other, admission.start_upload() as upload:
+    with (
+        open_admission(upload_bytes=2**17) as admission,
+        admission.start_upload(ANYBODY) as other,
+        admission.start_upload(ANYBODY) as upload,
+    ):
         other.add(1)
         with ClientWatch(receiving(chunk(part[1:], more=True), chunk(part)), limits) as client:
             assert len(await client.read_body(upload)) == 2**17 - 1

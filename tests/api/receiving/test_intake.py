@@ -22,6 +22,7 @@ from app.api.receiving import body
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.resilience.admission import Admission
+from app.resilience.fairness import ANYBODY
 from app.resilience.uploads import Upload
 from app.settings.schema import Settings
 from tests.fakes.https import Host, redirect, response, serving
@@ -254,7 +255,7 @@ async def test_bytes_that_arrive_count_as_those_of_an_upload(remote: Remote, adm
     assert seen == [True]
 
     memory.limit_bytes = 1000
-    with memory.reserve() as others:
+    with memory.reserve(ANYBODY) as others:
         others.add(1)
         assert json(await client.post("/detect", params={"url": host.url("/scene.bmp")}), 429)["code"] == "gateway_full"
 

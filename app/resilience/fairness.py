@@ -1,0 +1,222 @@
+"""Fairness between callers: how much of a resource each may use, and whose work is next."""
+
+import hashlib
+from collections.abc import Container, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from operator import itemgetter
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from app.resilience.worker_table import CALLER, NO_COLUMN, SEPARATOR, WorkerTable
+
+# A caller may use this many times what is free. With 9, one caller alone uses the whole limit, and a ninth more is for others.
+_FACTOR = 9
+# Client addresses are counted in so many groups, because they cannot be listed.
+_ADDRESS_GROUPS = 256
+# An image of a batch counts as so many single images.
+_BATCH_COST = 8.0
+
+
+class Caller(NamedTuple):
+    """Whoever sends requests: an API key or, without keys, a client address."""
+
+    name: str = ""
+    fraction: float = 1.0
+    """The key's share of a model's requests and time; for a caller without a share, what all shares leave to such callers."""
+    has_share: bool = False
+
+    @property
+    def pool(self) -> str:
+        """The callers that use the same `fraction`: only this one if it is its share."""
+        return self.name if self.has_share else ""
+
+
+ANYBODY = Caller()
+"""The caller of requests that belong to nobody, such as warm-ups, and of those whose address is unknown."""
+
+
+@lru_cache(4096)
+def caller_at(address: str) -> Caller:
+    """Return the caller with a client address; `ANYBODY` for an empty address."""
+    return Caller(f"address group {network_digest(address) % _ADDRESS_GROUPS}") if address else ANYBODY
+
+
+def network_digest(address: str) -> int:
+    """Return a hash, 56 bits, of what identifies a client: an IPv4 address, or the 64-bit prefix of an IPv6 address."""
+    network: object = address
+    with suppress(ValueError):  # a name, or empty
+        network = ip_address(address)
+    if isinstance(network, IPv6Address):
+        network = network.ipv4_mapped or int(network) >> 64
+    return int.from_bytes(hashlib.blake2b(str(network).encode(), digest_size=7).digest())
+
+
+class Turn(NamedTuple):
+    """What decides when work is next."""
+
+    caller: Caller
+    cost: float = 0.0
+    """Expected work, in any unit, the same for all that waits."""
+    is_batch: bool = False
+    """Whether it belongs to a batch, and comes behind single images."""
+
+
+class HasTurn(Protocol):
+    """Work that waits in a `FairQueue`."""
+
+    turn: Turn
+
+
+Work = TypeVar("Work", bound=HasTurn)
+
+
+class CallerCounts:
+    """What the callers of a host use of a resource: requests or bytes, for example.
+
+    Each may use a multiple of what is free (dynamic thresholds, Choudhury and Hahne 1998), so a caller that uses little finds room
+    beside one that takes all it gets.
+    """
+
+    def __init__(self, table: WorkerTable, resource: str) -> None:
+        """Count in the table's columns for this resource."""
+        self._table = table
+        self._resource = resource
+        self._total = table.column(resource)
+        self._columns: dict[str, int] = {}
+        self._active = 0
+        """Number of callers that use any of it in this worker."""
+
+    @property
+    def total(self) -> int:
+        """What all callers use on this host."""
+        return self._table.total(self._total)
+
+    @property
+    def in_worker(self) -> int:
+        """What all callers use in this worker."""
+        return self._table.cells[self._total]
+
+    def of(self, caller: Caller) -> int:
+        """Return what a caller uses on this host."""
+        return self._table.total(self._column(caller))
+
+    def of_in_worker(self, caller: Caller) -> int:
+        """Return what a caller uses in this worker."""
+        return self._table.cells[self._column(caller)]
+
+    def add(self, caller: Caller, amount: int) -> None:
+        """Add to what a caller uses. Count first, then ask for room, so that two workers never take the same place."""
+        column = self._column(caller)
+        self._table.add(self._total, amount)
+        if column != self._total:
+            before = self._table.cells[column]
+            self._active += (before + amount > 0) - (before > 0)
+            self._table.add(column, amount)
+
+    def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
+        """Return whether a caller may use what it does, and `more`."""
+        return self.of(caller) + more + _FACTOR * (self.total + more) <= (1 + _FACTOR) * limit
+
+    def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
+        """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""
+        if self.has_room(caller, limit, more):
+            return True
+        is_small = self.of(caller) + more <= max(1, limit // (2 * max(1, self._active)))
+        return is_small and self.total + more <= 2 * limit + 1
+
+    def until_served(self, caller: Caller, more: int = 0) -> int:
+        """Estimate how much is served until all of a caller, and `more`, is, if callers are served in turn."""
+        own, total = self.of(caller) + more, self.total + more
+        return total if own == total else min(total, own * max(2, self._active))
+
+    def _column(self, caller: Caller) -> int:
+        column = self._columns.get(caller.name)
+        if column is None:
+            column = self._table.column(CALLER + SEPARATOR.join((self._resource, caller.name)))
+            if column == NO_COLUMN:  # there are too many callers to tell them apart
+                column = self._total
+            self._columns[caller.name] = column
+        return column
+
+
+class FairQueue(Generic[Work]):
+    """Work that waits, in an order in which callers take turns: start-time fair queueing (Goyal, Vin and Cheng 1996).
+
+    Each caller's work keeps its order, except that images of batches come behind single ones. Work that is discarded costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[tuple[str, bool], dict[Work, None]] = {}
+        """What waits, by caller and whether it belongs to batches, in order of arrival."""
+        self._now = 0.0
+        """Start of the work that began last, on a virtual clock."""
+        self._ends: dict[tuple[str, bool], float] = {}
+        """End of the last work of each flow that began."""
+
+    def __len__(self) -> int:
+        """Return how much waits."""
+        return sum(map(len, self._flows.values()))
+
+    def add(self, work: Work) -> None:
+        """Add work behind that of its caller."""
+        self._flows.setdefault(_flow(work), {})[work] = None
+
+    def add_again(self, work: Sequence[Work]) -> None:
+        """Add work of a call that failed before all other work of its callers."""
+        for one in reversed(work):
+            self._flows[_flow(one)] = {one: None, **self._flows.get(_flow(one), {})}
+
+    def in_turn(self) -> list[Work]:
+        """Return what waits, the next one first."""
+        if len(self._flows) == 1:
+            return [work for flow in self._flows.values() for work in flow]
+        starts: list[tuple[float, Work]] = []
+        callers = self._callers
+        for key, flow in self._flows.items():
+            start = self._start(key)
+            for work in flow:
+                starts.append((start, work))
+                start += _cost(work.turn, callers)
+        return [work for _, work in sorted(starts, key=itemgetter(0))]
+
+    def next(self, passed_over: Container[str] = ()) -> Work | None:
+        """Return the work whose turn it is, except that of some callers, by name; None if nothing else waits."""
+        flows = [flow for flow in self._flows if flow[0] not in passed_over]
+        return next(iter(self._flows[min(flows, key=self._start)])) if flows else None
+
+    def begin(self, first: Work, *others: Work) -> None:
+        """Remove work that begins together, and let its callers pay for it. The clock is set to the start of the first."""
+        is_next, callers = first is self.next(), self._callers
+        for work in (first, *others):
+            flow = _flow(work)
+            start = self._start(flow)
+            self._ends[flow] = start + _cost(work.turn, callers)
+            if work is first and is_next:
+                self._now = start
+            self.discard(work)
+
+    def discard(self, work: Work) -> None:
+        """Remove work that nobody needs any more, if it still waits."""
+        flow = self._flows.get(_flow(work), {})
+        flow.pop(work, None)
+        if not flow:
+            self._flows.pop(_flow(work), None)
+
+    def _start(self, flow: tuple[str, bool]) -> float:
+        return max(self._now, self._ends.get(flow, 0.0))
+
+    @property
+    def _callers(self) -> int:
+        return len({name for name, _ in self._flows})
+
+
+def _cost(turn: Turn, callers: int) -> float:
+    """Return what a caller pays for its turn, as one of those whose work waits."""
+    cost = turn.cost * (_BATCH_COST if turn.is_batch else 1.0)
+    share = turn.caller.fraction / (1 - turn.caller.fraction) if turn.caller.has_share else 0.0
+    return cost / max(1.0, (callers - 1) * share)
+
+
+def _flow(work: HasTurn) -> tuple[str, bool]:
+    return work.turn.caller.name, work.turn.is_batch

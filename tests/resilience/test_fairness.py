@@ -1,0 +1,231 @@
+"""How much of a resource each caller may use, and whose work is next."""
+
+from collections import Counter
+from itertools import cycle
+
+import pytest
+
+from app.resilience.fairness import ANYBODY, Caller, CallerCounts, FairQueue, Turn, caller_at
+from app.resilience.worker_table import CALLER, WorkerTable
+from tests.support import OpenTable
+
+A, B = Caller("a"), Caller("b")
+LIMITS = pytest.mark.parametrize("limit", [1, 4, 10, 100])
+
+
+def take(counts: CallerCounts, limit: int, *callers: Caller) -> Counter[str]:
+    """Let callers take one after the other, in turn, until none finds room; return what each has."""
+    taken = Counter({caller.name: counts.of(caller) for caller in callers})
+    refused = 0
+    for caller in cycle(callers):
+        if counts.has_room(caller, limit, 1):
+            counts.add(caller, 1)
+            taken[caller.name] += 1
+            refused = 0
+        elif (refused := refused + 1) == len(callers):
+            return taken
+    raise AssertionError
+
+
+@LIMITS
+def test_a_caller_alone_has_the_whole_limit(table: WorkerTable, limit: int) -> None:
+    assert take(CallerCounts(table, "x"), limit, A) == {"a": limit}
+
+
+@LIMITS
+def test_a_second_caller_finds_room_beside_a_greedy_one(open_table: OpenTable, limit: int) -> None:
+    """Also in another worker. All together use little more than the limit."""
+    one, other = (CallerCounts(open_table(), "x") for _ in range(2))
+    take(one, limit, A)
+    taken = take(other, limit, B)["b"]
+
+    assert taken >= limit // 10 - 1
+    assert one.total == other.total == limit + taken <= 1.1 * limit + 1
+    assert not one.has_room(A, limit, 1)
+
+
+@LIMITS
+def test_the_first_requests_have_a_place_beside_those_of_others(table: WorkerTable, limit: int) -> None:
+    """Also while these exceed a limit that has just halved, but not without bounds."""
+    counts = CallerCounts(table, "x")
+    counts.add(A, 2 * limit)
+    places = 0
+    while counts.has_place(B, limit, 1):
+        counts.add(B, 1)
+        places += 1
+
+    assert places == 1
+    assert not counts.has_place(A, limit, 1)
+
+
+@pytest.mark.parametrize("callers", [2, 3, 5])
+def test_greedy_callers_get_equal_parts(table: WorkerTable, callers: int) -> None:
+    """Also if one of them had taken everything before, as it gives that back. A part changes in steps of nine."""
+    counts = CallerCounts(table, "x")
+    all_of_them = [Caller(str(number)) for number in range(callers)]
+    take(counts, 100, all_of_them[0])
+    for _ in range(1000):
+        most = max(all_of_them, key=counts.of)
+        counts.add(most, -1)
+        take(counts, 100, *all_of_them[1:], all_of_them[0])
+
+    assert max(map(counts.of, all_of_them)) - min(map(counts.of, all_of_them)) <= 9
+    assert counts.total >= 100
+
+
+def test_what_is_given_back_is_free(table: WorkerTable) -> None:
+    counts = CallerCounts(table, "x")
+    take(counts, 10, A, B)
+    for caller in (A, B):
+        counts.add(caller, -counts.of(caller))
+
+    assert (counts.total, counts.in_worker, counts.of_in_worker(A)) == (0, 0, 0)
+    assert take(counts, 10, A) == {"a": 10}
+
+
+def test_callers_for_whom_no_column_is_left_are_one_caller(table: WorkerTable) -> None:
+    for number in range(9_000):
+        table.column(CALLER + str(number))
+    counts, others = CallerCounts(table, "x"), CallerCounts(table, "y")
+    others.add(A, 100)
+    counts.add(A, 2)
+    counts.add(B, 3)
+
+    assert counts.total == counts.in_worker == counts.of(A) == counts.of_in_worker(B) == 5
+    assert (counts.has_room(A, 6, 1), counts.has_room(A, 5, 1)) == (True, False)
+    counts.add(A, -2)
+    counts.add(B, -3)
+    assert (counts.total, counts.of(A), counts.of(B)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0, 5), (1, 6), (5, 10), (100, 10)])
+def test_a_caller_waits_for_as_much_of_others_as_it_has(table: WorkerTable, others: int, expected: int) -> None:
+    """Callers are served in turn: before five of one are served, at most five of another are."""
+    counts = CallerCounts(table, "x")
+    counts.add(A, 5)
+    counts.add(B, others)
+
+    assert counts.until_served(A) == expected
+    assert counts.until_served(ANYBODY) == 0
+
+
+def test_only_callers_without_a_share_have_a_pool_in_common() -> None:
+    assert Caller("a", 0.5).pool == Caller("b", 0.5).pool == ANYBODY.pool
+    assert len({caller.pool for caller in (ANYBODY, *(Caller(name, 0.2, has_share=True) for name in "ab"))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:0:0:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+    ],
+)
+def test_addresses_of_one_network_of_ipv6_are_one_caller(one: str, other: str, *, is_same: bool) -> None:
+    assert (caller_at(one) == caller_at(other)) is is_same
+
+
+def test_callers_by_address_have_a_limited_number() -> None:
+    """An unknown address belongs to nobody."""
+    assert len({caller_at(f"10.0.{number // 256}.{number % 256}") for number in range(5000)}) <= 512
+    assert caller_at("") == ANYBODY
+
+
+class Work:
+    """Work that waits for its turn."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+
+    @property
+    def name(self) -> str:
+        """The name of the caller, in capitals for images of batches."""
+        return self.turn.caller.name.upper() if self.turn.is_batch else self.turn.caller.name
+
+
+class Queue(FairQueue[Work]):
+    def more(self, caller: Caller, number: int, cost: float = 1.0, *, is_batch: bool = False) -> list[Work]:
+        added = [Work(Turn(caller, cost, is_batch)) for _ in range(number)]
+        for work in added:
+            self.add(work)
+        return added
+
+    def run(self, number: int) -> str:
+        """Begin the next ones; return their names."""
+        names = ""
+        for _ in range(number):
+            work = self.next()
+            assert work is not None
+            assert work is self.in_turn()[0]
+            self.begin(work)
+            names += work.name
+        return names
+
+
+def test_callers_take_turns_however_much_they_have() -> None:
+    """Who comes later waits for one of each other caller, and has no right to what it did not use."""
+    work = Queue()
+    work.more(A, 100)
+    assert work.run(10) == "a" * 10
+    work.more(B, 100)
+    assert Counter(work.run(40)) == {"a": 20, "b": 20}
+    work.more(Caller("c"), 5)
+
+    assert Counter(work.run(15)) == {"a": 5, "b": 5, "c": 5}
+    assert Counter(work.run(10)) == {"a": 5, "b": 5}
+
+
+def test_work_is_weighed_by_its_cost() -> None:
+    work = Queue()
+    work.more(A, 10, cost=4)
+    work.more(B, 40, cost=1)
+
+    assert Counter(work.run(25)) == pytest.approx({"a": 5, "b": 20}, abs=1)
+
+
+@pytest.mark.parametrize(("fraction", "others", "expected"), [(0.5, 1, 20), (0.75, 1, 30), (0.5, 4, 20), (0.1, 1, 20)])
+def test_a_share_is_a_part_of_the_turns(fraction: float, others: int, expected: int) -> None:
+    """Whatever the number of other callers; an equal part if that is more."""
+    work = Queue()
+    for caller in [Caller(str(number), 1 - fraction) for number in range(others)]:
+        work.more(caller, 100)
+    work.more(Caller("s", fraction, has_share=True), 100)
+
+    assert Counter(work.run(40))["s"] == pytest.approx(expected, abs=2)
+
+
+def test_images_of_batches_come_behind_single_ones() -> None:
+    """Of the same caller and of others. They are not excluded: an image of a batch has its turn after eight single ones."""
+    work = Queue()
+    work.more(A, 50, is_batch=True)
+    work.more(A, 8)
+    work.more(B, 8)
+    first = work.run(18)
+
+    assert Counter(first) == {"A": 2, "a": 8, "b": 8}
+    assert work.run(10) == "A" * 10
+
+
+def test_discarded_work_costs_nothing() -> None:
+    """Its caller has as many turns as another one that has discarded nothing."""
+    work = Queue()
+    for dropped in work.more(A, 100):
+        work.discard(dropped)
+        work.discard(dropped)
+    assert (len(work), work.next()) == (0, None)
+    work.more(A, 5)
+    work.more(B, 5)
+
+    assert Counter(work.run(6)) == {"a": 3, "b": 3}
+
+
+def test_work_of_a_failed_call_comes_before_other_work_of_its_caller() -> None:
+    work = Queue()
+    first, second, *others = work.more(A, 4)
+    for one in (first, second):
+        work.begin(one)
+    work.add_again([first, second])
+
+    assert work.in_turn() == [first, second, *others]
