@@ -49,7 +49,7 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
     (repository / ENSEMBLE / "1").mkdir(parents=True)
     (repository / ENSEMBLE / "1" / "model.onnx").touch()
     (repository / ENSEMBLE / "config.pbtxt").write_text(generated(ENSEMBLE, PRODUCTION), encoding="utf-8")
-    change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 16", "max_batch_size: 4"))  # that of the embedded network
+    change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 16", "max_batch_size: 2"))  # that of the embedded network
     change(repository / LETTERBOX / "config.pbtxt", ("KIND_GPU", "KIND_CPU"))
     shutil.copytree(repository / LETTERBOX, repository / OTHER_LETTERBOX)
     change(repository / OTHER_LETTERBOX / "config.pbtxt", (LETTERBOX, OTHER_LETTERBOX), *OTHER_PARAMETERS)

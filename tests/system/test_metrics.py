@@ -96,7 +96,7 @@ async def test_every_request_is_counted_once(tmp_path: Path) -> None:
 
 async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
     """Counters never fall; the gauges of the killed worker are dropped."""
-    async with gateway(tmp_path) as (fake, running), AsyncExitStack() as stack:
+    async with gateway(tmp_path, calls_in_flight=100) as (fake, running), AsyncExitStack() as stack:
         before = requests(await scrape(running.url))
         counts = await load(running.url)
         fake.may_answer.clear()

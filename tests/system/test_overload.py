@@ -48,7 +48,7 @@ async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with (
         serving(fake),
-        running_gateway(fake.url, tmp_path, workers=2, max_requests=LIMIT, timeout_seconds=60) as gateway,
+        running_gateway(fake.url, tmp_path, workers=2, max_requests=LIMIT, calls_in_flight=100, timeout_seconds=60) as gateway,
         calling(gateway) as client,
     ):
         await until_each_worker_knows_the_other(gateway)

@@ -67,7 +67,7 @@ async def test_the_newest_version_is_one_model_with_or_without_its_number(one_by
     assert (await one_by_one.post("/predict/two_versions?version=1", content=SCENE)).status_code == 200
     samples = await scrape(one_by_one)
 
-    assert json(await one_by_one.get("/health"))["limits"]["requests"].keys() == {"yolo11n", "two_versions", "two_versions:1"}
+    assert json(await one_by_one.get("/health"))["limits"]["requests"].keys() == {"yolo11n:1", "two_versions", "two_versions:1"}
     assert samples['api_inference_batch_size_sum{model="two_versions"}'] == REQUESTS
     assert samples['api_inference_batch_size_count{model="two_versions"}'] < REQUESTS
     assert not [name for name in samples if "two_versions:2" in name]
