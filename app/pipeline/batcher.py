@@ -22,7 +22,7 @@ class Batcher:
 
     While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
     sent as a batch. So batches grow with the load, and no image waits for a timer. Callers take turns; one that has less than its
-    part of the images under way may send one in a call of its own, beyond the calls that are allowed.
+    part of the images under way has a call of its own, which may be one more than are allowed.
     """
 
     def __init__(self, calls: TritonCalls) -> None:

@@ -58,7 +58,7 @@ class DecodeThreads:
         for job in self._jobs.copy():
             if job.take() is not None:
                 job.result.cancel()
-        for _ in self._threads:
+        for _ in self._threads[:-1]:
             self._started.put(None)
         self._extra.put(None)
         for thread in self._threads:
@@ -83,7 +83,9 @@ class DecodeThreads:
         loop = asyncio.get_running_loop()
         job: _Job[T] = _Job(work, loop, self._end, turn)
         del work
-        self._put(job)
+        self._jobs.add(job)
+        self._queue.add(job)
+        self._start()
         timer = loop.call_later(remaining, job.miss_deadline)
         try:
             return await job.result
@@ -98,11 +100,6 @@ class DecodeThreads:
             # A failed job refers to its exception, whose traceback refers to this frame and to callers with the image: only the
             # garbage collector would free such a reference cycle.
             del job
-
-    def _put(self, job: "_Job[Any]") -> None:
-        self._jobs.add(job)
-        self._queue.add(job)
-        self._start()
 
     def _start(self) -> None:
         """Give the threads the jobs whose turn it is."""

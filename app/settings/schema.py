@@ -152,7 +152,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             le=4096,
             description="Maximum number of calls in progress to each Triton for one model, on the whole host, divided among the "
             "workers and rounded up; images that become ready meanwhile are sent together. 0: one more than the model has "
-            "instances.",
+            "instances, or twice that for a model without batches.",
         ),
     ] = 0
     timeout_seconds: Annotated[

@@ -50,8 +50,7 @@ async def respond_with_pictures(
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
             memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
-        work = lambda: msgspec.json.encode(describe(pictures))  # noqa: E731
-        body = await pipeline.threads.run(work, call.deadline, lease, turn=call.turn())
+        body = await pipeline.threads.run(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease, turn=call.turn())
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 

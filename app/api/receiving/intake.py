@@ -81,13 +81,10 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     wanted = parse_parameters(pairs, kind) if isinstance(kind, type) else kind.common
     seconds = pipeline.limits.timeout(wanted.timeout_ms)
     admission = pipeline.admission
-    with (
-        admission.anonymous_uploads.start(context.client_address)
-        if context.is_anonymous
-        else admission.start_upload(context.caller) as upload
-    ):
+    is_anonymous, address = context.is_anonymous, context.client_address
+    with admission.anonymous_uploads.start(address) if is_anonymous else admission.start_upload(context.caller) as upload:
         may_be_empty = may_be_empty or wanted.address is not None
-        data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not context.is_anonymous)
+        data = await client.read_body(upload, may_be_empty=may_be_empty, is_last=not is_anonymous)
         context.is_body_received = True
         received_at = monotonic()
         if not isinstance(kind, type):
@@ -98,8 +95,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         if wanted.address is None:
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
-                threads = pipeline.apart_threads if context.is_anonymous else pipeline.threads
-                content = await threads.run(work, Deadline(received_at + seconds), upload, turn=Turn(context.caller, 0.0))
+                threads = pipeline.apart_threads if is_anonymous else pipeline.threads
+                content = await threads.run(work, Deadline(received_at + seconds), upload, turn=Turn(context.caller))
                 wanted = parse_parameters([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
