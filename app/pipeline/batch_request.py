@@ -41,7 +41,7 @@ class BatchRequest:
         self._spec = spec
         self._options = options
         self._call = call
-        self._queue = pipeline.admission.batch_queue(spec.reference, pipeline.tritons.parallel_images(spec), call.caller)
+        self._queue = pipeline.admission.batch_queue(spec.name, pipeline.tritons.parallel_images(spec), call.caller)
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""

@@ -192,9 +192,7 @@ class Pipeline:
             reader = question.reader(spec)  # rejects invalid parameters before admission
             if spec.input_format is not InputFormat.FILE:
                 memory.add(spec.image_bytes)
-            permit = await self.admission.admit(
-                spec.reference, self.tritons.parallel_images(spec), memory, call.deadline, call.caller
-            )
+            permit = await self.admission.admit(spec.name, self.tritons.parallel_images(spec), memory, call.deadline, call.caller)
         except BaseException:
             memory.release()
             raise

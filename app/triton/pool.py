@@ -101,7 +101,8 @@ class TritonPool:
         return not servers or any(server.is_usable(model) for server in servers)
 
     def is_silent(self, model: str) -> bool:
-        """Return whether each Triton that has a model answers nothing, or is known not to run the model."""
+        """Return whether each Triton that has a model answers nothing, or is known not to run its default version."""
+        model = default.reference if (default := self.default(model)) else model
         servers = [server for server in self.servers if server.specs.has(model)] or self.servers
         return all(server.silence.missed or not server.is_usable(model) for server in servers)
 

@@ -237,6 +237,11 @@ async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> No
         with pytest.raises(ModelNotReady, match="not loaded any more"):
             await cache.get("a")
 
+    fake.query_refusal, fake.model_refusal = None, fake.query_refusal
+    fake.index.clear()
+    with pytest.raises(UnknownModel):  # it was removed
+        await cache.get("a")
+
 
 @pytest.mark.parametrize(
     "text", ["Request for unknown model: 'b' has no available versions", "Request for unknown model: 'b' is not found"]

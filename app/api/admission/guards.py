@@ -36,6 +36,7 @@ from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import is_supported, media_type
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, UnsupportedMediaType
+from app.model.reference import split_reference
 
 MAX_PATH = 1024
 """Maximum length of a path, in characters. The longest valid paths contain a model name."""
@@ -87,7 +88,7 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
     # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
     if not context.is_circuit_open:
-        pipeline.admission.check(model, context.caller, is_batch=route.takes == "images")
+        pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
 
 
 def guard_model(worker: WorkerResources) -> Guard:
