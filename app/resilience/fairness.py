@@ -182,19 +182,17 @@ class FairQueue(Generic[Work]):
 
     def next(self, passed_over: Container[str] = ()) -> Work | None:
         """Return the work whose turn it is, except that of some callers, by name; None if nothing else waits."""
-        flows = [flow for flow in self._flows if flow[0] not in passed_over]
+        flows = [flow for flow in self._flows if flow[0] not in passed_over] if passed_over else self._flows
         return next(iter(self._flows[min(flows, key=self._start)])) if flows else None
 
     def begin(self, first: Work, *others: Work) -> None:
         """Remove work that begins together, and let its callers pay for it. The clock is set to the start of the first."""
-        is_next, callers = first is self.next(), self._callers
+        callers, now = self._callers, self._start(_flow(first)) if first is self.next() else self._now
         for work in (first, *others):
             flow = _flow(work)
-            start = self._start(flow)
-            self._ends[flow] = start + _cost(work.turn, callers)
-            if work is first and is_next:
-                self._now = start
+            self._ends[flow] = self._start(flow) + _cost(work.turn, callers)
             self.discard(work)
+        self._now = now
 
     def discard(self, work: Work) -> None:
         """Remove work that nobody needs any more, if it still waits."""

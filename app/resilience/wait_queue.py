@@ -48,6 +48,8 @@ class WaitQueue(Generic[L]):
 
     def wake(self) -> None:
         """Admit waiting requests for which there is room."""
+        if not self._turns:  # as usual
+            return
         full = set[Callable[[], L | None]]()
         for turn, enter in list(self._turns.items()):
             if turn.cancelled() or enter in full:
