@@ -20,6 +20,8 @@ _MAX_RETRY_SECONDS = 30
 _INITIAL_LIMIT = 32.0
 # Deadlines below this multiple of the target (half of the usual deadline) are compared with the predicted wait.
 _SHORT = 1.9
+# This fraction of them: with all of it, most of the admitted requests would end a little too late.
+_FILLED = 0.7
 # A worker without measurements for this long does not contribute to the limit.
 _STALE_SECONDS = 5.0
 # A shorter pause is never treated as a stall.
@@ -120,7 +122,7 @@ class ModelQueue:
         # For the usual deadline or a longer one, the limit is sufficient.
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = part.counts.until_served(caller)
-            if ahead and (ahead + 1) * self.pace() > deadline.remaining:
+            if ahead and (ahead + 1) * self.pace() > _FILLED * deadline.remaining:
                 raise self.full()
         permit = None if self._waiting.has(part.enter) else part.enter()
         if permit is None:
