@@ -48,7 +48,7 @@ class ApiProcess:
                 program.command("app", "api"),
                 env={**program.environment(), "NOTIFY_SOCKET": "", SUPERVISED: str(self._beats), **self._environment},
                 pass_fds=inherited,
-                start_new_session=True,  # Ctrl-C must reach only the supervisor
+                process_group=0,  # Ctrl-C must reach only the supervisor
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
             )
         except (OSError, subprocess.SubprocessError) as error:

@@ -118,7 +118,9 @@ class EmbeddedTriton:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     pass_fds=[self._folder.descriptor],  # locks the folder until Triton, which removes its socket, has ended
-                    start_new_session=True,  # Ctrl-C must reach only the supervisor, which stops it after the API
+                    # Ctrl-C must reach only the supervisor, which stops it after the API. In another session, the priorities of
+                    # the API's threads would not count beside Triton (sched_autogroup).
+                    process_group=0,
                     preexec_fn=partial(_become_triton, os.getpid()),  # noqa: PLW1509 - takes no lock
                 )
         except (OSError, subprocess.SubprocessError) as error:

@@ -4,8 +4,9 @@ Each image passes through here, and a `ThreadPoolExecutor` with `asyncio.wrap_fu
 """
 
 import asyncio
-from collections import Counter
+import os
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
@@ -18,35 +19,26 @@ from app.resilience.lease import Lease
 T = TypeVar("T")
 
 _JOB_COST = 1e5  # of a job without pixels, in pixels to decode
+_LARGE = 1e6
+# Nice value of threads that decode large images, above the usual one: if both want a CPU, they get two fifths of it. With 0, small
+# images wait four times as long beside large ones; with 10, only half as many large PNGs and GIFs are answered (`bench fair`).
+_NICENESS = 4
 _LATE = "the request took too long in the gateway"
 
 
 class DecodeThreads:
-    """Runs the jobs of all callers in turn, in a fixed number of threads.
+    """Runs the jobs of all callers in turn, in a fixed number of threads, and large images in as many others.
 
-    One more thread runs jobs of callers that have none in another thread, so that they do not wait for a large image of somebody
-    else. Only the event loop changes the queue: a lock that the threads share with it would cost more than the queue itself.
+    Those have a lower priority than all else, such as a model that runs on the same CPUs: other images do not wait for large ones.
+    Only the event loop changes the queues: a lock that the threads share with it would cost more than the queues themselves.
     """
 
     def __init__(self, threads: int) -> None:
-        self._queue: FairQueue[_Job[Any]] = FairQueue()
-        """Jobs that are not in a thread's queue."""
         self._jobs: set[_Job[Any]] = set()
         """Jobs that have not ended."""
-        self._started: SimpleQueue[_Job[Any] | None] = SimpleQueue()
-        """Jobs for the threads: as many as these run, and as many again, because the event loop may be late."""
-        self._free = 2 * threads
-        """How many more jobs the threads take now."""
-        self._extra: SimpleQueue[_Job[Any] | None] = SimpleQueue()
-        """A job for the extra thread."""
-        self._extra_job: _Job[Any] | None = None
-        """The one that it runs."""
-        self._running: Counter[str] = Counter()
-        """Number of jobs in the queues of the threads, by caller."""
-        queues = {f"decode_{number}": self._started for number in range(threads)} | {"decode_extra": self._extra}
-        self._threads = [Thread(target=_work, args=(queue,), name=name, daemon=True) for name, queue in queues.items()]
-        for thread in self._threads:
-            thread.start()
+        # The event loop may be late, which does not matter between large images.
+        self._small = _Lane("decode", threads, ahead=threads, niceness=0)
+        self._large = _Lane("decode_large", threads, ahead=0, niceness=_NICENESS)
 
     @property
     def waiting(self) -> int:
@@ -58,11 +50,8 @@ class DecodeThreads:
         for job in self._jobs.copy():
             if job.take() is not None:
                 job.result.cancel()
-        for _ in self._threads[:-1]:
-            self._started.put(None)
-        self._extra.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._small.close()
+        self._large.close()
 
     async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease, turn: Turn) -> T:
         """Run `work` in a thread.
@@ -81,18 +70,19 @@ class DecodeThreads:
         if remaining <= 0:
             raise DeadlinePassed(_LATE)
         loop = asyncio.get_running_loop()
-        job: _Job[T] = _Job(work, loop, self._end, turn)
+        lane = self._small if turn.cost < _LARGE else self._large
+        job: _Job[T] = _Job(work, loop, partial(self._end, lane), turn)
         del work
         self._jobs.add(job)
-        self._queue.add(job)
-        self._start()
+        lane.queue.add(job)
+        lane.start()
         timer = loop.call_later(remaining, job.miss_deadline)
         try:
             return await job.result
         finally:
             timer.cancel()
             if job.take() is not None:
-                self._queue.discard(job)
+                lane.queue.discard(job)
                 self._jobs.discard(job)
             elif job in self._jobs:
                 for lease in leases:
@@ -101,33 +91,45 @@ class DecodeThreads:
             # garbage collector would free such a reference cycle.
             del job
 
-    def _start(self) -> None:
-        """Give the threads the jobs whose turn it is."""
-        are_busy = self._free < len(self._threads)  # one of which is the extra one
-        if are_busy and self._extra_job is None and (job := self._queue.next(self._running)) is not None:
-            self._extra_job = job
-            self._begin(job, self._extra)
-        while self._free and (job := self._queue.next()) is not None:
-            self._free -= 1
-            self._begin(job, self._started)
-
-    def _begin(self, job: "_Job[Any]", queue: "SimpleQueue[_Job[Any] | None]") -> None:
-        self._queue.begin(job)
-        self._running[job.turn.caller.name] += 1
-        queue.put(job)
-
-    def _end(self, job: "_Job[Any]") -> None:
+    def _end(self, lane: "_Lane", job: "_Job[Any]") -> None:
         """Note that a thread has ended a job, or found that it was dropped."""
         self._jobs.discard(job)
-        caller = job.turn.caller.name
-        self._running[caller] -= 1
-        if not self._running[caller]:
-            del self._running[caller]
-        if job is self._extra_job:
-            self._extra_job = None
-        else:
-            self._free += 1
-        self._start()
+        lane.end()
+
+
+class _Lane:
+    """Threads, and the jobs that wait for them."""
+
+    def __init__(self, name: str, threads: int, *, ahead: int, niceness: int) -> None:
+        self.queue: FairQueue[_Job[Any]] = FairQueue()
+        """Jobs that the threads do not have."""
+        self._started: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        """Jobs for the threads: as many as these run, and `ahead` more."""
+        self._free = threads + ahead
+        """How many more jobs the threads take now."""
+        arguments = self._started, niceness
+        self._threads = [Thread(target=_work, args=arguments, name=f"{name}_{each}", daemon=True) for each in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self) -> None:
+        """Give the threads the jobs whose turn it is."""
+        while self._free and (job := self.queue.next()) is not None:
+            self._free -= 1
+            self.queue.begin(job)
+            self._started.put(job)
+
+    def end(self) -> None:
+        """Note that a thread has ended a job."""
+        self._free += 1
+        self.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        for _ in self._threads:
+            self._started.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 class _Job(Generic[T]):
@@ -180,7 +182,8 @@ class _Job(Generic[T]):
             self.result.set_exception(error)
 
 
-def _work(queue: "SimpleQueue[_Job[Any] | None]") -> None:
+def _work(queue: "SimpleQueue[_Job[Any] | None]", niceness: int) -> None:
+    os.nice(niceness)  # of this thread only
     while (job := queue.get()) is not None:
         job.run()
         del job  # while this thread waits, it keeps nothing

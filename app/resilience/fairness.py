@@ -1,7 +1,7 @@
 """Fairness between callers: how much of a resource each may use, and whose work is next."""
 
 import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
@@ -180,10 +180,9 @@ class FairQueue(Generic[Work]):
                 start += _cost(work.turn, callers)
         return [work for _, work in sorted(starts, key=itemgetter(0))]
 
-    def next(self, passed_over: Container[str] = ()) -> Work | None:
-        """Return the work whose turn it is, except that of some callers, by name; None if nothing else waits."""
-        flows = [flow for flow in self._flows if flow[0] not in passed_over] if passed_over else self._flows
-        return next(iter(self._flows[min(flows, key=self._start)])) if flows else None
+    def next(self) -> Work | None:
+        """Return the work whose turn it is; None if nothing waits."""
+        return next(iter(self._flows[min(self._flows, key=self._start)])) if self._flows else None
 
     def begin(self, first: Work, *others: Work) -> None:
         """Remove work that begins together, and let its callers pay for it. The clock is set to the start of the first."""

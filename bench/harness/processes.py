@@ -67,7 +67,7 @@ def running(  # noqa: PLR0913, PLR0917 - the parts of a server
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C must reach only the parent, which stops it
+            process_group=0,  # Ctrl-C must reach only the parent, which stops it
             preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
         )
     url = f"http://127.0.0.1:{port}"

@@ -68,7 +68,7 @@ def stop(number, _):
 signal.signal(signal.SIGHUP, lambda *_: note("told to renew its workers"))
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
-note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own session" if os.getsid(0) == os.getpid() else "ours"))
+note("started with " + " ".join(sys.argv[1:]) + " in " + ("its own process group" if os.getpgid(0) == os.getpid() else "ours"))
 note("process " + str(os.getpid()))
 {begin}
 if path:
@@ -79,7 +79,7 @@ while True:
     signal.pause()
 """
 PYTHON = sys.executable
-STARTED = "started with -P -m app api in its own session"
+STARTED = "started with -P -m app api in its own process group"
 ASKED = "asked /livez"
 TOLD = "told to stop by SIGTERM"
 AT_ONCE = "os._exit(0)"

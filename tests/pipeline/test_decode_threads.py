@@ -1,6 +1,7 @@
 """Blocking work runs in a few threads, in the turn of its caller, and under the deadline of its request."""
 
 import asyncio
+import os
 import threading
 import weakref
 from collections import Counter
@@ -138,28 +139,27 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
 
 
 A, B = Caller("a"), Caller("b")
+LARGE = 1e6
+"""Pixels of an image that is decoded in another thread."""
 
 
 class Jobs:
-    """Jobs of callers in a pool of one thread, which is busy with a job of A."""
+    """Large images of callers in a pool of one thread for them, which is busy with one of A."""
 
     def __init__(self, pool: DecodeThreads, gate: Gate) -> None:
         self._pool = pool
         self._gate = gate
         self.order: list[str] = []
         """What has run."""
-        self.threads: list[str] = []
-        """Where it has."""
-        self._tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(A)))]
+        self._tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(A, LARGE)))]
 
-    def add(self, number: int, caller: Caller, name: str, *, cost: float = 1.0, is_batch: bool = False) -> None:
+    def add(self, number: int, caller: Caller, name: str, *, cost: float, is_batch: bool = False) -> None:
         for _ in range(number):
             turn = Turn(caller, cost, is_batch)
             self._tasks.append(asyncio.ensure_future(self._pool.run(partial(self._note, name), later(), turn=turn)))
 
     def _note(self, name: str) -> None:
         self.order.append(name)
-        self.threads.append(threading.current_thread().name)
 
     async def finish(self) -> None:
         self._gate.may_end.set()
@@ -173,52 +173,24 @@ async def jobs(pool: DecodeThreads, gate: Gate) -> Jobs:
     return made
 
 
-async def test_the_jobs_of_a_caller_do_not_wait_for_those_of_another_one(jobs: Jobs) -> None:
-    """One more thread runs them, one by one, while all are busy. Nothing runs twice."""
-    jobs.add(5, A, "a")
-    jobs.add(3, B, "b")
-    assert await eventually(lambda: jobs.order == [*"bbb"])
-    await asyncio.sleep(0)
-    jobs.add(1, Caller("c"), "c")
-    assert await eventually(lambda: jobs.order == [*"bbbc"])
-    await jobs.finish()
+@pytest.mark.usefixtures("jobs")
+async def test_other_jobs_do_not_wait_for_large_images(pool: DecodeThreads, gate: Gate) -> None:
+    """Those are decoded in threads of their own, whose priority is lower."""
+    read_niceness = partial(os.getpriority, os.PRIO_PROCESS, 0)
+    usual = await pool.run(read_niceness, later(), turn=Turn(B))
+    gate.may_end.set()
 
-    assert sorted(jobs.order) == [*"aaaaabbbc"]
-    assert jobs.threads == [*["decode_extra"] * 4, *["decode_0"] * 5]
-
-
-async def test_the_extra_thread_runs_no_second_job_of_a_caller(jobs: Jobs, pool: DecodeThreads) -> None:
-    """Also if the job for which it was woken has been dropped meanwhile."""
-    occupied = Gate()
-    busy = asyncio.ensure_future(pool.run(occupied, later(), turn=Turn(B)))  # in the extra thread
-    assert await eventually(occupied.has_started.is_set)
-    dropped = asyncio.ensure_future(pool.run(lambda: None, later(), turn=Turn(Caller("c"))))
-    jobs.add(3, A, "a")
-    await asyncio.sleep(0)
-    dropped.cancel()
-    await asyncio.wait([dropped])
-    occupied.may_end.set()
-    await busy
-    jobs.add(1, Caller("d"), "d")
-    assert await eventually(lambda: jobs.order == ["d"])
-    await jobs.finish()
-
-    assert sorted(jobs.order) == [*"aaad"]
+    assert await pool.run(read_niceness, later(), turn=Turn(B, LARGE)) == usual + 4
 
 
 async def test_callers_take_turns_by_the_cost_of_their_jobs(jobs: Jobs, pool: DecodeThreads) -> None:
     """Images of batches come behind single ones, also of other callers."""
-    occupied = Gate()
-    busy = asyncio.ensure_future(pool.run(occupied, later(), turn=Turn(B)))  # in the extra thread
-    assert await eventually(occupied.has_started.is_set)
-    jobs.add(9, A, "A", cost=1e6, is_batch=True)
-    jobs.add(4, A, "a", cost=2e6)
-    jobs.add(4, B, "b", cost=1e6)
+    jobs.add(9, A, "A", cost=LARGE, is_batch=True)
+    jobs.add(4, A, "a", cost=2 * LARGE)
+    jobs.add(4, B, "b", cost=LARGE)
     await asyncio.sleep(0)
     assert pool.waiting == 17
     await jobs.finish()
-    occupied.may_end.set()
-    await busy
 
     assert Counter(jobs.order[:7]) == {"A": 1, "a": 2, "b": 4}
     assert jobs.order[7:] == [*"aa", *"A" * 8]
