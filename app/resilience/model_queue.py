@@ -39,6 +39,7 @@ class Permit(Lease):
         self._part = part
         self._position = position
         self._is_near = is_near
+        self._waits_least = part.counts.is_small(part.caller)
         self._began = monotonic()
         self.on_release(partial(queue.leave, part))
 
@@ -48,7 +49,12 @@ class Permit(Lease):
         return not self._queue.has_room(self._part)
 
     def measure(self, batch: BatchTimes | None = None) -> None:
-        """Record the duration of the request. Call this when its result arrives, in time or not."""
+        """Record the duration of the request. Call this when its result arrives, in time or not.
+
+        That of a caller with few requests tells nothing of the limit: they do not wait behind those of the others.
+        """
+        if self._waits_least:
+            return
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
 

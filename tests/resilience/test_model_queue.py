@@ -158,3 +158,26 @@ async def test_a_request_is_measured_when_its_result_is_there(table: WorkerTable
     leave(permit)
 
     assert queue.limit == pytest.approx(TARGET / 0.1)
+
+
+async def test_a_caller_with_few_requests_is_not_measured(table: WorkerTable, clock: Clock) -> None:
+    """They do not wait behind those of the others, which would seem to be as fast."""
+    queue = ModelQueue(table, "tiny", 1000, TARGET)
+    *many, few = [await enter(queue, Caller(name)) for name in "bbbba"]
+    clock.now += 0.1
+    few.measure()
+    assert queue.pace() == 0
+    clock.now += 3.9
+    for permit in many:
+        permit.measure()
+    assert queue.pace() == pytest.approx(1, rel=0.3)
+    for permit in (few, *many):
+        leave(permit)
+
+    equal = [await enter(queue, Caller(name)) for name in "abcd"]
+    pace = queue.pace()
+    clock.now += 0.1
+    for permit in equal:
+        permit.measure()
+        leave(permit)
+    assert queue.pace() < pace
