@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -190,9 +189,7 @@ def _capacity(settings: Settings) -> Capacity:
         memory_bytes=budget,
         max_requests=settings.max_requests,
         target_seconds=settings.timeout_seconds / 2,
-        decode_threads=min(
-            math.ceil(cores.available()), cores.workers(settings.workers, settings.instances) * settings.decode_threads
-        ),
+        decode_threads=cores.workers(settings.workers, settings.instances) * settings.decode_threads,
         anonymous_bytes=settings.max_body_bytes + _ANONYMOUS_BYTES,
     )
 

@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 _JOB_COST = 1e5  # of a job without pixels, in pixels to decode
 _LARGE = 1e6
-# Nice value of threads that decode large images, above the usual one: if both want a CPU, they get two fifths of it. With 0, small
+# Nice value of threads that decode large images, above the usual one: if both want a CPU, they get a fifth of it. With 0, small
 # images wait four times as long beside large ones; with 10, only half as many large PNGs and GIFs are answered (`bench fair`).
-_NICENESS = 4
+_NICENESS = 6
 _LATE = "the request took too long in the gateway"
 
 

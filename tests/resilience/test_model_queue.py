@@ -167,17 +167,17 @@ async def test_a_caller_with_few_requests_is_not_measured(table: WorkerTable, cl
     clock.now += 0.1
     few.measure()
     assert queue.pace() == 0
-    clock.now += 3.9
+    clock.now += 0.3
     for permit in many:
         permit.measure()
-    assert queue.pace() == pytest.approx(1, rel=0.3)
+    slow = queue.pace()
+    assert slow > 0.3
     for permit in (few, *many):
         leave(permit)
 
     equal = [await enter(queue, Caller(name)) for name in "abcd"]
-    pace = queue.pace()
     clock.now += 0.1
     for permit in equal:
         permit.measure()
         leave(permit)
-    assert queue.pace() < pace
+    assert queue.pace() < slow
