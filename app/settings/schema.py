@@ -81,7 +81,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 1.0
     decode_threads: Annotated[
-        int, Meta(ge=1, le=256, description="Threads per worker that decode images, request bodies and raw model outputs.")
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Threads per worker that decode images, request bodies and raw model outputs; as many more decode images "
+            "of a megapixel or more.",
+        ),
     ] = 2
 
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
