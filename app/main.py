@@ -189,7 +189,7 @@ def _capacity(settings: Settings) -> Capacity:
         memory_bytes=budget,
         max_requests=settings.max_requests,
         target_seconds=settings.timeout_seconds / 2,
-        decode_threads=cores.workers(settings.workers, settings.instances) * settings.decode_threads,
+        decode_threads=cores.workers_of_host(settings.workers, settings.instances) * settings.decode_threads,
         anonymous_bytes=settings.max_body_bytes + _ANONYMOUS_BYTES,
     )
 

@@ -1,6 +1,7 @@
 """One instance of the API as a child process."""
 
 import os
+import signal
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,7 @@ class ApiProcess:
                 env={**program.environment(), "NOTIFY_SOCKET": "", SUPERVISED: str(self._beats), **self._environment},
                 pass_fds=inherited,
                 process_group=0,  # Ctrl-C must reach only the supervisor
-                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - takes no lock
+                preexec_fn=partial(_become_api, os.getpid()),  # noqa: PLW1509 - takes no lock
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise CommandError(str(error)) from error
@@ -95,3 +96,10 @@ class ApiProcess:
             self._process = None
             if self.socket is not None:
                 self.socket.unlink(missing_ok=True)
+
+
+def _become_api(parent: int) -> None:
+    signal.signal(
+        signal.SIGTTOU, signal.SIG_IGN
+    )  # after `stty tostop`, the log would stop a process in the background of a terminal
+    die_with_parent(parent)

@@ -115,6 +115,12 @@ def count_pixels(data: bytes, limits: PixelLimits) -> int:
     return pixels if pixels <= limits.of(name) else 0
 
 
+def is_decoded_apart(data: bytes) -> bool:
+    """Return whether the image may be decoded in a process of its own, which may take long however small the image is."""
+    found = _MAGIC.match(data)
+    return found is not None and found.lastgroup in apart.PIXEL_BYTES
+
+
 def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None] = lambda _: None) -> ImageHeader:
     """Read format, size and orientation; decode an AVIF, a HEIC, or a TIFF that is decoded in a process of its own.
 

@@ -6,6 +6,7 @@ Each image passes through here, and a `ThreadPoolExecutor` with `asyncio.wrap_fu
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
@@ -13,13 +14,13 @@ from typing import Any, Generic, TypeVar
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
+from app.resilience.decode_backlog import LARGE_PIXELS
 from app.resilience.fairness import FairQueue, Turn
 from app.resilience.lease import Lease
 
 T = TypeVar("T")
 
 _JOB_COST = 1e5  # of a job without pixels, in pixels to decode
-_LARGE = 1e6
 # Nice value of threads that decode large images, above the usual one: if both want a CPU, they get a fifth of it. With 0, small
 # images wait four times as long beside large ones; with 10, only half as many large PNGs and GIFs are answered (`bench fair`).
 _NICENESS = 6
@@ -27,10 +28,11 @@ _LATE = "the request took too long in the gateway"
 
 
 class DecodeThreads:
-    """Runs the jobs of all callers in turn, in a fixed number of threads, and large images in as many others.
+    """Runs the jobs of all callers in turn, in a fixed number of threads, and large ones in as many others.
 
-    Those have a lower priority than all else, such as a model that runs on the same CPUs: other images do not wait for large ones.
-    Only the event loop changes the queues: a lock that the threads share with it would cost more than the queues themselves.
+    Those have a lower priority than all else in this session or container, such as a model that runs on the same CPUs. Other jobs
+    do not wait for them. Only the event loop changes the queues: a lock that the threads share with it would cost more than the
+    queues themselves.
     """
 
     def __init__(self, threads: int) -> None:
@@ -70,7 +72,7 @@ class DecodeThreads:
         if remaining <= 0:
             raise DeadlinePassed(_LATE)
         loop = asyncio.get_running_loop()
-        lane = self._small if turn.cost < _LARGE else self._large
+        lane = self._small if turn.cost < LARGE_PIXELS else self._large
         job: _Job[T] = _Job(work, loop, partial(self._end, lane), turn)
         del work
         self._jobs.add(job)
@@ -183,7 +185,8 @@ class _Job(Generic[T]):
 
 
 def _work(queue: "SimpleQueue[_Job[Any] | None]", niceness: int) -> None:
-    os.nice(niceness)  # of this thread only
+    with suppress(OSError):  # the kernel may be told to refuse it
+        os.nice(niceness)  # of this thread only
     while (job := queue.get()) is not None:
         job.run()
         del job  # while this thread waits, it keeps nothing

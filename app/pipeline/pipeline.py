@@ -7,8 +7,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, UnknownModel
-from app.imaging.header import PixelLimits, count_pixels
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
+from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
@@ -23,6 +23,7 @@ from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
+from app.resilience.decode_backlog import LARGE_PIXELS
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
@@ -127,6 +128,8 @@ class Pipeline:
         except UnknownModel as error:
             name, detail = split_reference(model)[0], ""
             if name in self._default_names:
+                if self.tritons.has_had(name):
+                    raise ModelNotReady("the model is not loaded any more") from None
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
                 detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
@@ -225,7 +228,8 @@ class Pipeline:
             buffer, transform = fill()
         else:
             with self.admission.decode_backlog.add(pixels, deadline, call.caller) as counted:
-                buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(pixels))
+                cost = LARGE_PIXELS + pixels if is_decoded_apart(data) and not takes_file else pixels
+                buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(cost))
         timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))

@@ -58,11 +58,11 @@ class Admission:
         self.upload_memory = MemoryBudget(table, "upload memory", capacity.upload_bytes)
         self.anonymous_uploads = AnonymousUploads(table, capacity.anonymous_bytes)
         self.queues: dict[str, ModelQueue] = {}
-        """Queues by model."""
+        """Queues by name of the model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
         """The part of the memory for encoded images of batches."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
-        """Batch queues by model and caller."""
+        """Batch queues by name of the model and caller."""
 
     def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False) -> None:
         """Reject a request for a model before its body is received, if the gateway is full.

@@ -9,7 +9,8 @@ from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 
 # Smaller images are decoded in milliseconds, which is part of the usual duration of a request.
-_MIN_PIXELS = 1_000_000
+LARGE_PIXELS = 1_000_000
+"""Pixels from which an image is large."""
 _INITIAL_SECONDS_PER_PIXEL = 12e-9
 # Bounds of a measurement, wider than the differences between formats: crafted or nearly empty images must not dominate.
 _FASTEST, _SLOWEST = 4e-9, 200e-9
@@ -44,7 +45,7 @@ class DecodeBacklog:
             GatewayFull: Decoding it and the images before it would take more than half of the remaining time.
         """
         lease = Lease()
-        if pixels < _MIN_PIXELS:
+        if pixels < LARGE_PIXELS:
             return lease
         self._counts.add(caller, pixels)  # counted first, so that two workers see each other
         ahead = self._counts.until_served(caller)
@@ -57,6 +58,6 @@ class DecodeBacklog:
 
     def measure(self, pixels: int, seconds: float) -> None:
         """Record how long an image was decoded, also while other work used the CPU. Thread-safe."""
-        if pixels >= _MIN_PIXELS:
+        if pixels >= LARGE_PIXELS:
             found = min(max(seconds / pixels, _FASTEST), _SLOWEST, _MAX_STEP * self._seconds_per_pixel)
             self._seconds_per_pixel += (found - self._seconds_per_pixel) * _SMOOTHING

@@ -126,8 +126,8 @@ class CallerCounts:
         return is_small and self.total + more <= 2 * limit + 1
 
     def is_small(self, caller: Caller) -> bool:
-        """Return whether a caller uses less than an equal part of what is in use in this worker."""
-        return self.of_in_worker(caller) * max(1, self._active) < self.in_worker
+        """Return whether a caller uses less than half of an equal part of what is in use in this worker."""
+        return 2 * self.of_in_worker(caller) * max(1, self._active) < self.in_worker
 
     def until_served(self, caller: Caller, more: int = 0) -> int:
         """Estimate how much is served until all of a caller, and `more`, is, if callers are served in turn."""

@@ -51,9 +51,10 @@ class Permit(Lease):
     def measure(self, batch: BatchTimes | None = None) -> None:
         """Record the duration of the request. Call this when its result arrives, in time or not.
 
-        That of a caller with few requests tells nothing of the limit: they do not wait behind those of the others.
+        That of a caller with few requests tells nothing of the limit, as long as those of others are measured: it does not wait
+        behind them.
         """
-        if self._waits_least:
+        if self._waits_least and not self._queue.is_stale:
             return
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
@@ -155,7 +156,7 @@ class ModelQueue:
 
     def measure(self, seconds: float, position: int, *, is_near: bool, batch: BatchTimes | None = None) -> None:
         """Record the duration of a request; see `ConcurrencyLimit.add`."""
-        was_stale = self._is_stale
+        was_stale = self.is_stale
         self._measured_at = monotonic()
         is_new = self._measured.add(seconds, position, self.limit, is_near=is_near, batch=batch, workers=self._table.workers)
         if is_new or was_stale:
@@ -163,10 +164,11 @@ class ModelQueue:
 
     def refresh(self) -> None:
         """Share this worker's limit with the other workers, or withdraw it if it is stale. Call this regularly."""
-        self._share_limit(0.0 if self._is_stale else self._measured.value)
+        self._share_limit(0.0 if self.is_stale else self._measured.value)
 
     @property
-    def _is_stale(self) -> bool:
+    def is_stale(self) -> bool:
+        """Whether this worker has measured nothing lately."""
         return monotonic() - self._measured_at > _STALE_SECONDS
 
     def _share_limit(self, limit: float) -> None:

@@ -64,7 +64,7 @@ class SpecCache:
         """Return the spec of a model; read it if it is not known.
 
         Raises:
-            UnknownModel: Triton does not have the model, and never had it.
+            UnknownModel: Triton does not have the model.
             UnknownVersion: Only other versions are loaded.
             ModelNotReady: The model was unloaded, or could not be loaded, or Triton is being stopped.
             TritonUnavailable: Triton does not answer.
