@@ -65,8 +65,11 @@ async def test_the_embedded_triton_continues_the_trace(settings: Settings, monke
             async with started(create_app(traced)) as client:
                 await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{SPAN}{SPAN}-{SPAN}-00"})
                 sampled = await client.post("/detect", content=SCENE, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+                assert sampled.status_code == 200, sampled.text
             # A Triton that is stopped may end without having exported everything.
-            assert await eventually(lambda: {"InferRequest", "six_columns", "compute"} <= {span.name for span in receiver.spans})
+            expected = {"InferRequest", "six_columns", "compute"}
+            has_all = await eventually(lambda: expected <= {span.name for span in receiver.spans})
+            assert has_all, [span.name for span in receiver.spans] + triton.log.read_text().splitlines()[-20:]
         finally:
             triton.stop()
 
