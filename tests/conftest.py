@@ -181,6 +181,14 @@ def patient_clients() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def usual_priority() -> Iterator[None]:
+    """Commands that run in this process must not lower its priority, which the servers of later tests would inherit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("app.__main__._ADD_NICENESS", 0)
+        yield
+
+
 @pytest.fixture
 async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
     """A FakeTriton and a client connected to it."""

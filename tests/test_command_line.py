@@ -98,7 +98,6 @@ def pulled(repository: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         return "later"
 
     monkeypatch.setattr("app.zoo.pull.pull", pull)
-    monkeypatch.setattr("os.nice", lambda _: None)  # of this process
     return seen
 
 
