@@ -99,7 +99,6 @@ class ApiProcess:
 
 
 def _become_api(parent: int) -> None:
-    signal.signal(
-        signal.SIGTTOU, signal.SIG_IGN
-    )  # after `stty tostop`, the log would stop a process in the background of a terminal
+    # After `stty tostop`, writing the log would stop a process group in the background of a terminal.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     die_with_parent(parent)

@@ -28,7 +28,7 @@ _LATE = "the request took too long in the gateway"
 
 
 class DecodeThreads:
-    """Runs the jobs of all callers in turn, in a fixed number of threads, and large ones in as many others.
+    """Runs the jobs of all callers in turn, in a fixed number of threads, and large images and bodies in as many others.
 
     Those have a lower priority than all else in this session or container, such as a model that runs on the same CPUs. Other jobs
     do not wait for them. Only the event loop changes the queues: a lock that the threads share with it would cost more than the

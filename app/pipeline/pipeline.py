@@ -228,7 +228,8 @@ class Pipeline:
             buffer, transform = fill()
         else:
             with self.admission.decode_backlog.add(pixels, deadline, call.caller) as counted:
-                cost = LARGE_PIXELS + pixels if is_decoded_apart(data) and not takes_file else pixels
+                is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
+                cost = pixels + LARGE_PIXELS if is_slow else pixels
                 buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(cost))
         timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.

@@ -125,7 +125,7 @@ class CallerCounts:
         is_small = self.of(caller) + more <= max(1, limit // (2 * max(1, self._active)))
         return is_small and self.total + more <= 2 * limit + 1
 
-    def is_small(self, caller: Caller) -> bool:
+    def has_little(self, caller: Caller) -> bool:
         """Return whether a caller uses less than half of an equal part of what is in use in this worker."""
         return 2 * self.of_in_worker(caller) * max(1, self._active) < self.in_worker
 

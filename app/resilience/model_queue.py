@@ -39,7 +39,7 @@ class Permit(Lease):
         self._part = part
         self._position = position
         self._is_near = is_near
-        self._waits_least = part.counts.is_small(part.caller)
+        self._has_little = part.counts.has_little(part.caller)
         self._began = monotonic()
         self.on_release(partial(queue.leave, part))
 
@@ -54,7 +54,7 @@ class Permit(Lease):
         That of a caller with few requests tells nothing of the limit, as long as those of others are measured: it does not wait
         behind them.
         """
-        if self._waits_least and not self._queue.is_stale:
+        if self._has_little and not self._queue.is_stale:
             return
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 

@@ -85,8 +85,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             ge=1,
             le=256,
-            description="Threads per worker that decode images, request bodies and raw model outputs; as many more decode images "
-            "of a megapixel or more.",
+            description="Threads per worker that decode images, request bodies and raw model outputs; as many more take "
+            "images of a megapixel, bodies of a megabyte, AVIF, HEIC and TIFF.",
         ),
     ] = 2
 

@@ -150,9 +150,9 @@ class SpecCache:
             with suppress(GatewayError):  # Triton may restrict its repository
                 states = await self._client.list_models()
             if name in (self._had if states is None else states):
-                is_lost = name in self._had
-                why = "the model is not loaded any more" if is_lost else "Triton could not load the model; its log says why"
-                raise ModelNotReady(why) from error
+                if name in self._had:
+                    raise ModelNotReady("the model is not loaded any more") from error
+                raise ModelNotReady("Triton could not load the model; its log says why") from error
             error.models = sorted(other for other, state in (states or {}).items() if state.is_ready)
             raise
         self._had.add(name)

@@ -96,7 +96,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
             if body.needs_parsing(context.content_type, context.content_encoding):
                 work = partial(_decode_and_parse, parse, data, kind, context, upload)
                 threads = pipeline.apart_threads if is_anonymous else pipeline.threads
-                content = await threads.run(work, Deadline(received_at + seconds), upload, turn=Turn(context.caller, len(data)))
+                turn = Turn(context.caller, len(data))  # a large body must not delay small images
+                content = await threads.run(work, Deadline(received_at + seconds), upload, turn=turn)
                 wanted = parse_parameters([*pairs, *content.parameters], kind)
                 seconds = pipeline.limits.timeout(wanted.timeout_ms)
             else:
