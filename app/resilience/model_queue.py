@@ -11,6 +11,7 @@ from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller, CallerCounts
 from app.resilience.lease import Lease
+from app.resilience.rounds import Rounds
 from app.resilience.wait_queue import WaitQueue
 from app.resilience.worker_table import SEPARATOR, WorkerTable
 
@@ -84,6 +85,7 @@ class ModelQueue:
         self._pools: dict[str, CallerCounts] = {}
         self._parts: dict[str, _Part] = {}
         self._waiting: WaitQueue[Permit] = WaitQueue()
+        self._rounds = Rounds(table, model)
         self._total = table.column(SEPARATOR.join(("all requests", model)))
         self.limit = _INITIAL_LIMIT
         """Limit of the requests in progress on the host: the average over the workers that have measured it."""
@@ -114,9 +116,12 @@ class ModelQueue:
             CircuitOpen: The same, because Triton has stopped to answer.
         """
         part = self._part(caller)
+        if self._rounds.comes_later(caller, self.limit):
+            raise self.full(caller)
         if (self._waiting.has(part.enter) or not self.has_room(part)) and not self._is_worth_waiting(part, uploads):
             self._measured.note_reached()
-            raise self.full()
+            self._rounds.note_full()
+            raise self.full(caller)
 
     async def admit(self, caller: Caller, deadline: Deadline) -> Permit:
         """Admit a request, now or when its turn comes.
@@ -130,15 +135,15 @@ class ModelQueue:
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = part.counts.until_served(caller)
             if ahead and (ahead + 1) * self.pace() > _FILLED * deadline.remaining:
-                raise self.full()
+                raise self.full(caller)
         permit = None if self._waiting.has(part.enter) else part.enter()
         if permit is None:
             if not self._is_worth_waiting(part, 0):
-                raise self.full()
+                raise self.full(caller)
             try:
                 permit = await self._waiting.wait(part.enter, _MAX_WAIT_SECONDS)
             except TimeoutError:
-                raise self.full() from None
+                raise self.full(caller) from None
         return permit
 
     def try_admit(self, caller: Caller) -> Permit | None:
@@ -218,7 +223,9 @@ class ModelQueue:
         if not part.counts.has_place(part.caller, room):
             part.counts.add(part.caller, -1)
             self._measured.note_reached()
+            self._rounds.note_full()
             return None
+        self._rounds.note_admitted(part.caller)
         if not self.own:
             self._progress_at = monotonic()
         self._table.add(self._total, 1)
@@ -237,8 +244,9 @@ class ModelQueue:
         pause = monotonic() - self._progress_at
         return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
 
-    def full(self) -> GatewayError:
-        """Return the error for a request that cannot be admitted, with a Retry-After time."""
+    def full(self, caller: Caller) -> GatewayError:
+        """Return the error for a caller's request that cannot be admitted, with a Retry-After time."""
+        self._rounds.note_asking(caller)
         if self._is_silent():
             return CircuitOpen("Triton has stopped to answer")
         # The expected end of the requests in progress, with jitter to spread the retries.

@@ -1,6 +1,7 @@
 """Delay rejections that exceed a rate."""
 
 import asyncio
+import random
 from collections import defaultdict
 from time import monotonic
 
@@ -48,7 +49,8 @@ class RejectionPacer:
         self._waiting += 1
         self._bytes += nbytes
         try:
-            await asyncio.sleep(seconds)
+            # Callers that were rejected at the same time would ask again at the same time, and leave places free between.
+            await asyncio.sleep(seconds * random.uniform(0.75, 1.25))  # noqa: S311
         finally:
             self._waiting -= 1
             self._bytes -= nbytes

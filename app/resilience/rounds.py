@@ -1,0 +1,69 @@
+"""Rounds: equal numbers of admissions for callers while more of them ask than there are places.
+
+Without it, chance decides who finds a place.
+"""
+
+import math
+from time import monotonic
+
+from app.resilience.fairness import Caller
+from app.resilience.worker_table import WorkerTable
+
+# A caller that has not asked for this long is gone.
+_GONE_SECONDS = 10.0
+# A place is kept for others for this long after the last rejection because there was none: they may not come back.
+_KEEP_SECONDS = 0.1
+# More admissions than this above the average do not count: those while there were places for all would raise the average.
+_MAX_LEAD = 2
+
+
+class Rounds:
+    """The callers of a worker that ask for places at a model, and how often each was admitted; compared with all workers'."""
+
+    def __init__(self, table: WorkerTable, model: str) -> None:
+        """Count in the table's columns for this model."""
+        self._table = table
+        self._callers = table.column(f"callers:{model}")
+        self._sum = table.column(f"admissions:{model}")
+        self._admissions: dict[str, int] = {}
+        """Number of admissions of each caller, from the average on."""
+        self._asked_at: dict[str, float] = {}
+        """When each caller last asked, in order of that time."""
+        self._full_at = -math.inf
+
+    def comes_later(self, caller: Caller, places: float) -> bool:
+        """Return whether a caller must leave a free place to those that were admitted less often."""
+        now = monotonic()
+        while self._asked_at and now - self._asked_at[gone := next(iter(self._asked_at))] > _GONE_SECONDS:
+            del self._asked_at[gone]
+            self._count(-1, -self._admissions.pop(gone))
+        if caller.has_share or now - self._full_at > _KEEP_SECONDS or self._table.total(self._callers) <= places:
+            return False
+        self.note_asking(caller)
+        return self._admissions[caller.name] > self._average
+
+    def note_full(self) -> None:
+        """Record that there was no place."""
+        self._full_at = monotonic()
+
+    def note_asking(self, caller: Caller) -> None:
+        """Record that a caller was rejected, or asks while others are."""
+        if self._asked_at.pop(caller.name, None) is None:
+            self._admissions[caller.name] = int(self._average)
+            self._count(1, self._admissions[caller.name])
+        self._asked_at[caller.name] = monotonic()
+
+    def note_admitted(self, caller: Caller) -> None:
+        """Record an admission."""
+        admissions = self._admissions.get(caller.name)
+        if admissions is not None and admissions < self._average + _MAX_LEAD:
+            self._admissions[caller.name] += 1
+            self._count(0, 1)
+
+    @property
+    def _average(self) -> float:
+        return self._table.total(self._sum) / max(1, self._table.total(self._callers))
+
+    def _count(self, callers: int, admissions: int) -> None:
+        self._table.add(self._callers, callers)
+        self._table.add(self._sum, admissions)
