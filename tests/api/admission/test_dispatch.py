@@ -65,7 +65,7 @@ async def test_what_triton_no_longer_answers_is_503_before_the_body_is_read(
     filling: tuple[FakeTriton, Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, app = filling
-    monkeypatch.setattr(ModelQueue, "full", lambda _: CircuitOpen("Triton has stopped to answer"))
+    monkeypatch.setattr(ModelQueue, "full", lambda *_: CircuitOpen("Triton has stopped to answer"))
     first = asyncio.create_task(call(app, staying({"type": "http.request", "body": SCENE, "more_body": False}), "/detect"))
     assert await eventually(lambda: len(fake.requests) == 1)
     reply = await post_unread(app, "/detect", {"Content-Length": "100"})
