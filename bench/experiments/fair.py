@@ -24,6 +24,7 @@ from bench.experiments.batch import encode_form
 from bench.experiments.options import Commands, add_shared, count, positive
 from bench.experiments.progress import say
 from bench.harness.lineup import BEFORE, DEFAULT, Lineup
+from bench.harness.memory_sampler import MemorySampler, find_workers
 from bench.harness.processes import ROOT, Running, require_checkout
 from bench.harness.triton import Triton, fixture_triton
 from bench.load.callers import Answers, Caller, probe
@@ -159,13 +160,18 @@ def _share_out(triton: Triton, options: argparse.Namespace) -> str:
     with _gateway(ids, triton, options) as (server, credentials):
         request = _post("/detect", _small())
         callers = [Caller(request, credentials[id_], _address(place)) for place, id_ in enumerate(ids)]
-        with _flood(server, callers, options.seconds) as sent:
+        with (
+            _flood(server, callers, options.seconds) as sent,
+            MemorySampler(find_workers(server.process, options.workers)) as memory,
+        ):
             found = sent()
     answers = [one["200"] for one in found]
     mean = sum(answers) / len(answers) or 1
+    mib = [sum(worker.resident_mib[place] for worker in memory.series) for place in (len(memory.series[0].seconds) // 2, -1)]
     return (
         f"{options.callers} callers, {number(sum(answers) / options.seconds)} answers/s; per caller, relative to the mean:"
-        f" least {min(answers) / mean:.2f}, most {max(answers) / mean:.2f}; {dict(sum(found, Counter()))}"
+        f" least {min(answers) / mean:.2f}, most {max(answers) / mean:.2f}; {dict(sum(found, Counter()))};"
+        f" memory of the workers {number(mib[0])} MiB after half of the time, {number(mib[1])} at the end"
     )
 
 
