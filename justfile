@@ -139,6 +139,11 @@ fmt:
     ruff format .
     ruff check --fix .
 
+# Build the documentation into docs/_build/html; graphviz must be installed
+[group('develop')]
+docs *args:
+    @sphinx-build -W --keep-going -n -q -E -d docs/_build/doctrees {{ args }} docs docs/_build/html
+
 # Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
 [group('develop')]
 bench *args:
@@ -159,7 +164,7 @@ profile seconds="60" out="profile.svg" *args:
 [group('develop')]
 lock:
     {{ compile }} -o requirements/api.txt {{ own }}
-    {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy --group docs
     {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt {{ own }} --extra models
     {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
     {{ compile }} -o requirements/tools.txt requirements/tools.in
@@ -171,4 +176,4 @@ lock:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust build dist docs/_build *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
