@@ -16,8 +16,8 @@ _OTHER_NAMES = {"bash", "console", "py", "python3", "shell", "shell-session", "z
 _ERROR = re.compile(r'"status": ?[45]\d\d')
 _MARK = re.compile(r"<!-- (?:(background)|no-run: (\S.*)) -->")
 
-# A response with an error fails a block, unless the documentation shows it. With job control, a block in the background has a process group of its own, which a signal reaches as Ctrl-C does.
-# What changes the machine must be marked: it fails before it does.
+# What would change the machine, and an error response that the documentation does not show, fail a block. With job control,
+# a block in the background has a process group of its own, which a signal reaches as Ctrl-C does.
 _PRELUDE = r"""set -e -o pipefail
 shows_error=False
 curl() {
@@ -47,7 +47,8 @@ set -m
 server=$!
 set +m
 until {is_ready}; do
-    kill -0 $server && sleep 0.2
+    kill -0 $server || exit 1
+    sleep 0.2
 done
 """
 

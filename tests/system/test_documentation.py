@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 
@@ -16,7 +16,7 @@ from app.host.processes import end_group
 from bench.harness.processes import running
 from tests.programs import require_program
 from tests.support import ROOT, free_port, triton_home
-from tests.system.documentation import find_blocks, pages, script
+from tests.system.documentation import Block, find_blocks, pages, script
 
 _MODELS = ("yolo11n", "efficientnet_lite0")
 _READY_SECONDS = 120
@@ -114,7 +114,7 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
 
 
 def test_marks_of_blocks() -> None:
-    """A comment directly before a block counts, also in a list; other languages are not run."""
+    """A comment directly before a block counts, also in a list; one in another language may show an error that is expected."""
     text = """
 <!-- background -->
 ```sh
@@ -137,14 +137,14 @@ ls
 ```
 
 ```json
-{}
+{"status": 400}
 ```
 """
 
-    assert [(block.language, block.code, block.mark) for block in find_blocks(text)] == [
-        ("sh", "./just serve\n", "background"),
-        ("python", "import time\n", "no-run"),
-        ("sh", "ls\n", None),
+    assert [block._replace(line=0) for block in find_blocks(text)] == [
+        Block("sh", "./just serve\n", 0, "background", shows_error=False),
+        Block("python", "import time\n", 0, "no-run", shows_error=False),
+        Block("sh", "ls\n", 0, None, shows_error=True),
     ]
 
 
@@ -161,3 +161,21 @@ def test_marks_that_are_refused(text: str, reason: str) -> None:
     """A block cannot be left out by mistake."""
     with pytest.raises(ValueError, match=reason):
         find_blocks(text)
+
+
+@pytest.mark.parametrize("code", ["sudo true", "true | false | true", "{ apt-get update; } && echo", "install -d /etc/nereid"])
+def test_what_fails_a_block(code: str) -> None:
+    """A command that fails, and one that would change the machine."""
+    assert not _passes(code, None)
+
+
+def test_a_server_that_does_not_start_fails_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEREID_TRITON_HOME", str(tmp_path))
+    assert not _passes("exit 1", "background")
+
+
+def _passes(code: str, mark: Literal["background"] | None) -> bool:
+    blocks = [Block("sh", f"{code}\n", 1, mark, shows_error=False), Block("sh", "echo went on\n", 2, None, shows_error=False)]
+    done = subprocess.run(["bash", "-c", script(blocks, 1)], stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode == 0 or "went on" in done.stdout
