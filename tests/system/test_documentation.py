@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -64,17 +65,17 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield Served(port, environ, models)
 
 
-@pytest.fixture
-def checkout(served: Served, networks: dict[str, Path]) -> Iterator[Path]:
-    """A copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own."""
+@contextmanager
+def _checkout(served: Served, network: Path) -> Iterator[Path]:
+    """Make a copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own."""
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "nereid"
         copy.mkdir()
         _copy_checkout(copy)
         shutil.rmtree(copy / "model_repository")
         (copy / "model_repository").symlink_to(served.models)
-        shutil.copy(networks["yolo11n"], copy / "best.onnx")
-        program = copy.parent / "nereid-program" / "nereid"
+        shutil.copy(network, copy / "best.onnx")
+        program = Path(folder) / "bin" / "nereid"
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nPYTHONPATH={copy} exec python -m app "$@"\n', encoding="utf-8")
         program.chmod(0o755)
@@ -82,31 +83,34 @@ def checkout(served: Served, networks: dict[str, Path]) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_run(page: Path, served: Served, checkout: Path, record_property: Callable[[str, object], None]) -> None:
+def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
     """Each block succeeds, in the order of the page."""
     require_program("curl", "curl")
     blocks = find_blocks(page.read_text(encoding="utf-8"))
     run = [block for block in blocks if block.mark != "no-run"]
     record_property("blocks", (len(run), len(blocks) - len(run)))
-    environ = {**os.environ, **served.environ}
-    environ["PATH"] = f"{checkout.parent / 'nereid-program'}:{Path(sys.executable).parent}:{environ['PATH']}"
-    log = checkout.parent / "output"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", script(run, served.port)],
-            cwd=checkout,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        code = process.wait()
-    finally:
-        end_group(process, _STOP_SECONDS)
+    if not run:
+        return
+    with _checkout(served, networks["yolo11n"]) as folder:
+        environ = {**os.environ, **served.environ}
+        environ["PATH"] = f"{folder.parent / 'bin'}:{Path(sys.executable).parent}:{environ['PATH']}"
+        log = folder.parent / "output"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", script(run, served.port)],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            code = process.wait()
+        finally:
+            end_group(process, _STOP_SECONDS)
 
-    assert code == 0, log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
+        assert code == 0, log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
 
 
 def test_marks_of_blocks() -> None:
