@@ -82,7 +82,7 @@ image *args:
 test *args:
     @python -m pytest -n 2 --dist loadfile {{ args }}
 
-# Run the tests with real servers, restarts and real time; nginx, Prometheus and Chromium must be installed
+# Run the tests with real servers, restarts and real time; nginx, Prometheus, Chromium and Graphviz must be installed
 [group('develop')]
 test-system *args:
     @python -m pytest -n 2 --dist loadfile -m system -o timeout=600 -o faulthandler_timeout=660 {{ args }}
@@ -141,7 +141,9 @@ fmt:
 
 # Build the documentation into docs/_build/html; graphviz must be installed
 [group('develop')]
+[no-exit-message]
 docs *args:
+    @command -v dot >/dev/null || { echo 'dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz' >&2; exit 1; }
     @sphinx-build -W --keep-going -n -q -E -d docs/_build/doctrees {{ args }} docs docs/_build/html
 
 # Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report

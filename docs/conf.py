@@ -1,26 +1,23 @@
 """Configuration of the documentation, which `./just docs` builds."""
 
-import shutil
+import re
 import sys
 from pathlib import Path
 
-from sphinx.errors import ConfigError
+from sphinx.application import Sphinx
 
 sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent.parent)]
 
 from app import __version__
 
-if shutil.which("dot") is None:
-    raise ConfigError("dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz")
-
 project = "Nereid"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.graphviz"]
+extensions = ["generated", "myst_parser", "sphinx.ext.graphviz"]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
 nitpicky = True
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 graphviz_output_format = "svg"
@@ -45,3 +42,15 @@ html_theme_options = {
         {"title": "Explanation", "url": "explanation/index"},
     ],
 }
+
+
+def _drop_remote_fonts(app: Sphinx, error: Exception | None) -> None:
+    """Remove the theme's font for flags, which browsers would load from another host."""
+    if error is None:
+        style = app.outdir / "_static" / "shibuya.css"
+        style.write_text(re.sub(r"@font-face\{[^}]*https:[^}]*\}", "", style.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Register what this project adds to the build."""
+    app.connect("build-finished", _drop_remote_fonts)
