@@ -13,11 +13,16 @@ ADDRESS = "127.0.0.1:4603"
 """The gateway's address in the documentation."""
 _LANGUAGES = {"sh", "python"}
 _OTHER_NAMES = {"bash", "console", "py", "python3", "shell", "shell-session", "zsh"}
+_ERROR = re.compile(r'"status": ?[45]\d\d')
 _MARK = re.compile(r"<!-- (?:(background)|no-run: (\S.*)) -->")
 
-# With job control, a block in the background has a process group of its own, which a signal reaches as Ctrl-C does.
+# A response with an error fails a block, unless the documentation shows it. With job control, a block in the background has a process group of its own, which a signal reaches as Ctrl-C does.
 # What changes the machine must be marked: it fails before it does.
-_PRELUDE = """set -e
+_PRELUDE = r"""set -e -o pipefail
+shows_error=False
+curl() {
+    if [ $shows_error = True ] || [[ " $*" =~ \ -[a-zA-Z]*f ]]; then command curl "$@"; else command curl --fail-with-body "$@"; fi
+}
 refuse() { echo 'this changes the machine: mark the block with <!-- no-run: reason -->'; exit 1; }
 for name in apt apt-get docker install kubectl podman sudo systemctl; do
     eval "$name() { refuse; }"
@@ -41,7 +46,7 @@ set -m
 }} &
 server=$!
 set +m
-until curl -fs http://127.0.0.1:{port}/readyz || curl -fs --unix-socket run/nereid-1.sock http://localhost/readyz; do
+until {is_ready}; do
     kill -0 $server && sleep 0.2
 done
 """
@@ -55,6 +60,8 @@ class Block(NamedTuple):
     line: int
     mark: Literal["background", "no-run"] | None
     """From a comment directly before the block: it starts a server, or it is not run."""
+    shows_error: bool
+    """Whether the next block is an error response."""
 
 
 def pages() -> list[Path]:
@@ -69,7 +76,7 @@ def find_blocks(text: str) -> list[Block]:
     Raises:
         ValueError: A block has another name of one of the languages, or a mark that is none.
     """
-    blocks = []
+    blocks: list[Block] = []
     before = ""
     for token in MarkdownIt().parse(text):
         if token.type == "fence" and token.map:
@@ -77,7 +84,9 @@ def find_blocks(text: str) -> list[Block]:
             if token.info in _OTHER_NAMES:
                 raise ValueError(f"line {line}: the language is {token.info}, not sh or python")
             if token.info in _LANGUAGES:
-                blocks.append(Block(token.info, token.content, line, _mark(before, line)))
+                blocks.append(Block(token.info, token.content, line, _mark(before, line), shows_error=False))
+            elif blocks and _ERROR.search(token.content):
+                blocks[-1] = blocks[-1]._replace(shows_error=True)
         before = token.content if token.type == "html_block" else ""
     return blocks
 
@@ -97,12 +106,22 @@ def script(blocks: Sequence[Block], port: int) -> str:
     """
     parts = [_PRELUDE]
     for block in blocks:
-        parts.append(f"echo; echo '--- line {block.line}'\n")
+        parts.append(f"echo; echo '--- line {block.line}'\nshows_error={block.shows_error}\n")
         code = block.code
         if block.language == "python":
             code = f"python - <<'END_OF_PYTHON'\n{code}END_OF_PYTHON\n"
         if block.mark == "background":
             port = free_port()
-            code = _BACKGROUND.format(code=code, port=port, home=f"$PWD/triton-{block.line}")
+            is_ready = _is_ready(code, port)
+            code = _BACKGROUND.format(code=code, port=port, home=f"$PWD/triton-{block.line}", is_ready=is_ready)
         parts.append(code.replace(ADDRESS, f"127.0.0.1:{port}"))
     return "".join(parts)
+
+
+def _is_ready(code: str, port: int) -> str:
+    """Return the command that asks the server of a block, or each of its instances, whether it is ready."""
+    if instances := re.search(r"--instances (\d+)", code):
+        urls = [f"--unix-socket run/nereid-{number + 1}.sock http://localhost" for number in range(int(instances[1]))]
+    else:
+        urls = [f"http://127.0.0.1:{port}"]
+    return " && ".join(f"curl -fs {url}/readyz" for url in urls)
