@@ -103,7 +103,7 @@ def _describe_responses(responses: dict[str, Any]) -> str:
     for status, response in responses.items():
         own: dict[str, list[str]] = {}
         for kind, content in response.get("content", {}).items():
-            if kind != _PROBLEM and not (status == "400" and kind == "application/json"):  # which is Litestar's, and is replaced
+            if kind != _PROBLEM:
                 own.setdefault(type_of(content["schema"]), []).append(f"`{kind}`")
         if own or int(status) < 400:  # noqa: PLR2004
             texts = [f"{text} as {', '.join(kinds)}" for text, kinds in own.items()]
