@@ -82,7 +82,7 @@ image *args:
 test *args:
     @python -m pytest -n 2 --dist loadfile {{ args }}
 
-# Run the tests with real servers, restarts and real time; nginx, Prometheus and Chromium must be installed
+# Run the tests with real servers, restarts and real time; nginx, Prometheus, Chromium and Graphviz must be installed
 [group('develop')]
 test-system *args:
     @python -m pytest -n 2 --dist loadfile -m system -o timeout=600 -o faulthandler_timeout=660 {{ args }}
@@ -139,6 +139,13 @@ fmt:
     ruff format .
     ruff check --fix .
 
+# Build the documentation into docs/_build/html; graphviz must be installed
+[group('develop')]
+[no-exit-message]
+docs *args:
+    @command -v dot >/dev/null || { echo 'dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz' >&2; exit 1; }
+    @sphinx-build -W --keep-going -n -q -E -d docs/_build/doctrees {{ args }} docs docs/_build/html
+
 # Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
 [group('develop')]
 bench *args:
@@ -159,7 +166,7 @@ profile seconds="60" out="profile.svg" *args:
 [group('develop')]
 lock:
     {{ compile }} -o requirements/api.txt {{ own }}
-    {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy
+    {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy --group docs
     {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt {{ own }} --extra models
     {{ compile }} -c requirements/dev.txt -o requirements/sbom.txt requirements/sbom.in
     {{ compile }} -o requirements/tools.txt requirements/tools.in
@@ -171,4 +178,4 @@ lock:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust build dist *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust build dist docs/_build *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0

@@ -61,7 +61,7 @@ _DOCTOR_HELP = (
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     write_whole_lines()
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     for flag in ("port", "workers", "instances", "model", "triton"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
@@ -82,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     epilog = "nereid bench --help: measure a server that runs" if program.IS_ONE_FILE else None
     parser = argparse.ArgumentParser(prog="nereid", description="An HTTP gateway for object detection on Triton.", epilog=epilog)
     parser.add_argument("--version", action="version", version=f"nereid {program.version()}")

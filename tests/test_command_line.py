@@ -241,7 +241,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "settings",
             {"PROT": "80"},
-            "NEREID_PROT is not a setting; the settings are listed in the README",
+            "NEREID_PROT is not a setting; `nereid settings` lists all",
         ),
         ("api --port http", {}, "NEREID_PORT: ..."),
         ("api --port 0", {}, "NEREID_PORT: ..."),
@@ -321,7 +321,7 @@ def test_an_old_name_of_a_setting_is_a_warning(
 
 
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints the table of the README, with every setting in it."""
+    """The table has every setting."""
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()

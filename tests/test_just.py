@@ -1,4 +1,4 @@
-"""The script that sets the project up, as far as it gets without a network."""
+"""The script that sets the project up, as far as it gets without a network, and recipes without what they need."""
 
 import os
 import shutil
@@ -40,3 +40,12 @@ def test_first_start_without_a_network_is_one_line(tmp_path: Path) -> None:
         "nereid: the package index cannot be reached; is there a network, and is pip configured for it?",
     ]
     assert not (clone / ".venv" / "locked").exists()
+
+
+def test_documentation_needs_graphviz(tmp_path: Path) -> None:
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    just = Path(sys.executable).with_name("just")
+    done = subprocess.run([just, "docs"], env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz\n"

@@ -37,7 +37,7 @@ async def examine(
     try:
         spec = from_triton_config(config, version)
     except UnsupportedModel as error:
-        fix = "the README, Models, lists the supported tensors; `nereid pull` composes a model that has them from a network"
+        fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]

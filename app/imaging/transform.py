@@ -34,7 +34,8 @@ class ImageTransform(NamedTuple):
     def min_decode_size(self) -> tuple[int, int]:
         """Minimum width and height in pixels for decoding at a reduced size.
 
-        Reduced decoding is faster, but averages pixels. From four times the size on the canvas, boxes hardly change (README).
+        Reduced decoding is faster, but averages pixels. From four times the size on the canvas, boxes hardly change
+        (docs/explanation/decisions.md).
         """
         width, height = 4 * self.width, 4 * self.height
         if self.crop is None:

@@ -43,7 +43,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         raise SettingsError("; ".join(f"{PREFIX}{name} was removed: {REMOVED[name]}" for name in removed))
     known = {name.upper() for name in Settings.__struct_fields__}
     if unknown := sorted(given.keys() - known - RENAMED.keys()):
-        raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting; the settings are listed in the README")
+        raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting; `nereid settings` lists all")
     given = {name: value for name, value in given.items() if value}
     for old, new in RENAMED.items():
         if old in given:

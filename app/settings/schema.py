@@ -23,7 +23,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings. The README's table is generated from the descriptions here."""
+    """All settings. The reference is generated from the descriptions here."""
 
     host: Annotated[str, Meta(description="Address the API listens on.")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="Port the API listens on.")] = 4603

@@ -1,4 +1,4 @@
-"""The settings as a table, for the README."""
+"""The settings as a table."""
 
 import typing
 
@@ -9,7 +9,7 @@ from app.settings.schema import PREFIX, Settings
 
 
 def render() -> str:
-    """Render the settings as the README's Markdown table."""
+    """Render the settings as a Markdown table."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for field in msgspec.structs.fields(Settings):
         meta = next(m for m in reversed(typing.get_args(field.type)) if isinstance(m, Meta) and m.description)

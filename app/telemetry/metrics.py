@@ -103,7 +103,7 @@ class Metrics:
         )
         self.reserved_limit = CommonGauge(table, "api_reserved_bytes_limit", "The most that may be reserved.", ["purpose"])
         self.workers = Gauge(table, "api_workers", "Workers that run.")
-        self.workers_wanted = CommonGauge(table, "api_workers_wanted", "Workers that should run.")
+        self.workers_wanted = CommonGauge(table, "api_workers_wanted", "Workers that should run; fewer do while one cannot start.")
         self.refused_files = Gauge(
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )

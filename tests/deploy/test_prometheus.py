@@ -19,7 +19,7 @@ from tests.support import ROOT
 
 FOLDER = CONFIG.parent
 ALERTS = [rule for group in msgspec.yaml.decode((FOLDER / "alerts.yml").read_bytes())["groups"] for rule in group["rules"]]
-RUNBOOK = ROOT / "deploy" / "monitoring.md"
+RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
 
 
 def promtool(*arguments: str, folder: Path = FOLDER) -> str:
@@ -54,11 +54,11 @@ def test_each_alert_has_scenarios_for_both() -> None:
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
     """It says how urgent it is, what is wrong, and where the runbook tells of it."""
-    sections = [line.removeprefix("### ") for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("### ")]
+    sections = [line.removeprefix("## ") for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
 
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
-    assert alert["annotations"]["runbook"] == f"deploy/monitoring.md#{alert['alert'].lower()}"
+    assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{alert['alert'].lower()}"
     assert alert["alert"] in sections
 
 

@@ -1,4 +1,4 @@
-"""Each cause in the table of `deploy/failures.md` is brought about, and what everybody sees is compared with its row."""
+"""Each cause in the table of `docs/how-to/failures.md` is brought about, and what everybody sees is compared with its row."""
 
 import asyncio
 import re
@@ -73,7 +73,7 @@ def _spans(cell: str) -> list[str]:
 
 
 def read_rows() -> Iterator[Row]:
-    text = (ROOT / "deploy" / "failures.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "failures.md").read_text(encoding="utf-8")
     yield from map(Row.read, text[text.index("| cause |") :].partition("\n\n")[0].splitlines()[2:])
 
 

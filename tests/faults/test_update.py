@@ -1,4 +1,4 @@
-"""Another version of the service is started while clients ask: by the steps of `deploy/README.md`, behind NGINX."""
+"""Another version of the service is started while clients ask: by the steps of `docs/how-to/update.md`, behind NGINX."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT
 
 _UNIT = ROOT / "deploy" / "systemd" / "nereid.service"
-_STEPS = re.compile(r"\*\*One machine, without a gap\.\*\*.*?```sh\n(.*?)```", re.DOTALL)
+_STEPS = re.compile(r"## One machine, without a gap\n.*?```sh\n(.*?)```", re.DOTALL)
 _INSTANCES = 3
 
 # Runs units as far as the steps need it. They are stopped by a signal to their main process, as with KillMode=mixed.
@@ -53,7 +53,7 @@ for unit in units:
 @pytest.fixture
 def steps(tmp_path: Path) -> str:
     """The steps, with this test's folder for those of the system."""
-    (script,) = _STEPS.findall((ROOT / "deploy" / "README.md").read_text(encoding="utf-8"))
+    (script,) = _STEPS.findall((ROOT / "docs" / "how-to" / "update.md").read_text(encoding="utf-8"))
     return "set -e\n" + re.sub(r"/(etc|run)/", rf"{tmp_path}/\1/", script)
 
 

@@ -59,7 +59,7 @@ def test_variables_of_others_and_internal_ones_are_ignored() -> None:
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
 def test_unknown_variable_is_named(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} is not a setting; the settings are listed in the README$"):
+    with pytest.raises(SettingsError, match=f"^{name} is not a setting; `nereid settings` lists all$"):
         load({"NEREID_PORT": "4603", name: "1"})
 
 

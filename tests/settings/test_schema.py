@@ -1,4 +1,4 @@
-"""What follows from the settings, and their table."""
+"""What follows from the settings."""
 
 from pathlib import Path
 
@@ -7,9 +7,6 @@ import pytest
 from app.settings.environment import load
 from app.settings.schema import PREFIX, Settings
 from app.settings.table import render
-from tests.support import ROOT
-
-README = ROOT / "README.md"
 
 
 def test_empty_environment_gives_the_defaults() -> None:
@@ -108,7 +105,3 @@ def test_table_has_a_row_for_each_setting() -> None:
     assert "| `NEREID_PORT` | `4603` | Port the API listens on. |" in lines
     assert any(line.startswith("| `NEREID_TRACING` | `false` | ") for line in lines)
     assert any(line.startswith("| `NEREID_TRITON_ENDPOINTS` |  | gRPC endpoints of running Tritons") for line in lines)
-
-
-def test_readme_has_the_table() -> None:
-    assert render() in README.read_text(encoding="utf-8")

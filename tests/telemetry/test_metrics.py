@@ -10,13 +10,13 @@ from app.telemetry.metrics import Metrics, render
 from tests.support import ROOT, OpenTable
 
 
-def test_every_metric_is_documented(table: WorkerTable) -> None:
-    """The table of deploy/monitoring.md has its name, and no name of ours that does not exist."""
+def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
+    """`./just docs` documents all of them, with the descriptions that they have."""
     families = list(Metrics(table, "1.2.3").collect())
     names = {family.name + ("_total" if isinstance(family, CounterMetricFamily) else "") for family in families}
-    documented = set(re.findall(r"`((?:api|nereid)_[a-z_]+)`", (ROOT / "deploy" / "monitoring.md").read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8")
 
-    assert documented == names
+    assert names >= set(re.findall(r"`((?:api|nereid)_[a-z_]+)`", text)) != set()
     assert all(family.documentation.endswith(".") for family in families)
 
 

@@ -42,7 +42,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
     version: Annotated[
         Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
-        Meta(description="Version of the model, one of those that `/models` lists. Default: the newest."),
+        Meta(description="Version of the model, one of those that `/models` lists. Default: the model's default version."),
     ] = None
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,

@@ -37,7 +37,9 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
 
     repeatable = frozenset({"classes"})
 
-    confidence: Annotated[float, Meta(ge=0, le=1, description="Minimum confidence of a detection.")] = 0.25
+    confidence: Annotated[
+        float, Meta(ge=0, le=1, description="Minimum confidence of a detection. Most models report none below 0.05.")
+    ] = 0.25
     iou: Annotated[
         Annotated[float, Meta(ge=0, le=1)] | None,
         Meta(

@@ -22,7 +22,11 @@ async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> 
     return await list_models(triton_client, worker.pipeline)
 
 
-@get("/models/{model:str}", summary="Describe a model", responses={404: PROBLEMS[404], **UNAVAILABLE})
+@get(
+    "/models/{model:str}",
+    summary="Describe a model",
+    responses={**{status: PROBLEMS[status] for status in (400, 404)}, **UNAVAILABLE},
+)
 async def model(model: FromPath[str], worker: Worker) -> ModelInfo:
     """Describe a model in the repositories of all Tritons, or one that `pull` can download."""
     return await describe_model(model, worker)

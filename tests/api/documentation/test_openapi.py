@@ -123,7 +123,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
     assert "default" not in described["/predict/{model}"]["confidence"]
     assert described["/classify"]["format"]["enum"] == ["json"]
     assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")
-    for text in ("of a detection. Default: 0.25.", "of a class. Default: 0.0."):
+    for text in ("none below 0.05. Default: 0.25.", "of a class. Default: 0.0."):
         assert text in described["/predict/{model}"]["confidence"]["description"]
     answers = {
         path: document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"] for path in described

@@ -1,0 +1,33 @@
+"""The settings, from their types."""
+
+import msgspec
+
+from app.settings.schema import PREFIX, Settings
+from generated.markdown import define, type_of
+
+_SECTIONS = {
+    "host": "Addresses and access",
+    "workers": "Processes",
+    "model": "Models and Triton",
+    "timeout_seconds": "Limits",
+    "log_level": "Log, page and other interfaces",
+}
+"""Titles of sections, by their first setting."""
+
+
+def render() -> str:
+    """Describe all settings, in the order of their definition."""
+    described = msgspec.json.schema_components([Settings])[1]["Settings"]["properties"]
+    if unknown := _SECTIONS.keys() - described.keys():
+        raise ValueError(f"there are no settings {unknown}")
+    parts = []
+    for field, schema in described.items():
+        if field in _SECTIONS:
+            parts.append(f"## {_SECTIONS[field]}\n")
+        kind = type_of({"anyOf": [each for each in schema["anyOf"] if each["type"] != "null"]} if "anyOf" in schema else schema)
+        default = schema["default"]
+        written = str(default).lower() if isinstance(default, bool) else str(default)
+        remark = kind if default in {"", None} else f"{kind}; default `{written}`"
+        name = PREFIX + field.upper()
+        parts.append(define(name, remark, schema["description"], anchor=name.lower().replace("_", "-")))
+    return "\n".join(parts)

@@ -1,0 +1,181 @@
+"""The commands in the documentation work, in a copy of the repository, with a gateway that `serve` runs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, NamedTuple
+
+import pytest
+
+from app.host.processes import end_group
+from bench.harness.processes import running
+from tests.programs import require_program
+from tests.support import ROOT, free_port, triton_home
+from tests.system.documentation import Block, find_blocks, pages, script
+
+_MODELS = ("yolo11n", "efficientnet_lite0")
+_READY_SECONDS = 120
+_STOP_SECONDS = 30
+
+
+class Served(NamedTuple):
+    port: int
+    environ: dict[str, str]
+    models: Path
+
+
+def _copy_checkout(folder: Path) -> None:
+    """Copy what is not ignored, and an environment that `./just` takes for complete."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    environment = folder / ".venv"
+    environment.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if path.name != "locked":
+            (environment / path.name).symlink_to(path)
+    locked = "cat requirements/tools.txt requirements/build.txt requirements/dev.txt | cksum >.venv/locked"
+    subprocess.run(locked, cwd=folder, shell=True, check=True)  # noqa: S602 - as in `just`
+
+
+@pytest.fixture(scope="module")
+def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A gateway with the default models and an embedded Triton."""
+    folder = tmp_path_factory.mktemp("served")
+    models = folder / "model_repository"
+    for name in _MODELS:
+        shutil.copytree(repository / name, models / name)
+    for path in repository.iterdir():
+        if path.is_file():
+            shutil.copy(path, models)
+    home = folder / "home"
+    home.mkdir()
+    port = free_port()
+    environ = {"NEREID_PORT": str(port), "NEREID_TRITON_HOME": triton_home(home)}
+    command = [sys.executable, "-m", "app", "serve"]
+    settings = {**environ, "NEREID_MODEL_REPOSITORY": str(models)}
+    with running(command, settings, port, "/readyz", folder / "serve.log", ready_seconds=_READY_SECONDS):
+        yield Served(port, environ, models)
+
+
+@contextmanager
+def _checkout(served: Served, network: Path) -> Iterator[Path]:
+    """Make a copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "nereid"
+        copy.mkdir()
+        _copy_checkout(copy)
+        shutil.rmtree(copy / "model_repository")
+        (copy / "model_repository").symlink_to(served.models)
+        shutil.copy(network, copy / "best.onnx")
+        program = Path(folder) / "bin" / "nereid"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={copy} exec python -m app "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        yield copy
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
+    """Each block succeeds, in the order of the page."""
+    require_program("curl", "curl")
+    blocks = find_blocks(page.read_text(encoding="utf-8"))
+    run = [block for block in blocks if block.mark != "no-run"]
+    record_property("blocks", (len(run), len(blocks) - len(run)))
+    if not run:
+        return
+    with _checkout(served, networks["yolo11n"]) as folder:
+        environ = {**os.environ, **served.environ}
+        environ["PATH"] = f"{folder.parent / 'bin'}:{Path(sys.executable).parent}:{environ['PATH']}"
+        log = folder.parent / "output"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", script(run, served.port)],
+                cwd=folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            code = process.wait()
+        finally:
+            end_group(process, _STOP_SECONDS)
+
+        assert code == 0, log.read_text(encoding="utf-8", errors="replace").rpartition("\n--- ")[2]
+
+
+def test_marks_of_blocks() -> None:
+    """A comment directly before a block counts, also in a list; one in another language may show an error that is expected."""
+    text = """
+<!-- background -->
+```sh
+./just serve
+```
+
+- item
+
+  <!-- no-run: takes minutes -->
+  ```python
+  import time
+  ```
+
+<!-- no-run: another host -->
+
+text
+
+```sh
+ls
+```
+
+```json
+{"status": 400}
+```
+"""
+
+    assert [block._replace(line=0) for block in find_blocks(text)] == [
+        Block("sh", "./just serve\n", 0, "background", shows_error=False),
+        Block("python", "import time\n", 0, "no-run", shows_error=False),
+        Block("sh", "ls\n", 0, None, shows_error=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<!-- no-run -->\n```sh\nls\n```", "line 2: <!-- no-run --> is neither"),
+        ("<!-- no-run:  -->\n```sh\nls\n```", "line 2: <!-- no-run:  --> is neither"),
+        ("<!-- background: soon -->\n```sh\nls\n```", "line 2: <!-- background: soon --> is neither"),
+        ("```bash\nls\n```", "line 1: the language is bash, not sh or python"),
+    ],
+)
+def test_marks_that_are_refused(text: str, reason: str) -> None:
+    """A block cannot be left out by mistake."""
+    with pytest.raises(ValueError, match=reason):
+        find_blocks(text)
+
+
+@pytest.mark.parametrize("code", ["sudo true", "true | false | true", "{ apt-get update; } && echo", "install -d /etc/nereid"])
+def test_what_fails_a_block(code: str) -> None:
+    """A command that fails, and one that would change the machine."""
+    assert not _passes(code, None)
+
+
+def test_a_server_that_does_not_start_fails_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NEREID_TRITON_HOME", str(tmp_path))
+    assert not _passes("exit 1", "background")
+
+
+def _passes(code: str, mark: Literal["background"] | None) -> bool:
+    blocks = [Block("sh", f"{code}\n", 1, mark, shows_error=False), Block("sh", "echo went on\n", 2, None, shows_error=False)]
+    done = subprocess.run(["bash", "-c", script(blocks, 1)], stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode == 0 or "went on" in done.stdout
