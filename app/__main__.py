@@ -159,7 +159,7 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
     if settings.triton_endpoints:
         return supervise(settings, None)
     with _embedded_triton(settings) as triton:
-        say(f"Triton is ready; its log is {triton.log}")
+        say(f"Triton is ready with the models in {Path(settings.model_repository).absolute()}; its log is {triton.log}")
         return supervise(settings, triton)
 
 
@@ -364,13 +364,9 @@ def _pull_apart(settings: Settings) -> None:
 
 
 def _entry(settings: Settings, name: str) -> registry.PublishedModel:
-    known = registry.load(settings.registry_path) or registry.carried()
+    known = registry.load(registry.path_for(Path(settings.model_repository)))
     if name not in known:
-        if not known:
-            raise CommandError(
-                f"{settings.registry_path} lists no model; run this in the project's folder or set {PREFIX}MODEL_REPOSITORY"
-            )
-        raise CommandError(f"{name} is not in {settings.registry_path}, which lists {', '.join(known)}")
+        raise CommandError(f"pull does not know {name}; it knows {', '.join(known)}")
     return known[name]
 
 

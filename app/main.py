@@ -158,7 +158,10 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def _models(settings: Settings) -> Models:
-    """Name the models; none that could be pulled if their list became invalid after the start, because no request needs it."""
+    """Name the models.
+
+    Those that could be pulled are left out where there is no model repository, and if their list became invalid after the start.
+    """
     repository = Path(settings.model_repository)
     models = Models(
         settings.model,
@@ -168,7 +171,8 @@ def _models(settings: Settings) -> Models:
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),
     )
     try:
-        return models._replace(pullable=frozenset(registry.load(settings.registry_path)))
+        known = registry.load(registry.path_for(repository)) if repository.is_dir() else {}
+        return models._replace(pullable=frozenset(known))
     except CommandError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file
         return models

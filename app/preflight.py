@@ -25,7 +25,7 @@ def require_usable(settings: Settings) -> None:
         SettingsError, CommandError: A check failed.
     """
     if SUPERVISED not in os.environ:
-        registry.load(settings.registry_path)
+        registry.load(registry.path_for(Path(settings.model_repository)))
     for finding in (*consistency.check_files(settings), machine.check_pillow()):
         if finding.severity is Severity.FAILURE:
             raise SettingsError(f"{finding.message}; {finding.fix}")

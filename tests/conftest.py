@@ -30,7 +30,7 @@ from app.zoo.repository import Repository
 from tests.fakes import classifiers, models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
-from tests.support import REPOSITORY, ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, copy_registry, started, triton_home
+from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
 SHARED_YOLOX = SHARED / "models" / "yolox_nano.onnx"
@@ -106,7 +106,7 @@ def one_process_at_a_time(folder: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def networks() -> dict[str, Path]:
     """The published networks by model, as far as they are available; downloaded once, so that later runs need no network."""
-    entries = registry.load(REPOSITORY / "models.toml")
+    entries = registry.load(registry.PUBLISHED)
     found = {}
     with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
         for name in ("yolo11n", "efficientnet_lite0"):
@@ -124,9 +124,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
     """A model repository for the session: the project's models, as far as they are available, and the small ones."""
     install(ROOT / ".triton")
     copy = tmp_path_factory.mktemp("models") / "repository"
-    copy.mkdir()
-    copy_registry(copy)
-    entries = registry.load(copy / "models.toml")
+    entries = registry.load(registry.PUBLISHED)
     for name, network in networks.items():
         digest = hashlib.sha256(network.read_bytes()).hexdigest()
         pull(name, entries[name], Repository(copy), source=network, sha256=digest)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json as stdlib_json
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -86,13 +85,6 @@ NEEDS_BYTES = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="the embedded Triton reads BYTES tensors only under numpy 1, which Python 3.13 has not"
 )
 """Marks a test of a model that takes the encoded file."""
-
-
-def copy_registry(folder: Path) -> None:
-    """Copy the registry, with the files of its labels."""
-    for pattern in ("models.toml", "*.txt"):
-        for path in REPOSITORY.glob(pattern):
-            shutil.copy(path, folder)
 
 
 def triton_home(folder: Path) -> str:

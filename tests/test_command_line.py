@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,12 +26,13 @@ from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.repository import LOCK, REMOVED
+from app.zoo import registry
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import http
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import IMAGES, ROOT, copy_registry, free_port
+from tests.support import IMAGES, ROOT, free_port
 from tests.zoo.exported import WIDE, exported, head_tensors
 
 Refusal = Callable[[str, dict[str, Any]], str]
@@ -82,8 +84,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a repository of the test's own, with the project's registry and no model."""
-    copy_registry(tmp_path)
+    """Use a repository of the test's own, without a model."""
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
 
@@ -208,7 +209,6 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (here / name).mkdir(parents=True)
         (here / name / "models.toml").write_text(content, encoding="utf-8")
     (here / "models").mkdir()
-    copy_registry(here / "models")
     (here / "keys.toml").write_text("[camera-1]", encoding="utf-8")
     (here / "tls").mkdir()
     (here / "tls" / "ca.crt").write_text("-----BEGIN CERTIFICATE-----", encoding="utf-8")
@@ -223,7 +223,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         own = f"{os.getpid()} ({' '.join(psutil.Process().cmdline()).strip()})"
 
         def run(command: str, given: dict[str, Any]) -> str:
-            for name, value in {"MODEL_REPOSITORY": "models", **free, **given}.items():
+            for name, value in {"MODEL_REPOSITORY": "models", "TRITON_HOME": "home", **free, **given}.items():
                 if "." in name:
                     monkeypatch.setattr(name, value)
                 else:
@@ -249,7 +249,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("serve --instances many", {}, "NEREID_INSTANCES: ..."),
         ("serve --triton a:1,a:1 | serve --triton http://triton:8001 | api --triton triton", {}, "NEREID_TRITON_ENDPOINTS: ..."),
         ("key 'camera 1'", {}, "a key's id has 1 to 64 letters, digits, '_' or '-'"),
-        ("pull yolo12n", {}, f"yolo12n is not in models/models.toml, which lists {', '.join(PUBLISHED)}"),
+        ("pull yolo12n", {}, f"pull does not know yolo12n; it knows {', '.join(PUBLISHED)}"),
         ("pull yolo11n --floor 2", {}, "an option is not valid for YOLO11n, 80 classes of COCO, 640 x 640: ..."),
         ("pull efficientnet_lite0 --multi-label", {}, "an option is not valid for EfficientNet-Lite0, ..."),
         ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
@@ -257,7 +257,6 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("add file --mean 1", {}, "an option is not valid: ..."),
         ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
         ("use doors", {"MODEL_REPOSITORY": "file"}, "file: File exists"),
-        ("pull", {"MODEL_REPOSITORY": "."}, "models.toml lists no model; run this in the project's folder or set NEREID_MODEL_..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "toml"}, "toml/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "type"}, "type/models.toml: ..."),
         ("pull | serve | api", {"MODEL_REPOSITORY": "field"}, "field/models.toml: ..."),
@@ -298,7 +297,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "serve | api",
             {"TRACING": True, "app.doctor.consistency.has_exporter": lambda: False},
-            "NEREID_TRACING needs OpenTelemetry, which is not installed; pip install '.[otel]'",
+            "NEREID_TRACING needs OpenTelemetry, which is not installed; pip install 'nereid-gateway[otel]'",
         ),
         ("api", {"TRACING": True}, "NEREID_TRACING: OpenTelemetry does not accept its own settings, OTEL_*: ValueError..."),
     ],
@@ -432,7 +431,7 @@ def test_models_are_added_used_and_removed(
         assert main(["models"]) == 0
         line = f"doors: 3 classes, 256 x 128, licence MIT, versions {', '.join(versions)}\n"
         assert capsys.readouterr() == (line if versions else "", "")
-    assert {name for name in content(repository) if not name.endswith(".txt")} == {"models.toml", "run-1.onnx", "run-2.onnx"}
+    assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
 
 
 def test_a_default_model_is_not_removed(
@@ -689,9 +688,10 @@ def test_pull_of_the_default_model_fails(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`serve` pulls it in a process of its own, which says why, and does not start."""
-    registry = repository / "models.toml"
-    text = re.sub(r"wheel = .*\nmember = .*", 'url = "https://127.0.0.1:1/yolo11n.onnx"', registry.read_text(encoding="utf-8"))
-    registry.write_text(text, encoding="utf-8")
+    shutil.copytree(registry.PUBLISHED.parent, repository, dirs_exist_ok=True)
+    text = registry.PUBLISHED.read_text(encoding="utf-8")
+    text = re.sub(r"wheel = .*\nmember = .*", 'url = "https://127.0.0.1:1/yolo11n.onnx"', text)
+    (repository / "models.toml").write_text(text, encoding="utf-8")
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
 
@@ -742,7 +742,9 @@ def test_every_failure_is_one_line(
 
 
 @pytest.mark.usefixtures("prepared")
-def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_starts_triton_and_watches_it(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The embedded Triton is prepared and started before the API, and stopped whatever happens."""
     done: list[str] = []
     triton = Triton(done)
@@ -760,7 +762,7 @@ def test_serve_starts_triton_and_watches_it(monkeypatch: pytest.MonkeyPatch, cap
     assert done == ["claim", "install", "start", "supervise", "stop"]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ready, failed = capsys.readouterr().err.splitlines()
-    assert ready == "nereid: Triton is ready; its log is triton.log"
+    assert ready == f"nereid: Triton is ready with the models in {repository}; its log is triton.log"
     assert failed == "nereid: Triton cannot be run here"
 
 

@@ -25,7 +25,7 @@ from tests.fakes.otlp import receiving_traces
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.imaging.samples import GREY, encode, png
 from tests.pipeline.gate import Gate
-from tests.support import REPOSITORY, SCENE, captured_log, eventually, free_port, json, started
+from tests.support import SCENE, captured_log, eventually, free_port, json, started
 
 
 @pytest.fixture(autouse=True)
@@ -268,12 +268,17 @@ async def test_what_opentelemetry_complains_of_is_in_the_log(
 
 
 async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
+    """Without a model repository here, nothing can be pulled into it."""
     async with serving(FakeTriton()) as port:
-        with_registry = msgspec.structs.replace(with_triton(settings, port), model_repository=str(REPOSITORY))
-        async with started(create_app(with_registry)) as client:
-            models = json(await client.get("/models"))["models"]
+        here = with_triton(settings, port)
+        elsewhere = msgspec.structs.replace(here, model_repository=f"{here.model_repository}/nowhere")
+        found = []
+        for given in (here, elsewhere):
+            async with started(create_app(given)) as client:
+                models = json(await client.get("/models"))["models"]
+                found.append({model["name"] for model in models if model["state"] == "not_pulled"})
 
-    assert {model["name"] for model in models if model["state"] == "not_pulled"} == registry.load(REPOSITORY / "models.toml").keys()
+    assert found == [registry.load(registry.PUBLISHED).keys(), set()]
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:

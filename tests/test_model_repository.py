@@ -21,9 +21,8 @@ from app.zoo import configs, registry
 from app.zoo.description import Description
 from app.zoo.graph import OPSET
 from app.zoo.recipe import ClassificationRecipe, DetectionRecipe
-from tests.support import REPOSITORY
 
-ENTRIES = registry.load(REPOSITORY / "models.toml")
+ENTRIES = registry.load(registry.PUBLISHED)
 FILE_MODELS = [name for name, entry in ENTRIES.items() if entry.pixel_model]
 """Those that take encoded files; tests/test_file_models.py is about them."""
 NAMES = sorted(ENTRIES.keys() - set(FILE_MODELS))

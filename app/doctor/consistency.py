@@ -68,7 +68,8 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         text = f"{settings.triton_control_key_file} has no key that can be read"
         yield failure("control_key", text, KEY_FIX)
     if settings.tracing and not has_exporter():
-        yield failure("tracing", f"{PREFIX}TRACING needs OpenTelemetry, which is not installed", "pip install '.[otel]'")
+        text = f"{PREFIX}TRACING needs OpenTelemetry, which is not installed"
+        yield failure("tracing", text, "pip install 'nereid-gateway[otel]'")
 
 
 def _check_timeouts(settings: Settings) -> Iterator[Finding]:

@@ -74,16 +74,14 @@ def _check_repository(settings: Settings) -> Finding:
     except OSError as error:
         text = f"{error.filename or repository}: {error.strerror}"
         return failure("model_repository", text, "let this user read the model repository")
-    text = f"the model repository {repository} has {', '.join(models) or 'no model that was pulled'}"
+    text = f"the model repository {repository.absolute()} has {', '.join(models) or 'no model that was pulled'}"
     try:
-        known = registry.load(settings.registry_path)
+        known = registry.load(registry.path_for(repository))
     except CommandError as error:
-        return failure("model_repository", str(error), f"correct it, or restore it: git checkout {settings.registry_path}")
+        return failure("model_repository", str(error), "correct the file, or remove it: Nereid has a list of its own")
     if settings.triton_endpoints or settings.model in models:
         return ok("model_repository", text)
-    if not repository.is_dir():
-        return failure("model_repository", f"{repository} is not a folder", "NEREID_MODEL_REPOSITORY=/path/of/the/model_repository")
     if settings.model in known:
         return ok("model_repository", f"{text}; serve pulls {settings.model} when it starts")
     fix = f"NEREID_MODEL=NAME, one of {', '.join({**dict.fromkeys(models), **known})}; or add {settings.model} to the repository"
-    return failure("model_repository", f"{text}, and {settings.model} is neither among them nor in {settings.registry_path}", fix)
+    return failure("model_repository", f"{text}, and {settings.model} is neither among them nor known to pull", fix)

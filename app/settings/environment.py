@@ -3,6 +3,7 @@
 import os
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -48,7 +49,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     for old, new in RENAMED.items():
         if old in given:
             given.setdefault(new, given.pop(old))
-    values = {name.lower(): value for name, value in given.items()}
+    values = _folders(environ) | {name.lower(): value for name, value in given.items()}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -57,6 +58,15 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         if choices := _choices(name):
             message = f"Expected one of {', '.join(choices)}; got {values[name]!r}"
         raise SettingsError(f"{PREFIX}{name.upper()}: {message}") from error
+
+
+def _folders(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the folders in the user's data directory; none if the current folder contains a model repository."""
+    defaults = Settings()
+    if Path(defaults.model_repository).is_dir():
+        return {}
+    data = environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - Path's fails without a home
+    return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in ("model_repository", "triton_home")}
 
 
 def _choices(name: str) -> tuple[str, ...]:

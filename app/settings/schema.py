@@ -93,7 +93,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
     classify_model: Annotated[str, Meta(description="Model used when a request to `/classify` names none.")] = "efficientnet_lite0"
     model_repository: Annotated[
-        str, Meta(description="Triton's model repository; its `models.toml` lists the models that `pull` knows.")
+        str,
+        Meta(
+            description="Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, "
+            "as a checkout does; otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a "
+            "`models.toml`, `pull` knows the models listed there, instead of those that Nereid lists itself."
+        ),
     ] = "model_repository"
     triton_endpoints: Annotated[
         str,
@@ -143,7 +148,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = ""
     triton_home: Annotated[
-        str, Meta(description="Folder of the embedded Triton's installation and log; each runs one Triton at a time.")
+        str,
+        Meta(
+            description="Folder of the embedded Triton's installation and log; each runs one Triton at a time. By default, it is "
+            "in the same folder as the default model repository."
+        ),
     ] = ".triton"
     transport: Annotated[
         Literal["auto", "shm", "inline"],
@@ -358,11 +367,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def drain_seconds(self) -> int:
         """Maximum time for requests in progress to end: the limits of bodies and deadlines, plus a margin."""
         return math.ceil(self.body_seconds + max(self.timeout_seconds, self.max_timeout_seconds)) + 5
-
-    @property
-    def registry_path(self) -> Path:
-        """The list of models that `pull` supports."""
-        return Path(self.model_repository, "models.toml")
 
 
 class SettingsError(Exception):

@@ -183,7 +183,7 @@ def _read(file: Path, request: Request) -> bytes:
 
         from app.zoo.compose import load_network  # noqa: PLC0415
     except ImportError as error:
-        raise NotPossible("onnx and onnxruntime are not installed; use ./just, or run: pip install '.[models]'") from error
+        raise NotPossible("onnx and onnxruntime are not installed; use ./just, or install nereid-gateway[models]") from error
     try:
         network = load_network(file, request.published.recipe.architecture if request.published else None)
         onnx.checker.check_model(network)

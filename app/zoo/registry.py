@@ -1,4 +1,4 @@
-"""The models that `pull` supports, from `models.toml` in the model repository."""
+"""The list of models that `pull` supports: `published/models.toml` or, if it exists, `models.toml` in the model repository."""
 
 import tomllib
 from collections.abc import Mapping
@@ -8,10 +8,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from app.host import program
 from app.host.program import CommandError
 from app.zoo.description import read_labels
 from app.zoo.recipe import Recipe
+
+_FILE = "models.toml"
+PUBLISHED = Path(__file__).with_name("published") / _FILE
+"""The list that is part of the program."""
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,20 +57,19 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return msgspec.structs.replace(self, recipe=recipe)
 
 
+def path_for(repository: Path) -> Path:
+    """Return the path of the registry: that in the model repository if it exists, otherwise that of the program."""
+    own = repository / _FILE
+    return own if own.exists() else PUBLISHED
+
+
 def load(path: Path) -> dict[str, PublishedModel]:
-    """Read the registry; return an empty one if there is no file, as with an external Triton's own model repository."""
+    """Read a registry; raise CommandError if it cannot be read or is not valid."""
     try:
         entries = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
-    except FileNotFoundError:
-        return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise CommandError(f"{path}: {error}") from error
     return {
         name: msgspec.structs.replace(entry, class_names=read_labels(path.with_name(entry.labels))) if entry.labels else entry
         for name, entry in entries.items()
     }
-
-
-def carried() -> dict[str, PublishedModel]:
-    """Return the registry bundled in the one-file program; empty for other installations."""
-    return load(program.ROOT / "model_repository" / "models.toml") if program.IS_ONE_FILE else {}

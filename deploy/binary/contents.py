@@ -20,6 +20,7 @@ _NEVER_IMPORTED = {
     "faker",  # a dependency of litestar, for generated examples
     "polyfactory",  # like faker
     "pbr",  # a dependency of hdrhistogram, only for its installation
+    "pip",  # run by another Python
     "setuptools",
     "distutils",
     "pydoc_data",
@@ -175,8 +176,7 @@ def data_files() -> list[tuple[str, str]]:
         "app/embedded/requirements.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),
-        "model_repository/models.toml",
-        "model_repository/*.txt",
+        "app/zoo/published/*",
         "tests/images/*.jpg",
     ):
         files |= {path: str(path.parent.relative_to(ROOT)) for path in ROOT.glob(pattern)}

@@ -161,9 +161,9 @@ def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None
 def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedTriton, repository: Path, tmp_path: Path) -> None:
     """The composed model is the same file, and the boxes are those of the application as Python runs it."""
     assert triton.poll() is None
-    pulled = bare.run("sh", "-c", "cd /opt && nereid pull yolo11n --from /srv/network.onnx")
+    pulled = bare.run("nereid", "pull", "yolo11n", "--from", "/srv/network.onnx")
     assert pulled.returncode == 0, pulled.stderr
-    laid_out = bare.root / "opt" / "model_repository"
+    laid_out = bare.root / "root" / ".local" / "share" / "nereid" / "model_repository"
     added = bare.run("sh", "-c", "cd /opt && nereid add /srv/network.onnx --name own --out added")
     assert added.returncode == 0, added.stderr
     assert "own:1: detection, 80 classes (person, bicycle, " in added.stderr
@@ -243,7 +243,7 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
         ("pull yolo11n --from /nowhere", "there is no file /nowhere"),
         (
             "pull ../srv",
-            r"\.\./srv is not in model_repository/models\.toml, which lists yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0",
+            r"pull does not know \.\./srv; it knows yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0",
         ),
         ("pull yolo11n --from /etc/passwd", "passwd is not the expected file"),
         ("bench quick --url http://127.0.0.1:1", "no server listens at"),
@@ -251,7 +251,8 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
     ],
 )
 def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:
-    done = bare.run("sh", "-c", f"cd $(mktemp -d) && nereid {command}; status=$?; find . -type f ! -name .lock; exit $status")
+    script = f"cd $(mktemp -d) && XDG_DATA_HOME=$PWD nereid {command}; status=$?; find . -type f ! -name .lock; exit $status"
+    done = bare.run("sh", "-c", script)
     *before, last = done.stderr.splitlines()
 
     assert done.returncode == 1
@@ -261,7 +262,7 @@ def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> 
 
 
 def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """`serve` runs in an empty folder, which gets the models and Triton. The programs that it runs have their own libraries."""
+    """`serve` runs in an empty folder; models and Triton are in the data directory. Programs that it runs have own libraries."""
     assert triton.poll() is None  # installed
     version = f"python3.{sys.version_info.minor}"
     python = tmp_path / "bin" / version
@@ -269,13 +270,14 @@ def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: E
     seen = tmp_path / "seen"
     python.write_text(f'#!/bin/sh\necho "$LD_LIBRARY_PATH" >{seen}\nexec {sys.base_prefix}/bin/{version} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    home = tmp_path / ".triton"
-    home.mkdir()
+    home = tmp_path / "data" / "nereid" / ".triton"
+    home.mkdir(parents=True)
     link_installation(home)
     port = free_port()
     settings = {
         "PATH": f"{python.parent}:/usr/bin:/bin",
         "TMPDIR": tmp_path,
+        "XDG_DATA_HOME": tmp_path / "data",
         "LD_LIBRARY_PATH": "/usr/lib/own",
     }
     subprocess.run([binary, "pull", "yolo11n", "--from", networks["yolo11n"]], cwd=tmp_path, env=environ(settings), check=True)

@@ -251,7 +251,7 @@ def test_sbom_names_what_is_in_the_image(name: str, locks: list[str], unlocked: 
     status = (image.root / "var/lib/dpkg/status").read_text(encoding="utf-8")
 
     assert python.startswith("3.13.")
-    assert (bom["bomFormat"], bom["metadata"]["component"]["name"]) == ("CycloneDX", "nereid")
+    assert (bom["bomFormat"], bom["metadata"]["component"]["name"]) == ("CycloneDX", "nereid-gateway")
     assert expected <= named
     others = {purl for purl in named - expected if purl.startswith("pkg:pypi/")}
     assert {purl.removeprefix("pkg:pypi/").partition("@")[0] for purl in others} == unlocked

@@ -78,7 +78,7 @@ def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_insta
     assert ("tracing" in found) is not is_installed
     assert "tracing" not in check()
     if not is_installed:
-        assert_useful(found["tracing"], Severity.FAILURE, says=["OpenTelemetry"], fix="pip install '.[otel]'")
+        assert_useful(found["tracing"], Severity.FAILURE, says=["OpenTelemetry"], fix="pip install 'nereid-gateway[otel]'")
 
 
 def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Settings from the environment."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -55,6 +56,26 @@ def test_removed_variables_are_told_with_what_to_do_instead() -> None:
 
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:
     assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", SUPERVISED: "4"}) == Settings()
+
+
+def test_folders_are_in_the_current_one_if_it_has_a_model_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise they are in the user's data directory; a variable sets either."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+
+    def folders(environ: dict[str, str]) -> tuple[str, str]:
+        settings = load(environ)
+        return settings.model_repository, settings.triton_home
+
+    users = "/home/someone/.local/share/nereid"
+    assert folders({}) == folders({"XDG_DATA_HOME": ""}) == (f"{users}/model_repository", f"{users}/.triton")
+    assert folders({"XDG_DATA_HOME": "/data"}) == ("/data/nereid/model_repository", "/data/nereid/.triton")
+    assert folders({"NEREID_MODEL_REPOSITORY": "/models"}) == ("/models", f"{users}/.triton")
+    assert folders({"NEREID_TRITON_HOME": "/triton"}) == (f"{users}/model_repository", "/triton")
+
+    (tmp_path / "model_repository").mkdir()
+    assert folders({"XDG_DATA_HOME": "/data"}) == ("model_repository", ".triton")
+    assert folders({"NEREID_TRITON_HOME": "/triton"}) == ("model_repository", "/triton")
 
 
 @pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])

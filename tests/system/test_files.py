@@ -17,7 +17,7 @@ from app.triton.blocking_client import BlockingClient
 from app.zoo import registry
 from app.zoo.pull import pull
 from app.zoo.repository import Repository
-from tests.support import copy_registry, json, sample_image, triton_home
+from tests.support import json, sample_image, triton_home
 from tests.system.files import IMAGE_SETS, check_boxes
 
 FILE_MODEL, PIXEL_MODEL = "yolo11n_file", "yolo11n"
@@ -30,12 +30,11 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
     """Settings of a Triton with both models, of which one is pulled as a user pulls it."""
     repository = tmp_path_factory.mktemp("files") / "repository"
     shutil.copytree(Path(settings.model_repository, PIXEL_MODEL), repository / PIXEL_MODEL)
-    copy_registry(repository)
     network = networks[PIXEL_MODEL]
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
     pull(
         FILE_MODEL,
-        registry.load(repository / "models.toml")[FILE_MODEL],
+        registry.load(registry.PUBLISHED)[FILE_MODEL],
         Repository(repository),
         str,
         source=network,

@@ -21,7 +21,7 @@ from app.zoo.compose import compose_model
 from app.zoo.graph import IR_VERSION, OPSET
 from app.zoo.recipe import RAW_HEADS, DetectionHeadName, DetectionRecipe
 from tests.fakes import models
-from tests.support import IMAGES, REPOSITORY, SHARED
+from tests.support import IMAGES, SHARED
 from tests.zoo.exported import WIDE, exported, head_tensors
 
 PHOTOS = sorted(IMAGES.glob("*.jpg"))
@@ -201,7 +201,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
     if name not in networks:
         pytest.skip(f"the published network of {name} is not available here")
     network = onnx.load(networks[name])
-    recipe = registry.load(REPOSITORY / "models.toml")[name].vary(AP if is_for_ap else {}).recipe
+    recipe = registry.load(registry.PUBLISHED)[name].vary(AP if is_for_ap else {}).recipe
     assert isinstance(recipe, DetectionRecipe)
     published = session(network)
     model = compose_model(network, recipe)

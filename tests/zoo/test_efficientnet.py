@@ -13,7 +13,7 @@ from app.settings.schema import Settings
 from app.zoo import registry
 from app.zoo.efficientnet import build_lite0
 from app.zoo.torch_weights import read_weights
-from tests.support import IMAGES, REPOSITORY, SHARED, json, started
+from tests.support import IMAGES, SHARED, json, started
 from tests.zoo.efficientnet_figures import GRADIENTS, PHOTOS, Figure, gradients
 
 NAME = "efficientnet_lite0"
@@ -66,7 +66,7 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
 @pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
 def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
     """The labels of the registry are in the order of the network's classes."""
-    labels = registry.load(REPOSITORY / "models.toml")[NAME].class_names
+    labels = registry.load(registry.PUBLISHED)[NAME].class_names
 
     assert labels[next(iter(figure.top))] == SHOWN[figure.image]
 

@@ -183,7 +183,7 @@ def test_without_onnx_the_message_says_how_to_pull(repository: Repository, netwo
     monkeypatch.setitem(sys.modules, "onnx", None)
     with refused(repository) as caught:
         pull("tiny", IN_WHEEL, repository, source=network)
-    assert "use ./just, or run: pip install '.[models]'" in str(caught.value)
+    assert "use ./just, or install nereid-gateway[models]" in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["", "tiny", "tiny/1"])

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.host import program
 from app.host.program import CommandError
 from app.zoo import registry
-from tests.support import REPOSITORY
 
 ENTRY = """
 [detector]
@@ -27,7 +25,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_registry_of_the_project_is_valid() -> None:
-    entries = registry.load(REPOSITORY / "models.toml")
+    entries = registry.load(registry.PUBLISHED)
 
     assert "yolo11n" in entries
     for entry in entries.values():
@@ -35,9 +33,12 @@ def test_registry_of_the_project_is_valid() -> None:
         assert entry.file_name.endswith(".onnx" if entry.recipe.architecture is None else ".pth")
 
 
-def test_missing_registry_is_empty(tmp_path: Path) -> None:
-    """With another Triton there may be nothing to pull, which is not an error."""
-    assert registry.load(tmp_path / "models.toml") == {}
+def test_registry_in_the_model_repository_replaces_that_of_the_program(tmp_path: Path) -> None:
+    assert registry.path_for(tmp_path) == registry.path_for(tmp_path / "nowhere") == registry.PUBLISHED
+
+    path = write(tmp_path, ENTRY)
+    assert registry.path_for(tmp_path) == path
+    assert registry.load(path).keys() == {"detector"}
 
 
 @pytest.mark.parametrize(
@@ -77,13 +78,6 @@ def test_registry_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     for path in (tmp_path / "models.toml", tmp_path):
         with pytest.raises(CommandError, match=str(path)):
             registry.load(path)
-
-
-def test_one_file_carries_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert registry.carried() == {}
-
-    monkeypatch.setattr(program, "IS_ONE_FILE", True)
-    assert registry.carried() == registry.load(REPOSITORY / "models.toml")
 
 
 def test_names_of_classes_are_in_a_file_beside_the_registry(tmp_path: Path) -> None:

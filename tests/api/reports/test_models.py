@@ -1,5 +1,6 @@
 """The list of models: those that can be used, those that cannot, and those that could be pulled."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from app.main import create_app
 from app.settings.schema import Settings
+from app.zoo.registry import PUBLISHED
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, serving
-from tests.support import REPOSITORY, SCENE, copy_registry, json, started
+from tests.support import SCENE, json, started
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -101,8 +103,8 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
 
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
     """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
-    listed = (REPOSITORY / "models.toml").read_text(encoding="utf-8")
-    copy_registry(tmp_path)
+    listed = PUBLISHED.read_text(encoding="utf-8")
+    shutil.copytree(PUBLISHED.parent, tmp_path, dirs_exist_ok=True)
     (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[c]"), encoding="utf-8")
     fake = FakeTriton()
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
@@ -130,7 +132,7 @@ async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
         async with started(create_app(settings)) as client:
             models = by_name(json(await client.get("/models")))
 
-    assert {name: (model["state"], model["status"]) for name, model in models.items()} == {
+    assert {name: (model["state"], model["status"]) for name, model in models.items() if model["state"] != "not_pulled"} == {
         "a": ("ready", "READY"),
         "b": ("invalid", "UNAVAILABLE"),
         "c": ("no_config", None),
