@@ -19,7 +19,7 @@ def render() -> str:
     with TemporaryDirectory() as folder:
         file = Path(folder, "keys.toml")
         file.write_text(keys.create("any")[1], encoding="utf-8")
-        app: Any = create_app(Settings(api_keys_file=str(file)))
+        app: Any = create_app(Settings(api_keys_file=str(file), log_level="error"))
         while not isinstance(app, Litestar):
             app = app.app  # a layer around it
         document = app.openapi_schema.to_schema()
