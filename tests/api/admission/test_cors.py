@@ -9,11 +9,12 @@ import httpx
 import numpy as np
 import pytest
 
+from app.api.admission import middleware
 from app.api.application import Application
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, call, calling, chunk, eventually, lifespan_of, started, staying
+from tests.support import SCENE, call, calling, captured_log, chunk, eventually, lifespan_of, started, staying
 
 ORIGIN, OTHER = "https://app.example.org", "https://example.org"
 ADMIN, CAMERA = ({"X-API-Key": f"{id_}.secret"} for id_ in ("boss", "camera"))
@@ -160,6 +161,17 @@ async def test_a_page_reads_that_the_gateway_is_full() -> None:
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
     assert response.headers["access-control-allow-origin"] == ORIGIN
     assert "Retry-After" in response.headers["access-control-expose-headers"]
+
+
+async def test_a_preflight_request_is_logged_with_the_route(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = captured_log(monkeypatch, middleware)
+    for path in ("/v1/predict/tiny", "/no/such/path"):
+        await preflight(client, "POST", path)
+
+    assert [(line.kwargs["method"], line.kwargs["route"], line.kwargs["status"]) for line in log] == [
+        ("OPTIONS", "/v1/predict/{model}", 204),
+        ("OPTIONS", "unmatched", 204),
+    ]
 
 
 async def test_what_a_response_varies_with_is_kept(client: httpx.AsyncClient) -> None:
