@@ -125,6 +125,11 @@ soak *args:
 [group('develop')]
 check: lint test
 
+# Renew docs/reference/openapi.json after a change of the API
+[group('develop')]
+openapi:
+    @python -m tests.tools.openapi
+
 # Check format, lint rules, types and import contracts
 [group('develop')]
 lint:

@@ -151,6 +151,7 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.trusted_networks,
         settings.page,
         settings.dialect_names,
+        settings.allowed_origins,
         cores.workers_of_host(settings.workers, settings.instances),
         Path(settings.model_repository),
         int(settings.max_model_size_mb * 2**20),

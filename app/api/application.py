@@ -12,6 +12,7 @@ from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import admin
+from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import guard_model
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
@@ -98,8 +99,10 @@ def build(
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    dispatch = DispatchMiddleware(app, table_of(dialects), resources, write_error)
-    return RequestContextMiddleware(HeadMiddleware(dispatch), resources, tracing)
+    inner: ASGIApp = DispatchMiddleware(app, table_of(dialects), resources, write_error)
+    if deployment.allowed_origins:
+        inner = CorsMiddleware(inner, deployment.allowed_origins, app)
+    return RequestContextMiddleware(HeadMiddleware(inner), resources, tracing)
 
 
 def table_of(dialects: Sequence[Dialect]) -> RouteTable:

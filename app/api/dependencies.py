@@ -47,6 +47,8 @@ class Deployment(NamedTuple):
     """Whether `/` serves a page to browsers."""
     dialects: Sequence[str] = ()
     """Names of the enabled dialects."""
+    allowed_origins: Sequence[str] = ()
+    """Origins whose pages may call the API; `*` is every origin."""
     workers: int = 1
     """Number of workers that the host should have."""
     model_repository: Path = Path()

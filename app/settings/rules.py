@@ -10,6 +10,10 @@ _MAX_PORT = 65535
 # `*`, or a name whose last label begins with a letter, which excludes IP addresses.
 _URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
 
+# As browsers write it: without the scheme's usual port, and with ASCII names only.
+_ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_USUAL_PORTS = {("http", "80"), ("https", "443")}
+
 
 def check(settings: Settings) -> None:
     """Check settings read from the environment.
@@ -28,6 +32,7 @@ def check(settings: Settings) -> None:
     except ValueError as error:
         raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
     _check_url_hosts(settings)
+    _check_origins(settings)
     for name in settings.dialect_names:
         if name not in DIALECTS:
             known = ", ".join(DIALECTS)
@@ -61,4 +66,15 @@ def _check_url_hosts(settings: Settings) -> None:
             raise SettingsError(
                 f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
                 "or *, without https:// and path; several with commas"
+            )
+
+
+def _check_origins(settings: Settings) -> None:
+    if settings.allowed_origins == ("*",):
+        return
+    for origin in map(_ORIGIN.fullmatch, settings.allowed_origins):
+        if origin is None or not 0 < int(origin["port"] or 443) <= _MAX_PORT or origin.group("scheme", "port") in _USUAL_PORTS:
+            raise SettingsError(
+                f"{PREFIX}CORS_ORIGINS: Expected origins as browsers send them, such as https://app.example.org or "
+                "http://localhost:3000, without path and without :443 or :80; several with commas; or only *"
             )

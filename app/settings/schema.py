@@ -244,6 +244,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = None
     page: Annotated[bool, Meta(description="Whether `/` serves a page to try detection in a browser.")] = True
+    cors_origins: Annotated[
+        str,
+        Meta(
+            description="Origins whose pages may call the API from a browser, separated by commas: `https://app.example.org`, "
+            "`http://localhost:3000`. `*`: the pages of every origin. They cannot change models. Empty: none."
+        ),
+    ] = ""
     dialects: Annotated[
         str,
         Meta(description="Interfaces of other detection services to offer, separated by commas. `none`: none."),
@@ -362,6 +369,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def url_host_patterns(self) -> tuple[str, ...]:
         """Patterns of the hosts from which images may be fetched, in lower case."""
         return tuple(filter(None, map(str.strip, self.url_hosts.lower().split(","))))
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins whose pages may call the API, in lower case as browsers send them."""
+        return tuple(filter(None, map(str.strip, self.cors_origins.lower().split(","))))
 
     @property
     def drain_seconds(self) -> int:

@@ -111,3 +111,22 @@ def test_proxies_are_addresses_or_networks(proxies: str) -> None:
     assert complaint({"NEREID_TRUSTED_PROXIES": proxies}).startswith(
         "NEREID_TRUSTED_PROXIES: Expected addresses or networks such as "
     )
+
+
+@pytest.mark.parametrize(
+    "origins", ["*", "https://app.example.org, HTTP://localhost:3000,", "http://[::1]:8044", "capacitor://localhost"]
+)
+def test_origins_have_a_scheme_and_a_host(origins: str) -> None:
+    check(load({"NEREID_CORS_ORIGINS": origins}))
+
+
+ORIGINS = (
+    "app.example.org https://app.example.org/ https://*.example.org https://app.example.org:443 http://a:80 http://a:0 "
+    "http://a:65536 https:// https://bücher.de https://user@a.org *,https://a.org null"
+)
+
+
+@pytest.mark.parametrize("origins", ORIGINS.split())
+def test_other_forms_of_origins_are_rejected(origins: str) -> None:
+    """No browser sends them."""
+    assert complaint({"NEREID_CORS_ORIGINS": origins}).startswith("NEREID_CORS_ORIGINS: Expected origins as browsers send them")

@@ -1,6 +1,7 @@
 """The ASGI layers around Litestar, which also see requests without a matching route and the responses of error handlers.
 
-From the outermost: context, headers, metrics and log line of every request; HEAD; routing and the checks before Litestar's own.
+From the outermost: context, headers, metrics and log line of every request; HEAD; CORS, if it is on (`cors`); routing and
+the checks before Litestar's own.
 """
 
 import asyncio

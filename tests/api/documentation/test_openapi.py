@@ -11,6 +11,7 @@ from app.api.parameters.tasks import DetectParameters
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.support import json, started
+from tests.tools import openapi
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,11 @@ async def test_the_file_of_a_model_is_described(document_with_keys: Any) -> None
     assert {name: schema for name, schema in form["properties"].items() if name != "file"} == query
     assert {"labels", "head", "size", "licence"} < query.keys()
     assert not {"floor", "multi_label"} & query.keys()
+
+
+def test_the_file_is_up_to_date() -> None:
+    """A change of the API is seen in its review."""
+    assert openapi.FILE.read_text(encoding="utf-8") == openapi.render(), "the API has changed: run ./just openapi"
 
 
 async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN401

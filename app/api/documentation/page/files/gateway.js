@@ -34,9 +34,7 @@ export async function listModels() {
  * Resolves to {answer, stages, total, roundTrip}; times are milliseconds.
  */
 export async function detect(image, { model, iou }, signal) {
-  const query = new URLSearchParams({ boxes: "pixel", confidence: "0.05", max_detections: MAX_DETECTIONS });
-  if (model) query.set("model", model);
-  if (iou !== null) query.set("iou", iou);
+  const query = new URLSearchParams({ boxes: "pixel", ...parameters({ model, iou, confidence: "0.05" }) });
   const started = performance.now();
   const response = await ask(`detect?${query}`, {
     method: "POST",
@@ -51,18 +49,15 @@ export async function detect(image, { model, iou }, signal) {
   return { answer, stages: stages.filter(({ name }) => name !== "total"), total, roundTrip };
 }
 
-/** Return the current request as a command for a POSIX shell, without the key. */
-export function curl(image, { model, iou, confidence, classes }) {
-  const query = new URLSearchParams({ confidence, max_detections: MAX_DETECTIONS });
-  if (model) query.set("model", model);
-  if (iou !== null) query.set("iou", iou);
-  if (classes !== null) query.set("classes", classes.join(","));
-  const parts = ["curl -s"];
-  if (key) parts.push('-H "Authorization: Bearer $NEREID_KEY"');
-  parts.push(`-H ${quote(`Content-Type: ${mediaType(image)}`)}`);
-  parts.push(`--data-binary ${quote(`@${image.name ?? "image.jpg"}`)}`);
-  parts.push(quote(new URL(`detect?${query}`, document.baseURI).href));
-  return parts.join(" \\\n  ");
+/** Return the parameters of a request for detections; `classes` are ids, or null for all. */
+export function parameters({ model, iou, confidence, classes = null }) {
+  return {
+    confidence: String(confidence),
+    max_detections: MAX_DETECTIONS,
+    ...(model && { model }),
+    ...(iou !== null && { iou }),
+    ...(classes !== null && { classes: classes.join(",") }),
+  };
 }
 
 async function ask(path, options) {
@@ -80,7 +75,7 @@ async function ask(path, options) {
   throw new Problem({ title: `Status ${response.status}`, detail: "The answer does not say why.", ...problem, status: response.status });
 }
 
-function mediaType(image) {
+export function mediaType(image) {
   return image.type.startsWith("image/") ? image.type : "application/octet-stream";
 }
 
@@ -90,8 +85,4 @@ function readServerTiming(header) {
     const values = Object.fromEntries(parameters.map((parameter) => parameter.trim().split("=")));
     return values.dur === undefined ? [] : [{ name, duration: Number(values.dur), description: values.desc?.replaceAll('"', "") }];
   });
-}
-
-function quote(text) {
-  return `'${text.replaceAll("'", "'\\''")}'`;
 }

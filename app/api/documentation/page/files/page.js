@@ -1,8 +1,9 @@
 // The page: its state and event handlers.
 
 import { draw } from "./drawing.js";
-import { curl, detect, hasKey, listModels, Problem, useKey } from "./gateway.js";
+import { detect, hasKey, listModels, Problem, useKey } from "./gateway.js";
 import { milliseconds, showClasses, showDetections, showStages } from "./panels.js";
+import { snippet } from "./snippets.js";
 import { watch } from "./sources.js";
 
 const IOU_DELAY_MS = 250;
@@ -16,6 +17,7 @@ const state = {
   off: new Set(), // ids of hidden classes
   chosen: { pinned: null, pointed: null }, // detections
   iou: null, // null: the model's default
+  language: "curl", // of the code for the same request
 };
 let running = null; // AbortController of the request in progress
 let iouTimer = 0;
@@ -132,7 +134,7 @@ function renderCommand() {
   const image = state.image ?? new File([], "image.jpg", { type: "image/jpeg" });
   const names = countClasses(confident()).filter(({ isOn }) => isOn).map(({ id }) => id);
   const classes = state.off.size && names.length ? names : null;
-  element("curl").textContent = curl(image, { ...settings(), confidence: minimum(), classes });
+  element("code").textContent = snippet(state.language, image, { ...settings(), confidence: minimum(), classes });
 }
 
 function countClasses(detections) {
@@ -229,8 +231,14 @@ element("key-form").addEventListener("submit", async (event) => {
   useKey(element("key").value.trim());
   await retry();
 });
+element("languages").addEventListener("click", ({ target }) => {
+  if (!target.value) return; // between the buttons
+  state.language = target.value;
+  for (const button of element("languages").children) button.ariaPressed = String(button === target);
+  renderCommand();
+});
 element("copy").addEventListener("click", async () => {
-  const code = element("curl");
+  const code = element("code");
   try {
     await navigator.clipboard.writeText(code.textContent);
     element("copy").textContent = "Copied";

@@ -1,87 +1,24 @@
 """The page at `/` in a real browser: an image goes in, and the boxes that a program gets are on the canvas."""
 
-import hashlib
-import subprocess
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import msgspec
 import pytest
-from PIL import ExifTags, Image
+from PIL import Image
 from playwright.async_api import Browser, Page, expect
 
-from app.settings.schema import Settings
-from tests.browser import opened, running_browser
-from tests.fakes import models
-from tests.programs import require_program
+from tests.browser import opened
 from tests.support import json, sample_image
-from tests.system.gateway import RunningGateway, running_gateway
+from tests.system.gateway import RunningGateway
+from tests.system.page.scene import KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
 pytestmark = pytest.mark.usefixtures("triton")
-SECRET = "a-secret"  # noqa: S105 - it protects nothing
-ENLARGED = 4
-TURNED = 6
-"""The EXIF orientation of an image whose first row is its right side."""
 TRANSPARENT = 0
-
-
-def enlarged_scene(orientation: int = 1) -> bytes:
-    """Draw the two rectangles large enough for labels; stored turned, if its EXIF orientation says so."""
-    with Image.open(BytesIO(models.scene("PNG"))) as small:
-        scene = small.resize((small.width * ENLARGED, small.height * ENLARGED), Image.Resampling.NEAREST)
-    if orientation == TURNED:
-        scene = scene.transpose(Image.Transpose.ROTATE_90)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    file = BytesIO()
-    scene.save(file, "JPEG", quality=95, exif=exif)
-    return file.getvalue()
-
-
-SCENE = enlarged_scene()
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as running:
-        yield running
-
-
-def options_of(settings: Settings) -> dict[str, object]:
-    """Return the settings of a gateway to the session's Triton, whose default model finds the two rectangles."""
-    return {
-        "model": "six_columns",
-        "model_repository": settings.model_repository,
-        "workers": 1,
-    }
-
-
-@pytest.fixture(scope="module")
-async def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(settings.triton_address, tmp_path_factory.mktemp("page"), **options_of(settings)) as running:
-        yield running
-
-
-@pytest.fixture
-async def page(browser: Browser, gateway: RunningGateway) -> AsyncIterator[Page]:
-    """The page on a laptop whose screen has two pixels for each of CSS."""
-    async with opened(browser, gateway.url, device_scale_factor=2, permissions=["clipboard-read", "clipboard-write"]) as made:
-        await expect(made.get_by_label("Model")).to_have_value(
-            "six_columns"
-        )  # a list that comes later hides what is said before it
-        yield made
-
-
-async def ask(gateway: RunningGateway, image: bytes, **query: object) -> dict[str, Any]:
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
-        answer: dict[str, Any] = json(await client.post("/detect", params={"boxes": "pixel", **query}, content=image))  # type: ignore[dict-item]
-    return answer
-
 
 EDGES = """
     async ([boxes, size]) => {
@@ -133,12 +70,6 @@ async def check_canvas(page: Page, answer: dict[str, Any]) -> None:
     assert canvas["width"] / canvas["height"] == pytest.approx(answer["image"]["width"] / answer["image"]["height"], rel=0.01)
     ratio = await page.evaluate("devicePixelRatio")
     assert await page.evaluate("document.getElementById('boxes').width") == round(canvas["width"] * ratio)
-
-
-async def choose(page: Page, image: bytes) -> None:
-    async with page.expect_file_chooser() as chooser:
-        await page.get_by_role("button", name="Choose image").click()
-    await (await chooser.value).set_files({"name": "scene.jpg", "mimeType": "image/jpeg", "buffer": image})
 
 
 async def paste(page: Page, image: bytes) -> None:
@@ -219,7 +150,7 @@ async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
     await expect(page.locator("#detections li")).to_have_count(1)
     await expect(page.locator("#confidence-value")).to_have_text(f"{between:.2f}")
     await expect(page.get_by_role("status")).to_contain_text("1 object · ")
-    await expect(page.locator("#curl")).to_contain_text(f"confidence={float(f'{between:.2f}'):g}")
+    await expect(page.locator("#code")).to_contain_text(f"confidence={float(f'{between:.2f}'):g}")
     assert [query["confidence"] for query in asked] == [["0.05"]]
 
 
@@ -253,23 +184,9 @@ async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> N
 
     assert await shown(page) == ["blue"]
     assert [edge[3] for edge in seen[0]["edges"]] == [TRANSPARENT] * 4
-    await expect(page.locator("#curl")).to_contain_text("max_detections=300&model=six_columns&classes=1")
+    await expect(page.locator("#code")).to_contain_text("max_detections=300&model=six_columns&classes=1")
     await red.click()
     await check_canvas(page, answer)
-
-
-async def test_the_command_finds_the_same(page: Page, gateway: RunningGateway, tmp_path: Path) -> None:
-    require_program("curl", "curl")
-    (tmp_path / "scene.jpg").write_bytes(SCENE)
-    await choose(page, SCENE)
-    await expect(page.locator("#detections li")).to_have_count(2)
-    await page.get_by_role("button", name="Copy").click()
-    await expect(page.get_by_role("button", name="Copied")).to_be_visible()
-    command = await page.evaluate("navigator.clipboard.readText()")
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, check=True)  # noqa: ASYNC221
-
-    answer = await ask(gateway, SCENE, boxes="normalized")
-    assert msgspec.json.decode(done.stdout)["detections"] == answer["detections"]
 
 
 async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) -> None:
@@ -379,25 +296,22 @@ async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
     await expect(page.get_by_role("alert")).to_contain_text("The clipboard has no image.")
 
 
-async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, settings: Settings, tmp_path: Path) -> None:
-    """The key is kept in memory only and is not part of the command."""
-    digest = hashlib.sha256(SECRET.encode()).hexdigest()
-    (tmp_path / "keys.toml").write_text(f'[camera]\nsha256 = ["{digest}"]\nscopes = ["detect"]\n')
-    options = {**options_of(settings), "api_keys_file": tmp_path / "keys.toml"}
-    async with (
-        running_gateway(settings.triton_address, tmp_path, **options) as gateway,
-        opened(browser, gateway.url, "401") as page,
-    ):
+async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_gateway: RunningGateway) -> None:
+    """The key is kept in memory only and is not part of the code."""
+    async with opened(browser, keyed_gateway.url, "401") as page:
         await choose(page, SCENE)
         await expect(page.get_by_role("alert")).to_contain_text("A valid API key is needed")
-        await page.get_by_label("API key").fill(f"camera.{SECRET}")
+        await page.get_by_label("API key").fill(KEY)
         await page.keyboard.press("Enter")
         await expect(page.locator("#detections li")).to_have_count(2)
 
         await expect(page.get_by_label("API key")).to_be_hidden()
-        await expect(page.locator("#curl")).to_contain_text('"Authorization: Bearer $NEREID_KEY"')
+        for language in ("JavaScript", "Python", "curl"):
+            await page.get_by_role("button", name=language, exact=True).click()
+            await expect(page.locator("#code")).to_contain_text("Authorization")
+            await expect(page.locator("#code")).not_to_contain_text(KEY)
         kept = "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])"
-        assert SECRET not in await page.evaluate(kept)
+        assert KEY not in await page.evaluate(kept)
         await page.reload()
         await expect(page.get_by_label("API key")).to_be_visible()
 

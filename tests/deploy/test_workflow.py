@@ -1,0 +1,38 @@
+"""The workflow of GitHub Actions, which cannot be run here."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.deploy.needs import load
+from tests.support import ROOT
+
+FILE = ROOT / ".github" / "workflows" / "ci.yml"
+WORKFLOW = load(FILE)
+
+
+@pytest.mark.parametrize("schema", ["vendor.github-workflows", "custom.github-workflows-require-timeout"])
+def test_the_file_is_valid(schema: str) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, str(FILE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_runs_what_runs_elsewhere() -> None:
+    """Nothing is checked on GitHub only, and the script may be executed."""
+    (job,) = WORKFLOW["jobs"].values()
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+
+    assert commands == [".ci/run"]
+    assert (ROOT / commands[0]).stat().st_mode & 0o100
+
+
+def test_it_can_change_nothing_in_the_repository() -> None:
+    """Requests from forks run their own code."""
+    (job,) = WORKFLOW["jobs"].values()
+
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert "permissions" not in job
+    assert [step["with"]["persist-credentials"] for step in job["steps"] if "checkout" in step.get("uses", "")] == [False]

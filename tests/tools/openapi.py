@@ -1,0 +1,30 @@
+"""Write the OpenAPI document to docs/reference/openapi.json, with which a test compares what the application generates."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from litestar import Litestar
+
+from app.api.caller import keys
+from app.main import create_app
+from app.settings.schema import Settings
+
+FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
+
+
+def render() -> str:
+    """Return the document of a gateway with API keys, which has all routes."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "keys.toml")
+        file.write_text(keys.create("any")[1], encoding="utf-8")
+        app: Any = create_app(Settings(api_keys_file=str(file), log_level="error"))
+        while not isinstance(app, Litestar):
+            app = app.app  # a layer around it
+        document = app.openapi_schema.to_schema()
+    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(render(), encoding="utf-8")
