@@ -27,6 +27,12 @@ api *args:
 triton *args:
     @exec python -m app triton {{ args }}
 
+# Detect the objects in pictures and folders, with a gateway that runs as long as that takes
+[group('run')]
+[no-exit-message]
+detect *args:
+    @python -m app detect {{ args }}
+
 # Get a model; the default one if no name is given
 [group('run')]
 pull *args:
