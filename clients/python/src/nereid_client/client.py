@@ -171,6 +171,7 @@ class AsyncClient:
         finally:
             for task in running:
                 task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(self, call: Call[T]) -> T:
         attempts = self._retries.start()

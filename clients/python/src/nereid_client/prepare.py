@@ -42,12 +42,10 @@ def shrink(data: bytes, prepare: Prepare) -> Shrunk | None:
             original = ImageSize(*image.size)
             if max(image.size) <= prepare.longest_side or image.mode.startswith(("I", "F")):  # 16 bits are the gateway's business
                 return None
-            # The gateway turns the copy as it would turn the original. It does not read XMP, which `getexif` does.
-            exif = Image.Exif()
+            # The gateway turns the copy as it would turn the original: not by XMP, which `getexif` reads. Pillow itself turns TIFF.
+            exif, orientation = Image.Exif(), Image.Exif()
             exif.load(image.info.get("exif", b""))
-            tags = image.getexif() if image.format == "TIFF" else exif
-            orientation = Image.Exif()
-            orientation[ExifTags.Base.Orientation] = tags.get(ExifTags.Base.Orientation, 1)
+            orientation[ExifTags.Base.Orientation] = exif.get(ExifTags.Base.Orientation, 1)
             scale = prepare.longest_side / max(image.size)
             width, height = (max(1, round(side * scale)) for side in image.size)
             image.draft("RGB", (2 * width, 2 * height))  # a JPEG is decoded at a fraction of its size, but not below this one
