@@ -91,8 +91,8 @@ def run(options: argparse.Namespace, gateway: Gateway | None = None) -> int:
             for name, failure in failures.items():
                 _say(f"{name}: {failure}")
             missing = len(pictures.keys() - journal.done)
-            if missing or options.out:
-                again = f"; {missing} have no result, and the next run sends them" if missing and options.out else ""
+            if options.out:
+                again = f"; {missing} have no result, and the next run sends them" if missing else ""
                 _say(f"{len(pictures)} pictures, {len(left)} of them new{again}")
     except KeyboardInterrupt:  # while the result file is written
         return _INTERRUPTED
@@ -118,9 +118,12 @@ def _plan(options: argparse.Namespace) -> tuple[dict[str, Path], Path | None, Ca
         _require_different_stems(pictures)
     if out is None or kind == "jsonl":
         return pictures, out, lambda _: None
+    journal = out / "results.jsonl" if kind == "yolo" else out.with_name(f"{out.name}.jsonl")
+    if not journal.exists() and (out.is_file() or (out.is_dir() and any(out.iterdir()))):
+        raise UsageError(f"{out} exists and was not made by this command, which would overwrite it; use another --out")
     if kind == "yolo":
-        return pictures, out / "results.jsonl", partial(write_yolo, out=out, with_confidence=options.save_conf)
-    return pictures, out.with_name(f"{out.name}.jsonl"), lambda journal: WRITERS[kind](journal, out)
+        return pictures, journal, partial(write_yolo, out=out, with_confidence=options.save_conf)
+    return pictures, journal, lambda lines: WRITERS[kind](lines, out)
 
 
 def _named(given: list[Path], drawn: Path | None) -> dict[str, Path]:
@@ -136,6 +139,8 @@ def _named(given: list[Path], drawn: Path | None) -> dict[str, Path]:
             name = picture.relative_to(path).as_posix() if path.is_dir() else picture.name
             if named.setdefault(name, picture) != picture:
                 raise UsageError(f"{named[name]} and {picture} would both be {name}; give one folder that contains both")
+    if not named:
+        raise UsageError("there are no pictures")
     return named
 
 

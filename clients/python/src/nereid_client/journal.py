@@ -8,6 +8,9 @@ import msgspec
 
 from nereid_client.results import Detection, DetectResult, ImageSize, ModelUsed
 
+_BEGIN = b'{"file":'
+"""What each line begins with."""
+
 
 class JournalError(Exception):
     """A file cannot be continued; the message is one line for the user."""
@@ -40,6 +43,10 @@ class Journal:
         """The pictures that have a line."""
         self._parameters = parameters
         self._path = path
+        for line in self:
+            if line.parameters != parameters:
+                raise JournalError(f"{path} has results with other parameters, {line.parameters}; use another --out, or remove it")
+            self.done.add(line.file)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that each line is one call of the system, between which signals come.
@@ -47,10 +54,6 @@ class Journal:
         if path is not None:
             with path.open("rb") as lines:
                 self._file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
-        for line in self:
-            if line.parameters != parameters:
-                raise JournalError(f"{path} has results with other parameters, {line.parameters}; use another --out, or remove it")
-            self.done.add(line.file)
 
     def __enter__(self) -> Self:
         return self
@@ -59,15 +62,17 @@ class Journal:
         self._file.close()
 
     def __iter__(self) -> Iterator[Line]:
-        """Read the lines; there are none on the standard output."""
-        if self._path is None:
+        """Read the complete lines; there are none on the standard output."""
+        if self._path is None or not self._path.exists():
             return
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
+                    return
                 try:
                     yield msgspec.json.decode(line, type=Line)
                 except ValueError as error:  # of msgspec
-                    raise JournalError(f"{self._path}, line {number}: {error}; use another --out") from error
+                    raise JournalError(f"{self._path} is not a result file: line {number}: {error}; use another --out") from error
 
     def add(self, file: str, result: DetectResult) -> None:
         """Write a line."""
