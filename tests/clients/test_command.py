@@ -83,7 +83,7 @@ def test_each_picture_of_a_folder_has_one_line(gateway: Gateway, photos: Path, c
     """The next run sends nothing but a new picture."""
     out = photos.parent / "results.jsonl"
     assert main(["detect", str(photos), "--out", str(out), "--confidence", "0.4", "--model", "doors"]) == 0
-    assert capsys.readouterr().err == "3 pictures, 3 of them new\n"
+    assert capsys.readouterr().err == "pictures: 3, new: 3, with a result: 3\n"
     query = gateway.asked[0].url.params
     assert (query["confidence"], query["model"], query["boxes"], query["format"]) == ("0.4", "doors", "pixel", "json")
     assert gateway.bodies == ["a.jpg", "b.png", "deeper/c.jpg"]
@@ -103,7 +103,7 @@ def test_a_failure_is_listed_and_tried_again(gateway: Gateway, photos: Path, cap
     gateway.respond = refuse_b(422, "invalid_image")
     assert main(["detect", str(photos), "--out", str(out)]) == 1
     assert capsys.readouterr().err == (
-        "b.png: 422 invalid_image: not now (request 7)\n3 pictures, 3 of them new; 1 have no result, and the next run sends them\n"
+        "b.png: 422 invalid_image: not now (request 7)\npictures: 3, new: 3, with a result: 2; the next run sends the others\n"
     )
     gateway.respond = lambda _: detected()
     assert gateway.bodies == ["a.jpg", "b.png", "deeper/c.jpg"]

@@ -60,14 +60,14 @@ async def test_a_run_that_is_interrupted_is_continued(tmp_path: Path) -> None:
         assert 0 < left < PICTURES
         assert (first.returncode, said.decode()) == (
             130,
-            f"{PICTURES} pictures, {PICTURES} of them new; {left} have no result, and the next run sends them\n",
+            f"pictures: {PICTURES}, new: {PICTURES}, with a result: {len(found)}; the next run sends the others\n",
         )
         fake.may_answer.set()
         second = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.PIPE)
         async with asyncio.timeout(60):
             _, said = await second.communicate()
 
-    assert (second.returncode, said.decode()) == (0, f"{PICTURES} pictures, {left} of them new\n")
+    assert (second.returncode, said.decode()) == (0, f"pictures: {PICTURES}, new: {left}, with a result: {PICTURES}\n")
     assert read(out)[: len(found)] == found
     assert Counter(line["file"] for line in read(out)) == dict.fromkeys((f"{number}.bmp" for number in range(PICTURES)), 1)
 
@@ -89,7 +89,7 @@ def test_detect_serves_as_long_as_it_takes(settings: Settings, tmp_path: Path) -
         "API_KEYS_FILE": tmp_path / "none",
     }
     environ = {**os.environ, **{f"NEREID_{name}": str(value) for name, value in own.items()}}
-    command = [sys.executable, "-m", "app", "detect", photos, "--out", tmp_path / "labels", "--save-conf"]
+    command: list[str | Path] = [sys.executable, "-m", "app", "detect", photos, "--out", tmp_path / "labels", "--save-conf"]
 
     def run() -> tuple[int, list[str]]:
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
@@ -97,12 +97,12 @@ def test_detect_serves_as_long_as_it_takes(settings: Settings, tmp_path: Path) -
         return done.returncode, done.stderr.splitlines()
 
     starting = "nereid: starting Triton and the API; a first run also installs them"
-    assert run() == (0, [starting, "1 pictures, 1 of them new"])
+    assert run() == (0, [starting, "pictures: 1, new: 1, with a result: 1"])
     rows = [line.split() for line in (tmp_path / "labels" / "scene.txt").read_text().splitlines()]
     assert [row[0] for row in rows] == ["0", "1"]
     assert [len(row) for row in rows] == [6, 6]
     assert not list(Path("/dev/shm").glob(f"{shm_prefix(Settings(triton_home=str(home)))}*"))  # noqa: S108
-    assert run() == (0, ["1 pictures, 0 of them new"])
+    assert run() == (0, ["pictures: 1, new: 0, with a result: 1"])
 
 
 def read(path: Path) -> list[Any]:

@@ -90,10 +90,10 @@ def run(options: argparse.Namespace, gateway: Gateway | None = None) -> int:
             write(journal)
             for name, failure in failures.items():
                 _say(f"{name}: {failure}")
-            missing = len(pictures.keys() - journal.done)
             if options.out:
-                again = f"; {missing} have no result, and the next run sends them" if missing else ""
-                _say(f"{len(pictures)} pictures, {len(left)} of them new{again}")
+                found = len(pictures.keys() & journal.done)
+                again = "; the next run sends the others" if found < len(pictures) else ""
+                _say(f"pictures: {len(pictures)}, new: {len(left)}, with a result: {found}{again}")
     except KeyboardInterrupt:  # while the result file is written
         return _INTERRUPTED
     except (UsageError, JournalError) as error:
