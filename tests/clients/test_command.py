@@ -75,6 +75,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def drawn_response() -> httpx.Response:
+    return httpx.Response(200, json={**detected(RED).json(), "visualization": b64encode(b"drawn").decode()})
+
+
 def refuse_b(status: int, code: str) -> Callable[[httpx.Request], httpx.Response]:
     return lambda request: refused(status, code) if request.content == b"b.png" else detected(RED)
 
@@ -123,6 +127,25 @@ def test_what_all_pictures_would_get_stops_the_run(
 
     assert main(["detect", str(photos), "--in-flight", "1"]) == 1
     assert capsys.readouterr().err == f"stopped: {status} {code}: not now (request 7)\n"
+    assert len(gateway.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("response", "drawn", "message"),
+    [
+        (httpx.Response(200, text="Welcome"), [], "stopped: http://127.0.0.1:4603/detect"),
+        (drawn_response(), ["--drawn", "photos/a.jpg/drawn"], "stopped: [Errno "),
+    ],
+    ids=["no gateway", "no folder"],
+)
+def test_a_run_that_cannot_go_on_stops(  # noqa: PLR0913, PLR0917 - fixtures
+    gateway: Gateway, workspace: Path, capsys: pytest.CaptureFixture[str], response: httpx.Response, drawn: list[str], message: str
+) -> None:
+    gateway.respond = lambda _: response
+
+    assert main(["detect", "photos", "--out", "results.jsonl", "--in-flight", "1", *drawn]) == 1
+    assert capsys.readouterr().err.startswith(message)
+    assert (workspace / "results.jsonl").read_bytes() == b""
     assert len(gateway.asked) == 1
 
 
@@ -205,12 +228,7 @@ def test_yolo_is_a_folder_of_labels(gateway: Gateway, photos: Path, options: lis
 
 def test_drawn_pictures_are_kept_and_not_sent(gateway: Gateway, photos: Path) -> None:
     """Even if their folder is in that of the pictures."""
-
-    def draw(_: httpx.Request) -> httpx.Response:
-        body = detected(RED).json()
-        return httpx.Response(200, json={**body, "visualization": b64encode(b"drawn").decode()})
-
-    gateway.respond = draw
+    gateway.respond = lambda _: drawn_response()
     arguments = ["detect", str(photos), "--out", str(photos.parent / "r.jsonl"), "--drawn", str(photos / "drawn")]
     assert main(arguments) == main(arguments) == 0
 

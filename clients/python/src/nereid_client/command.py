@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from nereid_client.client import URL, AsyncClient
-from nereid_client.errors import NereidError, Problem, Unreachable
+from nereid_client.errors import NereidError, Problem, UnexpectedResponse, Unreachable
 from nereid_client.formats import WRITERS, label_file, write_yolo
 from nereid_client.journal import Journal, JournalError
 from nereid_client.pictures import pictures_in
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, gateway: Gateway | None = None) -> int:
                         asyncio.run(_detect(options, left, journal, failures))
             except KeyboardInterrupt:
                 code = _INTERRUPTED
-            except NereidError as error:
+            except (NereidError, OSError) as error:
                 _say(f"stopped: {error}")
                 code = _FAILED
             write(journal)
@@ -181,7 +181,7 @@ async def _detect(options: argparse.Namespace, pictures: dict[Path, str], journa
 
 def _would_repeat(error: Exception) -> bool:
     """Return whether other pictures would get the same error."""
-    return isinstance(error, Unreachable) or (
+    return isinstance(error, Unreachable | UnexpectedResponse) or (
         isinstance(error, Problem) and (error.status in _STOPPING_STATUS or error.code in _STOPPING_CODES)
     )
 

@@ -3,6 +3,8 @@
 from io import BytesIO
 from typing import NamedTuple
 
+import msgspec
+
 from nereid_client.results import Detection, ImageSize
 
 
@@ -59,12 +61,10 @@ def shrink(data: bytes, prepare: Prepare) -> Shrunk | None:
 
 def scaled(detection: Detection, across: float, down: float) -> Detection:
     """Return a detection whose corners are so many times further right and down, to 1/100 of a pixel."""
-    return Detection(
-        round(detection.x1 * across, 2),
-        round(detection.y1 * down, 2),
-        round(detection.x2 * across, 2),
-        round(detection.y2 * down, 2),
-        detection.confidence,
-        detection.class_id,
-        detection.class_name,
+    return msgspec.structs.replace(
+        detection,
+        x1=round(detection.x1 * across, 2),
+        y1=round(detection.y1 * down, 2),
+        x2=round(detection.x2 * across, 2),
+        y2=round(detection.y2 * down, 2),
     )
