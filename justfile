@@ -27,6 +27,12 @@ api *args:
 triton *args:
     @exec python -m app triton {{ args }}
 
+# Detect the objects in pictures and folders, with a gateway that runs as long as that takes
+[group('run')]
+[no-exit-message]
+detect *args:
+    @python -m app detect {{ args }}
+
 # Get a model; the default one if no name is given
 [group('run')]
 pull *args:
@@ -183,4 +189,4 @@ lock:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust build dist docs/_build *.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0

@@ -90,6 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, text in (
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
+        ("detect", _detect, "detect the objects in pictures and folders, with a gateway that runs as long as that takes"),
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
@@ -104,7 +105,9 @@ def make_parser() -> argparse.ArgumentParser:
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
     ):
-        command = commands.add_parser(name, help=text, description=text)
+        # The client parses the arguments of `detect`, options and all.
+        parses: dict[str, Any] = {"prefix_chars": "\0", "add_help": False} if name == "detect" else {}
+        command = commands.add_parser(name, help=text, description=text, **parses)
         command.set_defaults(run=run)
         if name == "serve":
             command.add_argument("--instances", help="number of instances on unix sockets, for a proxy in front of them")
@@ -116,6 +119,8 @@ def make_parser() -> argparse.ArgumentParser:
         if name in {"serve", "api", "doctor"}:
             command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
         _declare_model(command, name)
+        if name == "detect":
+            command.add_argument("arguments", nargs="*")
         if name == "doctor":
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
@@ -218,6 +223,12 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
     finally:
         ignore_signals()
         triton.stop()
+
+
+def _detect(settings: Settings, options: argparse.Namespace) -> int:
+    from app.embedded import detect  # noqa: PLC0415 - it imports the client
+
+    return detect.run(settings, options.arguments)
 
 
 def _pull(settings: Settings, options: argparse.Namespace) -> None:

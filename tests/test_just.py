@@ -13,6 +13,8 @@ def test_first_start_without_a_network_is_one_line(tmp_path: Path) -> None:
     """Pip reports it in many lines, the last of which says that there is no such package. The folder's name contains a space."""
     clone = tmp_path / "a clone"
     shutil.copytree(ROOT / "requirements", clone / "requirements")
+    (clone / "clients" / "python").mkdir(parents=True)
+    shutil.copy(ROOT / "clients" / "python" / "pyproject.toml", clone / "clients" / "python")
     for name in ("just", "justfile"):
         shutil.copy(ROOT / name, clone)
     # Instead of an environment, whose pip takes seconds to install, one with the pip of this Python.

@@ -20,10 +20,10 @@ TURNED = 6
 """The EXIF orientation of an image whose first row is its right side."""
 
 
-def enlarged_scene(orientation: int = 1) -> bytes:
+def enlarged_scene(orientation: int = 1, times: int = ENLARGED) -> bytes:
     """Draw the two rectangles large enough for labels; stored turned, if its EXIF orientation says so."""
     with Image.open(BytesIO(models.scene("PNG"))) as small:
-        scene = small.resize((small.width * ENLARGED, small.height * ENLARGED), Image.Resampling.NEAREST)
+        scene = small.resize((small.width * times, small.height * times), Image.Resampling.NEAREST)
     if orientation == TURNED:
         scene = scene.transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()

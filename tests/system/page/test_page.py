@@ -137,6 +137,26 @@ async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: 
         assert [edge[3] for edge in seen["edges"]] == [255] * 4
 
 
+async def test_a_large_photo_may_be_sent_smaller(page: Page, gateway: RunningGateway) -> None:
+    """As an upright copy of 1280 pixels; its boxes are drawn on the photo itself, where they are without it."""
+    photo = enlarged_scene(orientation=TURNED, times=16)
+    whole = await ask(gateway, photo)
+    await choose(page, photo)
+    await check_canvas(page, whole)
+    async with page.expect_response("**/detect*") as responding:
+        await page.get_by_label("Send").select_option("at most 1280 pixels, as JPEG")
+    small = await (await responding.value).json()
+
+    assert (whole["image"], small["image"]) == ({"width": 3200, "height": 1600}, {"width": 1280, "height": 640})
+    for one, other in zip(small["detections"], whole["detections"], strict=True):
+        assert [one[name] * 2.5 for name in ("x1", "y1", "x2", "y2")] == pytest.approx(
+            [other[name] for name in ("x1", "y1", "x2", "y2")],
+            abs=50,  # two pixels of the model
+        )
+    await expect(page.get_by_role("status")).to_contain_text("1280 \u00d7 640 pixels")
+    await check_canvas(page, small)
+
+
 async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
     """The answer contains all detections above the lowest confidence."""
     asked = requests_of(page)

@@ -26,7 +26,8 @@ FOLDER = Path(__file__).parent / "files"
 ASSETS = {
     "page.css": "text/css; charset=utf-8",
     **dict.fromkeys(
-        ("page.js", "drawing.js", "gateway.js", "panels.js", "snippets.js", "sources.js"), "text/javascript; charset=utf-8"
+        ("page.js", "drawing.js", "gateway.js", "panels.js", "shrink.js", "snippets.js", "sources.js"),
+        "text/javascript; charset=utf-8",
     ),
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(("astronaut.jpg", "chelsea.jpg", "coffee.jpg"), "image/jpeg"),

@@ -3,6 +3,7 @@
 import { draw } from "./drawing.js";
 import { detect, hasKey, listModels, Problem, useKey } from "./gateway.js";
 import { milliseconds, showClasses, showDetections, showStages } from "./panels.js";
+import { shrink } from "./shrink.js";
 import { snippet } from "./snippets.js";
 import { watch } from "./sources.js";
 
@@ -56,7 +57,9 @@ async function run() {
   const own = (running = new AbortController());
   element("busy").hidden = false;
   try {
-    const result = await detect(state.image, settings(), own.signal);
+    const longestSide = Number(element("send").value);
+    const image = longestSide ? await shrink(state.image, longestSide) : state.image;
+    const result = await detect(image, settings(), own.signal);
     if (own !== running) return;
     state.result = result;
     state.chosen = { pinned: null, pointed: null };
@@ -216,6 +219,7 @@ element("model").addEventListener("change", () => {
   renderCommand();
   run();
 });
+element("send").addEventListener("change", run);
 element("take").hidden = navigator.maxTouchPoints === 0;
 element("again").addEventListener("click", retry);
 element("image").addEventListener("load", ({ target: { naturalWidth: width, naturalHeight: height } }) => {

@@ -1,0 +1,63 @@
+"""The command `detect`: the client's own command line, on a gateway that runs as long as it does."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from app.host import http, program
+from app.host.processes import die_with_parent, end_group
+from app.host.program import CommandError
+from app.settings.schema import PREFIX, Settings
+from app.telemetry.logging import say
+
+_POLL_SECONDS = 0.1
+_OK = 200
+
+
+def run(settings: Settings, arguments: list[str]) -> int:
+    """Run the client's command with its arguments; return its exit code.
+
+    Raises:
+        CommandError: The client is not installed, or the gateway does not start.
+    """
+    try:
+        from nereid_client import command  # noqa: PLC0415 - a distribution of its own
+    except ModuleNotFoundError as error:
+        raise CommandError("detect needs the client; install it: pip install 'nereid-client[progress,prepare]'") from error
+    return command.run(command.parse(["detect", *arguments], "nereid detect"), _gateway(settings))
+
+
+@contextmanager
+def _gateway(settings: Settings) -> Iterator[str]:
+    """Run `serve` on a unix socket that only this user can open, and yield the socket when the gateway is ready."""
+    say("starting Triton and the API; a first run also installs them")
+    with TemporaryDirectory(prefix="nereid-") as folder:
+        socket, log = Path(folder) / "nereid.sock", Path(folder) / "log"
+        changes = {"SOCKET": str(socket), "INSTANCES": "0", "API_KEYS_FILE": "", "DRAIN_DELAY_SECONDS": "0"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - this program
+                program.command("app", "serve"),
+                env={**program.environment(), **{PREFIX + name: value for name, value in changes.items()}},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # Ctrl-C stops the client; then this process stops the gateway
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
+            )
+        try:
+            while http.get_status("http://nereid/readyz", settings.timeout_seconds, socket) != _OK:
+                if process.poll() is not None:
+                    raise CommandError(f"the gateway did not start: {_last_line(log)}")
+                time.sleep(_POLL_SECONDS)
+            yield str(socket)
+        finally:
+            end_group(process, settings.drain_seconds)
+
+
+def _last_line(log: Path) -> str:
+    return log.read_text(errors="replace").strip().rpartition("\n")[2].removeprefix("nereid: ")

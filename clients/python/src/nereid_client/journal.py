@@ -1,0 +1,81 @@
+"""The results of a run, one line of JSON for each picture: what a later run continues from, and what other formats are made of."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from nereid_client.results import Detection, DetectResult, ImageSize, ModelUsed
+
+_BEGIN = b'{"file":'
+"""What each line begins with."""
+
+
+class JournalError(Exception):
+    """A file cannot be continued; the message is one line for the user."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """The result of one picture."""
+
+    file: str
+    """Path of the picture: relative to the folder that was given, or its name."""
+    image: ImageSize
+    model: ModelUsed
+    detections: list[Detection]
+    request_id: str
+    parameters: dict[str, Any]
+    """What the run asked for. The lines of one file have the same."""
+
+
+class Journal:
+    """A file of lines, or only the standard output; use it as a context manager."""
+
+    def __init__(self, path: Path | None, parameters: dict[str, Any]) -> None:
+        """Open or create a file; remove an incomplete last line, which a killed run may have left.
+
+        Raises:
+            JournalError: The file is not a journal, or has the results of other parameters.
+            OSError: It cannot be opened.
+        """
+        self.done: set[str] = set()
+        """The pictures that have a line."""
+        self._parameters = parameters
+        self._path = path
+        for line in self:
+            if line.parameters != parameters:
+                raise JournalError(f"{path} has results with other parameters, {line.parameters}; use another --out, or remove it")
+            self.done.add(line.file)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered, so that each line is one call of the system, between which signals come.
+        self._file = open(1 if path is None else path, "ab", buffering=0, closefd=path is not None)  # noqa: SIM115
+        if path is not None:
+            with path.open("rb") as lines:
+                self._file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[Line]:
+        """Read the complete lines; there are none on the standard output."""
+        if self._path is None or not self._path.exists():
+            return
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
+                    return
+                try:
+                    yield msgspec.json.decode(line, type=Line)
+                except ValueError as error:  # of msgspec
+                    raise JournalError(f"{self._path} is not a result file: line {number}: {error}; use another --out") from error
+
+    def add(self, file: str, result: DetectResult) -> None:
+        """Write a line."""
+        line = Line(file, result.image, result.model, result.detections, result.request_id, self._parameters)
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self.done.add(file)

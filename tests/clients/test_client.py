@@ -1,0 +1,193 @@
+"""The Python client: typed results, batches, many images, and errors, each with both classes."""
+
+import asyncio
+import inspect
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nereid_client import AsyncClient, Client, DetectResult, ImageSize, Problem, UnexpectedResponse, Unreachable, pictures_in
+from tests.clients.responses import detected
+from tests.fakes import models
+from tests.fakes.classifiers import LABELS
+from tests.support import SCENE, json
+
+MODEL = "six_columns"
+SCENES = [models.scene("BMP", shift=shift) for shift in (-16, 0, 16)]
+BROKEN = b"this is not an image"
+
+
+async def test_the_result_is_that_of_the_gateway(synchronous: Client, asynchronous: AsyncClient, client: httpx.AsyncClient) -> None:
+    """Boxes in the unit that was asked for, with the image, the model, the time of each stage and the id of the request."""
+    raw = json(await client.post("/detect", params={"model": MODEL, "boxes": "pixel"}, content=SCENE))
+    one = await asynchronous.detect(SCENE, model=MODEL, boxes="pixel")
+    other = await asyncio.to_thread(synchronous.detect, SCENE, model=MODEL, classes=["blue"])
+
+    for found in (one, other):
+        assert (found.image, found.model.name, len(found.request_id)) == (ImageSize(200, 100), MODEL, 16)
+        assert {"read", "decode", "infer", "post", "total"} <= set(found.timings)
+        assert all(found.timings.values())
+    assert [(found.class_name, found.x1, found.y1, found.x2, found.y2, found.confidence) for found in one.detections] == [
+        tuple(found[name] for name in ("class_name", "x1", "y1", "x2", "y2", "confidence")) for found in raw["detections"]
+    ]
+    assert [found.class_name for found in one.detections] == ["red", "blue"]
+    (blue,) = other.detections
+    assert blue.class_name == "blue"
+    assert blue.x1 == pytest.approx(one.detections[1].x1 / 200, abs=1e-4)
+
+
+async def test_a_classifier_names_classes(synchronous: Client, asynchronous: AsyncClient) -> None:
+    one = await asynchronous.classify(SCENE, model="planes_to_logits", top_k=2)
+    other = await asyncio.to_thread(synchronous.classify, SCENE, model="planes_to_logits")
+
+    assert one.classifications == other.classifications[:2]
+    assert one.classifications[0].confidence >= one.classifications[1].confidence
+    assert {found.class_name for found in other.classifications} == set(LABELS)
+
+
+async def test_the_gateway_draws(asynchronous: AsyncClient, tmp_path: Path) -> None:
+    (tmp_path / "scene.bmp").write_bytes(SCENE)
+    found = await asynchronous.detect(tmp_path / "scene.bmp", draw=True, model=MODEL)
+
+    assert len(found.detections) == 2
+    assert found.visualization
+    assert found.visualization.startswith(b"\xff\xd8\xff")  # JPEG
+    assert (await asynchronous.detect(str(tmp_path / "scene.bmp"), model=MODEL)).visualization is None
+
+
+async def test_a_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncClient) -> None:
+    """Each image has the result that it gets alone; a failure is a value among them. More than 64 are several requests."""
+    images = [*SCENES, BROKEN, *[SCENES[0]] * 62]
+    one = await asynchronous.detect_batch(images, model=MODEL, boxes="pixel", timeout_ms=20000)
+    other = await asyncio.to_thread(synchronous.detect_batch, images[:4], model=MODEL, boxes="pixel")
+    alone = [(await asynchronous.detect(image, model=MODEL, boxes="pixel")).detections for image in SCENES]
+
+    for results in (one, other):
+        assert [found.detections for found in results[:3] if isinstance(found, DetectResult)] == alone
+        assert isinstance(failed := results[3], Problem)
+        assert (failed.status, failed.code) == (415, "unsupported_format")
+    assert len(one) == 66
+    assert all(isinstance(found, DetectResult) and found.detections == alone[0] for found in one[4:])
+    assert isinstance(last := one[-1], DetectResult)
+    assert (last.model.name, last.image) == (MODEL, ImageSize(200, 100))
+
+
+async def test_a_folder_is_sent_several_at_a_time(synchronous: Client, asynchronous: AsyncClient, tmp_path: Path) -> None:
+    """The pictures in it and in its folders; one that fails has its error, and one that cannot be read, too."""
+    (tmp_path / "deeper").mkdir()
+    for number, scene in enumerate(SCENES):
+        (tmp_path / "deeper" / f"{number}.BMP").write_bytes(scene)
+    (tmp_path / "broken.png").write_bytes(BROKEN)
+    (tmp_path / "readme.txt").write_text("no picture")
+    gone = tmp_path / "gone.png"
+    paths = [*pictures_in(tmp_path), gone]
+    one = {path: found async for path, found in asynchronous.detect_each(paths, in_flight=3, model=MODEL)}
+    other = await asyncio.to_thread(lambda: [*synchronous.detect_each(paths, in_flight=3, model=MODEL)])
+
+    assert [path for path, _ in other] == paths
+    for results in (one, dict(other)):
+        assert isinstance(results.pop(gone), FileNotFoundError)
+        assert isinstance(failed := results.pop(tmp_path / "broken.png"), Problem)
+        assert failed.code == "unsupported_format"
+        assert {path.name: isinstance(found, DetectResult) for path, found in results.items()} == {
+            "0.BMP": True,
+            "1.BMP": True,
+            "2.BMP": True,
+        }
+
+
+async def test_leaving_early_stops_what_is_in_flight() -> None:
+    """No request begins after that, and none goes on."""
+    asked: list[httpx.Request] = []
+    ended: list[httpx.Request] = []
+    both = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            await both.wait()
+            return detected()
+        both.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request)
+        return detected()
+
+    async with AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        outcomes = client.detect_each([SCENE] * 10, in_flight=2)
+        await anext(outcomes)
+        await outcomes.aclose()
+
+        assert len(asked) == 2
+        assert ended == asked[1:]
+
+
+async def test_errors_carry_what_the_gateway_says(synchronous: Client, asynchronous: AsyncClient) -> None:
+    with pytest.raises(Problem) as caught:
+        await asynchronous.detect(SCENE, model="nothing")
+    assert (caught.value.status, caught.value.code) == (404, "unknown_model")
+    assert caught.value.request_id
+    assert str(caught.value) == f"404 unknown_model: {caught.value.detail} (request {caught.value.request_id})"
+    with pytest.raises(Problem, match="400 invalid_parameter: confidence"):
+        await asyncio.to_thread(synchronous.detect, SCENE, confidence=2)
+    with pytest.raises(Problem, match="url_input_disabled"):
+        await asynchronous.detect("https://images.example.org/cat.jpg")
+    (failed,) = await asynchronous.detect_batch(["https://images.example.org/cat.jpg"])
+    assert isinstance(failed, Problem)
+    assert failed.code == "url_input_disabled"
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "message"),
+    [
+        (
+            httpx.Response(502, html="<h1>Bad Gateway</h1>", headers={"X-Request-ID": "7"}),
+            Problem,
+            r"^502: Bad Gateway \(request 7\)$",
+        ),
+        (httpx.Response(200, html="<h1>Welcome</h1>"), UnexpectedResponse, "^http://127.0.0.1:4603/detect.* does not respond as"),
+        (httpx.Response(200, json={"detections": []}), UnexpectedResponse, "missing required field"),
+        (httpx.ReadTimeout("timed out"), Unreachable, "^http://127.0.0.1:4603/ does not respond: timed out$"),
+    ],
+    ids=["proxy", "page", "json", "timeout"],
+)
+def test_other_servers_have_errors_too(response: httpx.Response | Exception, error: type[Exception], message: str) -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        if isinstance(response, Exception):
+            raise response
+        return response
+
+    with Client(transport=httpx.MockTransport(answer)) as client, pytest.raises(error, match=message):
+        client.detect(SCENE)
+
+
+def test_a_batch_without_all_its_lines_is_an_error() -> None:
+    line = b'{"index":0,"status":200,"detections":[],"image":{"width":1,"height":1}}\n'
+    summary = b'{"model":{"name":"m","version":"1","backend":"triton","device":"cpu"},"total_time_ms":1,"request_id":"r"}\n'
+    with (
+        Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=line + summary))) as client,
+        pytest.raises(UnexpectedResponse, match="2 images were sent, 1 are in the response"),
+    ):
+        client.detect_batch([SCENE, SCENE])
+
+
+def test_the_key_is_sent_with_each_request() -> None:
+    seen: list[httpx.Headers] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers)
+        return detected()
+
+    with Client(key="camera.secret", headers={"X-Request-ID": "mine"}, transport=httpx.MockTransport(answer)) as client:
+        client.detect(SCENE)
+
+    assert seen[0]["authorization"] == "Bearer camera.secret"
+    assert seen[0]["x-request-id"] == "mine"
+
+
+def test_both_classes_have_the_same_methods() -> None:
+    for name in ("__init__", "detect", "classify", "detect_batch", "detect_each"):
+        one, other = inspect.signature(getattr(Client, name)), inspect.signature(getattr(AsyncClient, name))
+        assert one.parameters == other.parameters

@@ -1,0 +1,28 @@
+"""The command `detect` without the client, and without a gateway."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.embedded import detect
+from app.host.program import CommandError
+from app.settings.schema import Settings
+
+
+def test_it_tells_how_to_install_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nereid_client", None)
+
+    with pytest.raises(CommandError, match=r"pip install 'nereid-client\[progress,prepare\]'"):
+        detect.run(Settings(), ["photos"])
+
+
+def test_it_tells_why_the_gateway_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    monkeypatch.setenv("NEREID_PORT", "none")
+
+    with pytest.raises(CommandError, match="the gateway did not start: NEREID_PORT: "):
+        detect.run(Settings(), [str(tmp_path)])
+    assert "a.jpg" not in capfd.readouterr().out
