@@ -196,12 +196,12 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                     os.kill(worker.inner.pid, DRAIN_SIGNAL)
 
     def _announce(self) -> None:
-        """Say where the API listens as soon as it answers, and that it is ready as soon as it is."""
+        """Say where the API listens as soon as it answers, and that it is ready as soon as it is, unless it stops before."""
         announcement = Announcement(self._settings, "it")
-        while not announcement.is_ready:
+        while not announcement.is_ready and not self._signals.count:
             time.sleep(_WATCH_SECONDS)
             status = get_status(f"{self._settings.local_url}/readyz", _READY_SECONDS, self.bind_uds)
-            if status is not None:
+            if status is not None and not self._signals.count:  # while it stops, it is not ready
                 announcement.update(is_ready=status == _OK)
 
     def _watch_workers(self) -> None:
