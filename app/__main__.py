@@ -127,7 +127,8 @@ def make_parser() -> argparse.ArgumentParser:
             command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
         if name == "key":
             command.description = _KEY_HELP
-            command.add_argument("id", help="name of the key in the file and in the log")
+            command.usage = "nereid key NAME, such as: nereid key camera-1"
+            command.add_argument("id", metavar="NAME", help="name of the key in the file and in the log")
     return parser
 
 
@@ -328,9 +329,13 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
     say(f"{options.reference} is removed {later}".rstrip())
 
 
-def _key(_: Settings, options: argparse.Namespace) -> None:
+def _key(settings: Settings, options: argparse.Namespace) -> None:
     credential, table = keys.create(options.id)
     print(credential)
+    if sys.stderr.isatty():  # not in a file to which the table is appended
+        file, setting = settings.api_keys_file, f"{PREFIX}API_KEYS_FILE"
+        where = file or f"a file such as keys.toml (chmod 600, owned by the user that runs Nereid), and set {setting} to its path"
+        say(f"add this table to {where}; the client sends the line above, which is shown only now: `X-API-Key: ID.SECRET`")
     print(table, file=sys.stderr)
 
 

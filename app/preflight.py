@@ -8,10 +8,8 @@ from pathlib import Path
 from app.doctor import consistency, machine
 from app.doctor.finding import Severity
 from app.embedded.folder import make_private
-from app.errors import UrlNotAllowed
 from app.host import ports, program
 from app.host.processes import SUPERVISED
-from app.remote.address import parse_origin
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.zoo import registry
 
@@ -31,21 +29,8 @@ def require_usable(settings: Settings) -> None:
             raise SettingsError(f"{finding.message}; {finding.fix}")
     if not settings.triton_endpoints:
         make_private(settings.triton_folder)
-    _require_origin(settings)
     if settings.tracing and SUPERVISED not in os.environ:
         _require_tracing()
-
-
-def _require_origin(settings: Settings) -> None:
-    if settings.trusted_origin is None:
-        return
-    try:
-        parse_origin(*settings.trusted_origin)
-    except UrlNotAllowed as error:
-        raise SettingsError(f"{PREFIX}LABEL_STUDIO_URL: {error.detail}") from error
-    except (OSError, ValueError) as error:
-        file = settings.label_studio_token_file
-        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file} has no token that can be read") from error
 
 
 def _require_tracing() -> None:

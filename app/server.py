@@ -14,13 +14,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from granian import Granian, _signals
 from granian.constants import HTTPModes, Interfaces, Loops
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.mp import WorkerProcess
 
+from app.embedded.announcement import Announcement
 from app.host import cores, ports
+from app.host.http import get_status
 from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, notify, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
@@ -38,6 +41,8 @@ _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
 _MAX_MISSED_BEATS = 10
+_READY_SECONDS = 5.0  # longer than Triton may take to answer
+_OK = 200
 # A worker that ends sooner has failed, and is restarted with increasing delays; one that ends before the shorter one never ran.
 _STABLE_SECONDS, _START_SECONDS = 60.0, 5.5
 _MAX_PAUSE_SECONDS = 60.0
@@ -51,6 +56,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
         self._drain_delay = settings.drain_delay_seconds
         self._signals = StopSignals()
         self._table = TableView()
@@ -99,6 +105,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
                 raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
             threading.Thread(target=self._watch_workers, daemon=True).start()
+            if SUPERVISED not in os.environ:
+                threading.Thread(target=self._announce, daemon=True).start()
 
     def shutdown(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
         """Stop the workers and the server."""
@@ -186,6 +194,15 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             with suppress(ProcessLookupError):  # the worker has just ended
                 if worker.is_alive():  # otherwise another process may have its id
                     os.kill(worker.inner.pid, DRAIN_SIGNAL)
+
+    def _announce(self) -> None:
+        """Say where the API listens as soon as it answers, and that it is ready as soon as it is, unless it stops before."""
+        announcement = Announcement(self._settings, "it")
+        while not announcement.is_ready and not self._signals.count:
+            time.sleep(_WATCH_SECONDS)
+            status = get_status(f"{self._settings.local_url}/readyz", _READY_SECONDS, self.bind_uds)
+            if status is not None and not self._signals.count:  # while it stops, it is not ready
+                announcement.update(is_ready=status == _OK)
 
     def _watch_workers(self) -> None:
         """Kill workers whose event loop is blocked or that are suspended, and retry those that could not be started.

@@ -241,7 +241,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             "settings",
             {"PROT": "80"},
-            "NEREID_PROT is not a setting; `nereid settings` lists all",
+            "NEREID_PROT is not a setting; did you mean NEREID_PORT? `nereid settings` lists them all",
         ),
         ("api --port http", {}, "NEREID_PORT: ..."),
         ("api --port 0", {}, "NEREID_PORT: ..."),
@@ -283,11 +283,12 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             "Triton cannot listen on port 80: Permission denied; choose others with NEREID_TRITON_PORTS",
         ),
         ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
-        ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "keys.toml: [camera-1]: expected sha256 (..."),
+        ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "NEREID_API_KEYS_FILE: keys.toml: [camera-1]: expected sha256 (..."),
+        ("serve | api", {"API_KEYS_FILE": "/nope.toml"}, "NEREID_API_KEYS_FILE: /nope.toml does not exist; ..."),
         (
             "serve --triton a:1 | api",
             {"TRITON_TLS_FOLDER": "tls"},
-            "tls/ca.crt is not a certificate in PEM; correct the files of NEREID_TRITON_TLS_FOLDER",
+            "NEREID_TRITON_TLS_FOLDER: tls/ca.crt is not a certificate in PEM; it needs ca.crt, and perhaps tls.crt and tls.key",
         ),
         (
             "serve | api",
@@ -592,6 +593,30 @@ def test_key_prints_its_credential_and_its_table(capsys: pytest.CaptureFixture[s
     assert key is not None
     assert key.id == "camera-1"
     assert out.partition(".")[2].strip() not in err
+
+
+@pytest.mark.parametrize(
+    ("file", "what_next"),
+    [("", "and set NEREID_API_KEYS_FILE to its path"), ("/etc/keys.toml", "add this table to /etc/keys.toml;")],
+)
+def test_key_tells_a_person_what_to_do_next(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str, what_next: str
+) -> None:
+    """Only on a terminal: elsewhere, stderr may be appended to the file."""
+    monkeypatch.setenv("NEREID_API_KEYS_FILE", file)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["key", "camera-1"]) == 0
+
+    first, *table_lines = capsys.readouterr().err.splitlines()
+    assert what_next in first
+    assert table_lines[0] == "[camera-1]"
+
+
+def test_key_without_a_name_says_how_to_call_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["key"])
+
+    assert capsys.readouterr().err.startswith("usage: nereid key NAME, such as: nereid key camera-1\n")
 
 
 def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:

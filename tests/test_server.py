@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import psutil
@@ -61,6 +62,9 @@ def beat_and_note(table):
     open(f"{os.environ['NEREID_SOCKET']}.{os.getpid()}.alive", "w").close()
 WorkerTable.beat = beat_and_note
 """
+
+
+_ANNOUNCEMENTS = "nereid: listening at ", "nereid: ready: "
 
 
 class Api:
@@ -130,7 +134,16 @@ class Api:
 
     @property
     def messages(self) -> list[str]:
-        return [line for line in self.log.read_text(encoding="utf-8").splitlines() if not line.startswith("{")]
+        """What it has said, without the log and where it listens."""
+        return [line for line in self._lines if not line.startswith(("{", *_ANNOUNCEMENTS))]
+
+    @property
+    def announcements(self) -> list[str]:
+        return [line for line in self._lines if line.startswith(_ANNOUNCEMENTS)]
+
+    @property
+    def _lines(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8").splitlines()
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -208,6 +221,23 @@ async def test_it_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> 
         assert stat.S_IMODE(api.socket.stat().st_mode) == 0o640
 
         await check_socket_in_use(api, fake)
+
+
+@pytest.mark.system
+async def test_it_says_where_it_listens_and_when_it_is_ready(fake: FakeTriton, tmp_path: Path) -> None:
+    """Each once, as a Triton comes that can run the default model."""
+    fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    async with running(fake, tmp_path) as api:
+
+        async def has_said(count: int) -> bool:
+            return len(api.announcements) == count
+
+        await until(partial(has_said, 1))
+        fake.query_refusal = None
+        await until(partial(has_said, 2))
+        listening, ready = api.announcements
+    assert listening.startswith(f"nereid: listening at {api.socket}, but no Triton at {fake.url} can run tiny yet: ")
+    assert ready == f"nereid: ready: 1 instance at {api.socket}; Ctrl-C stops it"
 
 
 async def check_socket_in_use(api: Api, fake: FakeTriton) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from app.detection.nms import Candidates, suppress
 from app.errors import InvalidParameter
+from app.expected import suggestion
 from app.model.heads import RAW_HEADS, DetectionHead
 
 _ID = re.compile(r"[0-9]{1,9}")
@@ -38,7 +39,7 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
         elif _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
             ids.add(int(name))
         else:
-            raise InvalidParameter(f"classes: {name[:64]!r} is not a class of this model")
+            raise InvalidParameter(f"classes: {name[:64]!r} is not a class of this model{suggestion(name, labels)}")
     return frozenset(ids)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.doctor.finding import Finding, failure, ok, warning
+from app.errors import UrlNotAllowed
 from app.host import ports
 from app.host.packages import has_exporter
+from app.remote.address import parse_origin
 from app.settings.schema import PREFIX, Settings
 from app.triton import control_key, credentials
 from app.triton.credentials import CredentialsError
@@ -55,21 +57,46 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 
 def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
-    if settings.api_keys_file:
+    for code, setting, read, fix in (
+        ("api_keys", "api_keys_file", _read_keys, "`nereid key NAME` makes a table for this file"),
+        ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
+        ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
+    ):
+        path = getattr(settings, setting)
         try:
-            keys.load(Path(settings.api_keys_file))
-        except KeysError as error:
-            yield failure("api_keys", str(error), f"correct the file, or name another: {PREFIX}API_KEYS_FILE=/path/of/keys.toml")
-    try:
-        credentials.load(settings.triton_tls_folder)
-    except CredentialsError as error:
-        yield failure("tls_files", str(error), f"correct the files of {PREFIX}TRITON_TLS_FOLDER")
-    if settings.triton_control_key_file and not control_key.metadata(Path(settings.triton_control_key_file)):
-        text = f"{settings.triton_control_key_file} has no key that can be read"
-        yield failure("control_key", text, KEY_FIX)
+            _ = path and read(path)
+        except (KeysError, CredentialsError, ValueError) as error:
+            yield failure(code, f"{PREFIX}{setting.upper()}: {_reason(path, str(error))}", fix)
+    yield from _check_origin(settings)
     if settings.tracing and not has_exporter():
         text = f"{PREFIX}TRACING needs OpenTelemetry, which is not installed"
         yield failure("tracing", text, "pip install 'nereid-gateway[otel]'")
+
+
+def _check_origin(settings: Settings) -> Iterator[Finding]:
+    if settings.trusted_origin is None:
+        return
+    url, file = settings.trusted_origin
+    try:
+        parse_origin(url, file)
+    except UrlNotAllowed as error:
+        yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_URL: {error.detail}", "correct the URL")
+    except (OSError, ValueError):  # the message of a UnicodeError would quote the token
+        text = _reason(file, f"{file} has no token that can be read")
+        yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {text}", "put Label Studio's legacy token into it")
+
+
+def _read_keys(path: str) -> None:
+    keys.load(Path(path))
+
+
+def _read_control_key(path: str) -> None:
+    if not control_key.metadata(Path(path)):
+        raise ValueError(f"{path} has no key that can be read")
+
+
+def _reason(path: str, otherwise: str) -> str:
+    return otherwise if Path(path).exists() else f"{path} does not exist"
 
 
 def _check_timeouts(settings: Settings) -> Iterator[Finding]:

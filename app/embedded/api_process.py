@@ -34,6 +34,8 @@ class ApiProcess:
         self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(workers)} if socket else {}
         self._process: subprocess.Popen[bytes] | None = None
         self._answered: subprocess.Popen[bytes] | None = None
+        self.is_model_ready = False
+        """Whether the default model was ready in a check."""
         self._beats = os.eventfd(0, os.EFD_NONBLOCK)
         self._missed = 0
 
@@ -71,9 +73,11 @@ class ApiProcess:
             CheckError: It does not respond.
         """
         process = self._process
-        if process is None or process is not self._answered:
-            if get_status(f"{self.url}/livez", _CHECK_SECONDS, self.socket) != _OK:
-                raise CheckError("it does not answer")
+        is_new = process is None or process is not self._answered
+        if is_new and not self._answers("/livez"):
+            raise CheckError("it does not answer")
+        self.is_model_ready = self.is_model_ready or self._answers("/readyz")
+        if is_new:
             self._answered, self._missed = process, 0
             return
         try:
@@ -83,6 +87,9 @@ class ApiProcess:
             self._missed += 1
             if self._missed >= _MAX_MISSED_BEATS:
                 raise CheckError("its main process does not respond", is_final=True) from None
+
+    def _answers(self, path: str) -> bool:
+        return get_status(self.url + path, _CHECK_SECONDS, self.socket) == _OK
 
     def send(self, number: int) -> None:
         """Send the instance a signal, if it runs: SIGTERM or SIGINT ends it with its requests, SIGHUP renews its workers."""

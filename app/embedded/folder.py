@@ -83,7 +83,7 @@ class TritonFolder:
                 say(f"another process runs the Triton in {self._home}; trying for 15 s, in case it is ending")
             time.sleep(_POLL_SECONDS)
         raise CommandError(
-            f"another process, perhaps of a container with this /dev/shm, runs the Triton in {self._home}; "
+            f"another process, such as a second `serve` or one in a container with this /dev/shm, runs the Triton in {self._home}; "
             f"end it, or choose another folder with {PREFIX}TRITON_HOME"
         )
 

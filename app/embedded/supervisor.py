@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+from app.embedded.announcement import Announcement
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
@@ -46,7 +47,7 @@ def supervise(settings: Settings, triton: Program | None) -> int:
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
-        _look_after(services, embedded, instances, signals, table)
+        _look_after(services, embedded, instances, signals, table, Announcement(settings, "everything"))
         say("waiting for requests in progress; a second signal ends them")
         code = 0
     except ServiceError as error:
@@ -71,19 +72,24 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _look_after(
-    services: list[Service], embedded: list[Service], instances: list[ApiProcess], signals: StopSignals, table: TableView
+def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
+    services: list[Service],
+    embedded: list[Service],
+    instances: list[ApiProcess],
+    signals: StopSignals,
+    table: TableView,
+    announcement: Announcement,
 ) -> None:
     """Keep all services running until a signal arrives."""
-    is_announced = False
     deaths: dict[str, int] = {}
     while not signals.count:
         notify("WATCHDOG=1")
         for service in (*services, *embedded):
             service.tick()
-        if not is_announced and all(service.is_ready for service in services):
-            is_announced = True
-            _announce(instances)
+        if all(service.is_ready for service in services):
+            if announcement.is_ready is None:
+                notify("READY=1")
+            announcement.update(is_ready=all(instance.is_model_ready for instance in instances))
         # Triton does not notice that a process has died in which it runs a model. The workers do, and count it.
         known, deaths = deaths, _count_deaths(table)
         for model in (model for model, count in deaths.items() if count > known.get(model, 0)):
@@ -109,14 +115,3 @@ def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals
             say("ending requests in progress")
             break
         time.sleep(_POLL_SECONDS)
-
-
-def _announce(instances: list[ApiProcess]) -> None:
-    """Print the addresses of the API, and tell systemd."""
-    notify("READY=1")
-    sockets = [str(instance.socket) for instance in instances if instance.socket is not None]
-    if sockets:
-        say(f"ready: {len(sockets)} instances at {', '.join(sockets)}; Ctrl-C stops everything")
-    else:
-        url = instances[0].url
-        say(f"ready: POST {url}/detect, documentation at {url}/docs; Ctrl-C stops everything")

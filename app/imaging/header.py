@@ -189,6 +189,8 @@ def identify(data: bytes) -> str:
     found = _MAGIC.match(data)
     if found is None and _JPEG_2000_OR_XL.match(data):
         raise UnsupportedFormat("the image is a JPEG 2000 or JPEG XL, which is not supported; convert it to JPEG or PNG")
+    if data.startswith(b"%PDF-"):
+        raise UnsupportedFormat("the data is a PDF, not an image; send its pages as JPEG or PNG")
     if found is None:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC.groupindex)})")
     name = str(found.lastgroup)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
+from app.expected import suggestion
 from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
@@ -31,6 +32,8 @@ from app.triton.status import ModelReplaced
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
+# With the default limits, a batch of 61 images has the maximum deadline, for which proxies and service managers are set up.
+_MORE_PER_IMAGE = 1 / 20
 
 
 class Models(NamedTuple):
@@ -59,14 +62,15 @@ class Limits(NamedTuple):
     max_timeout_seconds: float
     """Maximum of the time that a caller may ask for."""
 
-    def timeout(self, timeout_ms: int | None) -> float:
-        """Return how many seconds a request has from the end of its body to its response.
+    def timeout(self, timeout_ms: int | None, images: int = 1) -> float:
+        """Return how many seconds a request with this number of images has from the end of its body to its response.
 
         Raises:
             InvalidParameter: The caller asks for too much time.
         """
         if timeout_ms is None:
-            return self.timeout_seconds
+            grown = self.timeout_seconds * (1 + (images - 1) * _MORE_PER_IMAGE)
+            return max(self.timeout_seconds, min(grown, self.max_timeout_seconds))
         if timeout_ms > self.max_timeout_seconds * 1e3:
             raise InvalidParameter(f"timeout_ms: the maximum is {self.max_timeout_seconds * 1e3:g}")
         return timeout_ms / 1e3
@@ -133,7 +137,10 @@ class Pipeline:
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
                 detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
-            raise UnknownModel(f"Triton does not have {name}{detail}" if detail else error.detail) from None
+            if detail:
+                raise UnknownModel(f"Triton does not have {name}{detail}") from None
+            similar = suggestion(name, [*error.models, *self.pullable]) or ";"
+            raise UnknownModel(f"{error.detail}{similar} GET /models lists those that exist") from None
 
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return the spec of a model, and create slots for its input tensors.

@@ -1,13 +1,12 @@
 """Read the settings from the environment."""
 
 import os
-import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
+from app.expected import expected_value, quoted, suggestion
 from app.settings.schema import PREFIX, Settings, SettingsError
 
 RENAMED = {"TRITON_URLS": "TRITON_ENDPOINTS", "MAX_MEGAPIXELS_UNSCALABLE": "MAX_MEGAPIXELS_NON_JPEG"}
@@ -28,6 +27,8 @@ REMOVED = {
     "TRITON_TLS": "set NEREID_TRITON_TLS_FOLDER to a folder with `ca.crt`, the certificates of the CAs",
 }
 """What to do instead of setting a variable that was removed, by its name without the prefix."""
+_UNITS = {"_seconds": "seconds", "_ms": "milliseconds", "_mb": "MiB", "megapixels": "megapixels"}
+"""Units by the part of a setting's name that tells them."""
 _INTERNAL = "INTERNAL_"
 """Begins the names of variables, without the prefix, that the processes of Nereid pass on to each other."""
 
@@ -44,7 +45,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         raise SettingsError("; ".join(f"{PREFIX}{name} was removed: {REMOVED[name]}" for name in removed))
     known = {name.upper() for name in Settings.__struct_fields__}
     if unknown := sorted(given.keys() - known - RENAMED.keys()):
-        raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting; `nereid settings` lists all")
+        similar = suggestion(unknown[0], sorted(known), prefix=PREFIX)
+        raise SettingsError(f"{PREFIX}{unknown[0]} is not a setting{similar or ';'} `nereid settings` lists them all")
     given = {name: value for name, value in given.items() if value}
     for old, new in RENAMED.items():
         if old in given:
@@ -53,11 +55,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$.")
-        name = path.rstrip("`")
-        if choices := _choices(name):
-            message = f"Expected one of {', '.join(choices)}; got {values[name]!r}"
-        raise SettingsError(f"{PREFIX}{name.upper()}: {message}") from error
+        name = str(error).rpartition(" - at `$.")[2].rstrip("`")
+        expected = expected_value(Settings, name, _unit(name))
+        raise SettingsError(f"{PREFIX}{name.upper()}: Expected {expected}{quoted(values[name])}") from error
 
 
 def _folders(environ: Mapping[str, str]) -> dict[str, str]:
@@ -69,9 +69,6 @@ def _folders(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in ("model_repository", "triton_home")}
 
 
-def _choices(name: str) -> tuple[str, ...]:
-    """Return the valid values of a setting; none if they cannot be listed."""
-    kind = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[name])[0]
-    if typing.get_origin(kind) is Literal:
-        return typing.get_args(kind)
-    return ("true", "false") if kind is bool else ()
+def _unit(name: str) -> str:
+    """Return the unit of a setting according to its name; none for a number without one."""
+    return next((unit for part, unit in _UNITS.items() if part in name), "")

@@ -2,6 +2,7 @@
 
 import re
 
+from app.expected import quoted
 from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
 
 _SOCKET = re.compile(r"unix:/[^\s,]+")
@@ -36,11 +37,11 @@ def check(settings: Settings) -> None:
     for name in settings.dialect_names:
         if name not in DIALECTS:
             known = ", ".join(DIALECTS)
-            raise SettingsError(f"{PREFIX}DIALECTS: there is no dialect {name[:64]!r}; expected some of {known}, or none")
+            raise SettingsError(f"{PREFIX}DIALECTS: Expected some of {known}, or none{quoted(name)}")
     if settings.label_studio_token_file and not settings.label_studio_url:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
-    if 0 < settings.worker_max_age_seconds < MIN_AGE_SECONDS:
-        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS}")
+    if 0 < (age := settings.worker_max_age_seconds) < MIN_AGE_SECONDS:
+        raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS} seconds; got {age}")
 
 
 def _check_addresses(settings: Settings) -> None:
@@ -48,24 +49,25 @@ def _check_addresses(settings: Settings) -> None:
     if not settings.triton_endpoints:
         return
     addresses = [address.strip() for address in settings.triton_endpoints.split(",")]
-    for address in (_ADDRESS.fullmatch(address) for address in addresses if not _SOCKET.fullmatch(address)):
+    for given in (address for address in addresses if not _SOCKET.fullmatch(address)):
+        address = _ADDRESS.fullmatch(given)
         if address is None or not 0 < int(address["port"]) <= _MAX_PORT:
-            # The message does not quote the value, because a URL may contain a password.
             raise SettingsError(
                 f"{PREFIX}TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, "
                 "such as triton.example.org:8001 or [2001:db8::7]:8001, without http://, or unix:/path, or dns:///name:port; "
-                "several with commas"
+                f"several with commas{quoted(given)}"
             )
     if len(set(addresses)) < len(addresses):
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
 
 
 def _check_url_hosts(settings: Settings) -> None:
-    for pattern in map(_URL_HOST.fullmatch, settings.url_host_patterns):
+    for given in settings.url_host_patterns:
+        pattern = _URL_HOST.fullmatch(given)
         if pattern is None or not 0 < int(pattern["port"] or 443) <= _MAX_PORT:
             raise SettingsError(
                 f"{PREFIX}URL_HOSTS: Expected names of hosts such as images.example.org, *.example.org or images.example.org:8443, "
-                "or *, without https:// and path; several with commas"
+                f"or *, without https:// and path; several with commas{quoted(given)}"
             )
 
 

@@ -36,7 +36,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = ""
     socket_mode: Annotated[
-        str, Meta(pattern="^[0-7]{3}$", description="Permissions of the unix sockets, octal; the proxy must be allowed to write.")
+        str,
+        Meta(
+            pattern="^[0-7]{3}$",
+            title="three digits from 0 to 7, such as 660",
+            description="Permissions of the unix sockets, octal; the proxy must be allowed to write.",
+        ),
     ] = "660"
     instances: Annotated[
         int,
@@ -136,6 +141,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(
             pattern="^(https?://[^,]+(,https?://[^,]+)*)?$",
+            title="URLs such as http://triton.example.org:8002/metrics, separated by commas",
             description="Metrics endpoints of running Tritons, `http://host:8002/metrics`, separated by commas, for the GPUs in "
             "`/health`. Empty: none.",
         ),
@@ -237,7 +243,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(description="Minimum level of log messages, which are text on a terminal and lines of JSON elsewhere."),
     ] = "info"
     slow_request_ms: Annotated[
-        Annotated[float, Meta(ge=0, le=1e7)] | None,
+        Annotated[float, Meta(ge=0, le=10_000_000)] | None,
         Meta(
             description="Requests for a model that take longer are logged as warnings, milliseconds. 0: never. Default: 100; "
             "with the embedded Triton, whose models run on the CPU, 1000."
@@ -259,6 +265,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         Meta(
             pattern="^(https?://[^/?#]+[^?#]*)?$",
+            title="an http or https URL such as http://label-studio:8080",
             description="URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch images. "
             "Private IP addresses are allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none.",
         ),

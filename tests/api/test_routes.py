@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 from litestar import get, post
 from litestar.enums import ScopeType
@@ -13,7 +14,7 @@ from app.api.application import Application, table_of
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import UNMATCHED, ModelRoute, route_of
 from app.settings.schema import DIALECTS
-from tests.support import SCENE, calling
+from tests.support import SCENE, calling, json
 
 
 @get("/status")
@@ -146,3 +147,49 @@ async def test_a_request_has_the_template_of_its_path(
         response = await client.request(method, path, content=SCENE if method == "POST" else None)
 
     assert (response.status_code, routes) == (status, [route])
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/detct", "; did you mean /detect?"),
+        ("/detect/bach", "; did you mean /detect/batch?"),
+        ("/healthz", "; did you mean /health?"),
+    ],
+)
+async def test_a_misspelt_path_is_recognised(reader: httpx.AsyncClient, prefix: str, path: str, hint: str) -> None:
+    problem = json(await reader.post(prefix + path, content=SCENE), 404)
+
+    assert problem["detail"] == f"this path does not exist{hint} /docs lists those that do"
+
+
+async def test_only_a_similar_path_is_suggested(reader: httpx.AsyncClient) -> None:
+    for path in ("/nowhere", "/" + "detect" * 150):
+        assert json(await reader.get(path), 404)["detail"] == "this path does not exist; /docs lists those that do"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "detail"),
+    [
+        ("PUT", "/detect", "PUT is not supported here: send the image with POST, for example with curl --data-binary @image.jpg"),
+        ("GET", "/v1/predict/tiny", "GET is not supported here: send the image with POST, for example with curl --data-binary @"),
+        (
+            "GET",
+            "/detect/batch",
+            "GET is not supported here: send the images with POST, for example with curl -F images=@first.jpg",
+        ),
+        ("POST", "/models", "POST is not supported here, but GET, HEAD, OPTIONS; /docs describes what each path supports"),
+        ("GET", "/nim/v1/infer", "GET is not supported here, but "),
+        ("X" * 99, "/detect", f"{'X' * 16} is not supported here: send the image"),
+    ],
+)
+async def test_another_method_is_answered_with_the_right_one(
+    reader: httpx.AsyncClient, method: str, path: str, detail: str
+) -> None:
+    """A person may have used `curl -T`, which sends PUT, or a browser. Dialects have other forms than the example's."""
+    response = await reader.request(method, path)
+
+    assert response.status_code == 405
+    assert f'"{detail}' in response.text
+    assert "GET" in response.headers["allow"] if path == "/models" else "POST" in response.headers["allow"]

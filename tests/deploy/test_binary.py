@@ -247,7 +247,7 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
         ),
         ("pull yolo11n --from /etc/passwd", "passwd is not the expected file"),
         ("bench quick --url http://127.0.0.1:1", "no server listens at"),
-        ("api --port 0", "NEREID_PORT: Expected `int` >= 1"),
+        ("api --port 0", "NEREID_PORT: Expected a whole number from 1 to 65535; got '0'"),
     ],
 )
 def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:

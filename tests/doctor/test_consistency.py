@@ -60,7 +60,9 @@ def test_an_api_with_keys_beyond_loopback(tmp_path: Path) -> None:
     assert found["api_keys"].severity is Severity.OK
     assert found["api_keys"].message.endswith(": camera")
     (file := tmp_path / "invalid.toml").write_text("[camera]\n", encoding="utf-8")
-    assert_useful(check(api_keys_file=str(file))["api_keys"], Severity.FAILURE, says=["camera"], fix="correct the file")
+    assert_useful(
+        check(api_keys_file=str(file))["api_keys"], Severity.FAILURE, says=["API_KEYS_FILE: ", "camera"], fix="nereid key NAME"
+    )
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
@@ -85,6 +87,29 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
     found = check(triton_endpoints="127.0.0.1:8001", triton_control_key_file=str(tmp_path / "nowhere"))
 
     assert_useful(found["control_key"], Severity.FAILURE, says=["nowhere"], fix="NEREID_TRITON_CONTROL_KEY_FILE")
+
+
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        ("api_keys", "api_keys_file"),
+        ("tls_files", "triton_tls_folder"),
+        ("control_key", "triton_control_key_file"),
+        ("label_studio", "label_studio_token_file"),
+    ],
+)
+def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str) -> None:
+    path = str(tmp_path / "nowhere")
+    found = check(triton_endpoints="127.0.0.1:8001", label_studio_url="http://label-studio:8080", **{setting: path})
+
+    assert found[code].severity is Severity.FAILURE
+    assert found[code].message == f"NEREID_{setting.upper()}: {path} does not exist"
+
+
+def test_a_url_of_label_studio_that_is_not_one() -> None:
+    found = check(label_studio_url="http://label-studio:x")
+
+    assert_useful(found["label_studio"], Severity.FAILURE, says=["NEREID_LABEL_STUDIO_URL: expected an http"], fix="URL")
 
 
 def test_how_long_a_stop_takes_is_told() -> None:

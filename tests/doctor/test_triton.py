@@ -91,7 +91,7 @@ def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> N
 
     assert examined.code == 1
     assert_useful(
-        examined["tls_files"], Severity.FAILURE, says=[f"{tmp_path}/ca.crt: No such file"], fix="NEREID_TRITON_TLS_FOLDER"
+        examined["tls_files"], Severity.FAILURE, says=[f"NEREID_TRITON_TLS_FOLDER: {tmp_path}/ca.crt: No such"], fix="needs ca.crt"
     )
     assert not examined.all("triton")
 

@@ -76,6 +76,17 @@ def test_it_works_if_it_answers(tmp_path: Path) -> None:
         ApiProcess(Settings(port=int(server.url.rpartition(":")[2]))).check()
 
 
+def test_it_is_asked_whether_its_model_is_ready_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile it works."""
+    with running(tmp_path, monkeypatch, f"touch {notes(tmp_path)}; exec sleep 60") as process:
+        with scripted(200, 503, 503, 200, path=tmp_path / "nereid-1.sock") as server:
+            for is_ready in (False, False, True, True):
+                process.check()
+                assert process.is_model_ready is is_ready
+        asked = [request.split()[1] for request in server.asked]
+    assert asked == [b"/livez", b"/readyz", b"/readyz", b"/readyz"]
+
+
 def test_it_does_not_work_without_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers may answer although their parent hangs. One that is started anew has to answer first."""
     script = f'echo "$NEREID_INTERNAL_BEATS_FD" > {tmp_path}/written; mv {tmp_path}/written {notes(tmp_path)}; exec sleep 60'

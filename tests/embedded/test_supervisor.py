@@ -32,7 +32,7 @@ from tests.support import free_port
 
 VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
 
-# Stands in for `python -m app api`: writes down what happens to it, and answers /livez.
+# Stands in for `python -m app api`: writes down what happens to it, and answers /livez and /readyz.
 API = """#!{python} -IS
 import os, signal, socket, subprocess, sys, threading, time
 from http.server import BaseHTTPRequestHandler
@@ -51,8 +51,9 @@ def wait_until(holds):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        note("asked " + self.path)
-        self.send_response(200 if self.path == "/livez" else 404)
+        if self.path == "/livez":
+            note("asked /livez")
+        self.send_response(503 if self.path == "/readyz" and notes.with_name("no model").exists() else 200)
         self.end_headers()
     def log_message(self, *_):
         pass
@@ -316,6 +317,29 @@ class Host(NamedTuple):
 
     listens_on: str
     reached_at: str
+
+
+@pytest.mark.usefixtures("api")
+def test_it_is_not_ready_before_a_triton_can_run_the_model(
+    settings: Settings, terminal: Terminal, tmp_path: Path, look_again: LookAgain
+) -> None:
+    """It listens before, and both are told once."""
+    (no_model := tmp_path / "no model").touch()
+    settings = msgspec.structs.replace(settings, triton_endpoints="gpu:8001")
+
+    def act() -> None:
+        wait_for(terminal.shows("listening at"))
+        look_again()
+        no_model.unlink()
+        wait_for(terminal.shows("ready: POST"))
+        look_again()
+        stop()
+
+    with meanwhile(act):
+        assert supervise(settings, None) == 0
+    listening, ready, _ = terminal.lines
+    assert listening.startswith(f"listening at {settings.local_url}, but no Triton at gpu:8001 can run yolo11n yet: ")
+    assert ready.startswith(f"ready: POST {settings.local_url}/detect")
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (1, 1), (7, 7)])

@@ -120,7 +120,6 @@ OTHERS = [
     b"\0",
     b"\xff",
     b"GIF",
-    b"%PDF-1.7",
     b"<svg xmlns='http://www.w3.org/2000/svg'/>",
     b"RIFF\0\0\0\0WAVE",
     b"not an image",
@@ -133,6 +132,7 @@ OTHER_JPEGS = [b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\
     [
         *((data, UnsupportedFormat, r"supported format \(JPEG, PNG, WEBP, GIF, BMP, AVIF, HEIC, TIFF\)") for data in OTHERS),
         *((data + bytes(50), UnsupportedFormat, "JPEG 2000 or JPEG XL") for data in OTHER_JPEGS),
+        (b"%PDF-1.7\n%\xe2\xe3", UnsupportedFormat, "the data is a PDF, not an image"),
         (b"\x89PNG\r\n\x1a\n" + b"\xff" * 50, InvalidImage, "the PNG header"),
         *((png(*size, 8, GREY), InvalidImage, "the PNG header") for size in ((0, 0), (0, 10), (10, 0))),
     ],

@@ -374,9 +374,11 @@ async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(world:
         await world.detect(seconds=0.1)
 
 
-@pytest.mark.parametrize(("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model")])
+@pytest.mark.parametrize(
+    ("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model; GET /models lists")]
+)
 async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, detail: str) -> None:
-    """For any other model the error only says that it does not exist."""
+    """For any other model the error says where those that exist are listed."""
     world.fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
 
     with pytest.raises(UnknownModel, match=detail) as caught:
@@ -390,8 +392,10 @@ async def test_a_default_model_that_is_not_there_names_those_that_are(world: Wor
     world.fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
     with pytest.raises(UnknownModel, match=r"^Triton does not have tiny, a default model of the settings; it has other, yolo$"):
         await world.detect()
-    with pytest.raises(UnknownModel, match=r"^there is no such model$"):
-        await world.detect(model="another")
+    for model, hint in (("nothing", ";"), ("yolov", "; did you mean yolo?"), ("borken", ";"), ("litsed", "; did you mean listed?")):
+        with pytest.raises(UnknownModel) as caught:
+            await world.detect(model=model)
+        assert caught.value.detail == f"there is no such model{hint} GET /models lists those that exist"
 
 
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
@@ -569,6 +573,13 @@ def test_the_caller_may_choose_the_time_of_a_request() -> None:
     with pytest.raises(InvalidParameter, match=r"^timeout_ms: the maximum is 30000$"):
         LIMITS.timeout(30_001)
     assert LIMITS._replace(timeout_seconds=60).timeout(None) == 60
+
+
+def test_a_batch_has_more_time_for_each_image() -> None:
+    """Up to the maximum for callers, who may choose any time for a batch as well."""
+    assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
+    assert LIMITS.timeout(1500, 64) == 1.5
+    assert LIMITS._replace(timeout_seconds=60).timeout(None, 64) == 60
 
 
 async def test_warming_up_measures_the_model(world: World) -> None:

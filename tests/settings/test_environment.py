@@ -78,10 +78,22 @@ def test_folders_are_in_the_current_one_if_it_has_a_model_repository(tmp_path: P
     assert folders({"NEREID_TRITON_HOME": "/triton"}) == ("model_repository", "/triton")
 
 
-@pytest.mark.parametrize("name", ["NEREID_PROT", "NEREID_", "NEREID_TRITON_URL", "NEREID__PORT"])
-def test_unknown_variable_is_named(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"^{name} is not a setting; `nereid settings` lists all$"):
-        load({"NEREID_PORT": "4603", name: "1"})
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("PROT", "; did you mean NEREID_PORT?"),
+        ("TIMEOUT", "; did you mean NEREID_TIMEOUT_SECONDS?"),
+        ("KEYS_FILE", "; did you mean NEREID_API_KEYS_FILE?"),
+        ("_PORT", "; did you mean NEREID_PORT?"),
+        ("", ";"),
+        ("QUIET", ";"),
+    ],
+)
+def test_unknown_variable_is_named(name: str, hint: str) -> None:
+    """With the most similar one, if any is similar."""
+    with pytest.raises(SettingsError) as caught:
+        load({"NEREID_PORT": "4603", PREFIX + name: "1"})
+    assert str(caught.value) == f"{PREFIX}{name} is not a setting{hint} `nereid settings` lists them all"
 
 
 @pytest.mark.parametrize(
@@ -104,24 +116,43 @@ def test_unknown_variable_is_named(name: str) -> None:
     ],
 )
 def test_invalid_value_is_named(name: str, values: str) -> None:
-    """A value of the wrong type or out of range is rejected, and the message begins with the variable."""
+    """A value of the wrong type or out of range is rejected; the message begins with the variable and ends with the value."""
     for text in values.split():
-        with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: [A-Z]"):
+        with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: Expected .*; got '{text}'$"):
             load({PREFIX + name: text})
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "choices"),
+    ("name", "text", "expected"),
     [
-        ("TRANSPORT", "tcp", "auto, shm, inline"),
-        ("LOG_LEVEL", "INFO", "debug, info, warning, error"),
-        ("TRACING", "on", "true, false"),
+        ("TRANSPORT", "tcp", "one of 'auto', 'inline', 'shm'"),
+        ("TRACING", "on", "true or false"),
+        ("PORT", "http", "a whole number from 1 to 65535"),
+        ("TIMEOUT_SECONDS", "10s", "a number of seconds above 0, up to 600"),
+        ("SLOW_REQUEST_MS", "1s", "a number of milliseconds from 0 to 10000000"),
+        ("MAX_FILE_SIZE_MB", "0", "a number of MiB above 0, up to 1024"),
+        ("WORKER_MAX_MEMORY_MB", "1GB", "a whole number of MiB from 0 to 1048576"),
+        ("MAX_MEGAPIXELS", "500", "a number of megapixels above 0, up to 178"),
+        ("SOCKET_MODE", "0660", "three digits from 0 to 7, such as 660"),
+        ("LABEL_STUDIO_URL", "label-studio", "an http or https URL such as http://label-studio:8080"),
     ],
 )
-def test_values_to_choose_from_are_named(name: str, text: str, choices: str) -> None:
+def test_what_is_expected_is_said_with_its_unit(name: str, text: str, expected: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load({PREFIX + name: text})
-    assert str(caught.value) == f"{PREFIX}{name}: Expected one of {choices}; got '{text}'"
+    assert str(caught.value) == f"{PREFIX}{name}: Expected {expected}; got '{text}'"
+
+
+def test_a_value_that_may_contain_a_password_is_not_quoted() -> None:
+    with pytest.raises(SettingsError, match=r"^NEREID_LABEL_STUDIO_URL: Expected an http") as caught:
+        load({"NEREID_LABEL_STUDIO_URL": "ftp://user:secret@studio"})
+    assert "secret" not in str(caught.value)
+
+
+def test_only_the_beginning_of_a_long_value_is_quoted() -> None:
+    with pytest.raises(SettingsError) as caught:
+        load({"NEREID_SOCKET": "x" * 101})
+    assert str(caught.value) == f"NEREID_SOCKET: Expected at most 100 characters; got '{'x' * 64}'"
 
 
 def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

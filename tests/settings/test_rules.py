@@ -21,8 +21,8 @@ def complaint(environ: dict[str, str]) -> str:
     [
         ("LABEL_STUDIO_TOKEN_FILE", "token", "it needs NEREID_LABEL_STUDIO_URL"),
         ("TRITON_ENDPOINTS", "a:8001, b:8001,a:8001", "an address is there twice"),
-        ("WORKER_MAX_AGE_SECONDS", "1", "Expected 0, or at least 60"),
-        ("WORKER_MAX_AGE_SECONDS", "59", "Expected 0, or at least 60"),
+        ("WORKER_MAX_AGE_SECONDS", "1", "Expected 0, or at least 60 seconds; got 1"),
+        ("WORKER_MAX_AGE_SECONDS", "59", "Expected 0, or at least 60 seconds; got 59"),
         ("TRITON_TLS_FOLDER", "tls", "NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS"),
     ],
 )
@@ -64,6 +64,7 @@ def test_other_forms_of_an_address_are_rejected(address: str) -> None:
     assert message.startswith(
         "NEREID_TRITON_ENDPOINTS: Expected host:port of Triton's gRPC endpoint, such as triton.example.org:8001 "
     )
+    assert ("; got " in message) is ("@" not in address)
     assert "secret" not in message
 
 
@@ -102,7 +103,10 @@ HOSTS = "https://a.org a.org/x 10.0.0.1 [::1] a.*.org *a.org ** a.org:0 a.org:65
 @pytest.mark.parametrize("hosts", [*HOSTS.split(), "a.org b.org"])
 def test_other_forms_of_hosts_are_rejected(hosts: str) -> None:
     """Such patterns would never match."""
-    assert complaint({"NEREID_URL_HOSTS": hosts}).startswith("NEREID_URL_HOSTS: Expected names of hosts such as ")
+    message = complaint({"NEREID_URL_HOSTS": f"a.example.org,{hosts}"})
+
+    assert message.startswith("NEREID_URL_HOSTS: Expected names of hosts such as ")
+    assert message.endswith(f"; got {hosts!r}")
 
 
 @pytest.mark.parametrize("proxies", ["proxy.example.org", "10.0.0.1/8", "10.0.0.0/33", "127.0.0.1:80", "*"])

@@ -9,15 +9,25 @@ import msgspec
 import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
+from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap, Scope, Send
 from litestar.utils import normalize_path
 
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
-from app.api.routes import note_route
+from app.api.routes import ModelRoute, note_route
 from app.errors import ClientGone, DeadlinePassed, GatewayError, GatewayFull, MalformedRequest, Unauthorized, UnknownModel
+from app.expected import suggestion
 
 MEDIA_TYPE = "application/problem+json"
+
+_EXAMPLES = {
+    "image": "the image with POST, for example with curl --data-binary @image.jpg",
+    "images": "the images with POST, for example with curl -F images=@first.jpg -F images=@second.jpg",
+}
+"""How to send what a route takes."""
+_MAX_METHOD = 16
+_SIMILARITY = 0.7
 
 LOG = structlog.get_logger()
 
@@ -52,12 +62,6 @@ def handlers(write: WriteError = write) -> ExceptionHandlersMap:
     return {GatewayError: handle, HTTPException: handle, Exception: handle}
 
 
-_DETAILS = {
-    HTTPStatus.NOT_FOUND: "this path does not exist; /docs lists those that do",
-    HTTPStatus.METHOD_NOT_ALLOWED: "this path does not support this method; /docs lists those it supports",
-}
-
-
 async def send(error: GatewayError, scope: Scope, send: Send, write: WriteError) -> None:
     """Send the response to an error outside of Litestar, whose handlers are not called there."""
     headers, problem = _from_gateway_error(context := context_of(scope), error)
@@ -82,14 +86,37 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        allow = headers.get("allow", "")
-        with suppress(HTTPException):  # the route of this path for another method
-            path, method = normalize_path(request.scope["path"]), allow.partition(",")[0]
-            *_, template = request.app.asgi_router.handle_routing(path=path, method=method)
-            note_route(request.scope, template)
-        headers["allow"] = with_head(allow)
-    detail = _DETAILS.get(status, status.description or status.phrase)
+        headers["allow"] = with_head(headers.get("allow", ""))
+        detail = _explain_method(request, headers["allow"])
+    elif status == HTTPStatus.NOT_FOUND:
+        detail = _explain_path(request)
+    else:
+        detail = status.description or status.phrase
     return headers, _problem(status, status.name.lower(), status.phrase, detail, context_of(request.scope).request_id)
+
+
+def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
+    """Say which methods a path supports, and how to send an image if it takes one; note its route."""
+    handler = None
+    with suppress(HTTPException):  # the route of this path for another method
+        path, method = normalize_path(request.scope["path"]), "POST" if "POST" in allow else allow.partition(",")[0]
+        _, handler, *_, template = request.app.asgi_router.handle_routing(path=path, method=method)
+        note_route(request.scope, template)
+    given = f"{request.method[:_MAX_METHOD]} is not supported here"
+    if isinstance(handler, ModelRoute) and handler.key_in == "header":  # not of a dialect, which may need another form
+        return f"{given}: send {_EXAMPLES[handler.takes]}; /docs describes it"
+    return f"{given}, but {allow}; /docs describes what each path supports"
+
+
+def _explain_path(request: Request[Any, Any, Any]) -> str:
+    """Say that a path does not exist, and which one may be meant."""
+    documented = [route.path for route in request.app.routes if isinstance(route, HTTPRoute) and _is_documented(route)]
+    similar = suggestion(request.scope["path"], documented, _SIMILARITY)
+    return f"this path does not exist{similar or ';'} /docs lists those that do"
+
+
+def _is_documented(route: HTTPRoute) -> bool:
+    return "{" not in route.path and any(handler.resolve_include_in_schema() for handler in route.route_handlers)
 
 
 def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[dict[str, str], Problem]:

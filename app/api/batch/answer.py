@@ -57,8 +57,8 @@ class BatchResponse(msgspec.Struct, frozen=True):
     failed_images: int
     results: list[BatchResult]
     failures: list[BatchFailure] | None
-    status: Literal["success", "all_failed"]
-    """`success` if at least one image succeeded."""
+    status: Literal["success", "partial", "all_failed"]
+    """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
     model: ModelUsed | None
     """The model that produced the results; null if all images failed."""
     total_time_ms: float
@@ -129,7 +129,7 @@ class BatchAnswer(Generic[T]):
             "total_images": self._images,
             "processed_images": processed,
             "failed_images": len(self.problems),
-            "status": "success" if processed else "all_failed",
+            "status": "all_failed" if not processed else "partial" if self.problems else "success",
             "model": self._model,
             "total_time_ms": round(self._context.timing.total, 2),
             "request_id": self._context.request_id,

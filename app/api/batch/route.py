@@ -41,7 +41,9 @@ class _Operation(ImageOperation):
     kinds = (BatchParameters,)
     contents: ClassVar = {
         LINES: Schema(
-            type=OpenAPIType.STRING, description="A JSON object in each line: the images as they are done, then a summary"
+            type=OpenAPIType.STRING,
+            description="A JSON object in each line: the images as they are done, then a summary, whose "
+            "`status` is that of the JSON document",
         )
     }
 
@@ -76,6 +78,9 @@ _HEADERS = [
 )
 async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
     """Detect objects in up to 64 images. Each image succeeds or fails on its own.
+
+    The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the default
+    deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
 
     With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
     line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.

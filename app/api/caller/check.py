@@ -77,7 +77,7 @@ def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: Reques
 
 def _require_scope(context: RequestContext, wanted: Scope) -> None:
     if wanted not in (context.scopes or ()):
-        raise Forbidden(f"the API key does not have the scope {wanted!r}")
+        raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
 def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types

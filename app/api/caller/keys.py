@@ -82,7 +82,7 @@ class ApiKeys:
         """Return the key in the headers of a request; raise Unauthorized for none, more than one, or a wrong one."""
         key = self.find(_credential(headers))
         if key is None:
-            raise Unauthorized("the API key is not valid")
+            raise Unauthorized("the API key is not valid; send it as `nereid key` printed it, ID.SECRET")
         return key
 
     def find(self, credential: bytes) -> ApiKey | None:
@@ -170,5 +170,5 @@ def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         return value
     scheme, _, credential = value.partition(b" ")
     if scheme.lower() != b"bearer":
-        raise Unauthorized("the Authorization header has another scheme than Bearer")
+        raise Unauthorized("the Authorization header has another scheme than Bearer; send `Authorization: Bearer ID.SECRET`")
     return credential.strip()

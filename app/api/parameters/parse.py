@@ -10,9 +10,10 @@ from functools import cache
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, inspect
+from msgspec import Meta
 
 from app.errors import InvalidParameter, UnknownModel
+from app.expected import expected_value
 from app.pipeline.call import Question, TaskResult
 
 Pair = tuple[str, str | list[str]]
@@ -135,26 +136,3 @@ def check_model_name(name: str) -> None:
     """Raise UnknownModel for a name that no model can have."""
     if not _MODEL_NAME.fullmatch(name):
         raise UnknownModel("a model's name has 1 to 64 letters, digits, '_', '.' or '-'")
-
-
-def expected_value(kind: type, name: str) -> str:
-    """Describe the valid values of a Struct's field, such as `a number from 0 to 1`."""
-    struct = inspect.type_info(kind)
-    assert isinstance(struct, inspect.StructType)  # noqa: S101
-    return next(_describe(field.type) for field in struct.fields if field.encode_name == name)
-
-
-def _describe(kind: inspect.Type) -> str:
-    match kind:
-        case inspect.Metadata(type=inner):
-            return _describe(inner)
-        case inspect.UnionType(types=types):
-            return next(_describe(one) for one in types if not isinstance(one, inspect.NoneType))
-        case inspect.LiteralType(values=values):
-            return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(repr, values))}"
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.IntType(ge=least, le=most) | inspect.FloatType(ge=least, le=most):
-            noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-            return f"{noun} from {least} to {most}"
-    return "text"

@@ -112,14 +112,14 @@ def parse_multipart(data: bytes, content_type: str, fields: Sequence[str] = FILE
     if not images:
         return ParsedBody(b"", pairs)
     text = images[0].text
-    return ParsedBody(decode_base64(text) if text else images[0].content, pairs)
+    return ParsedBody(decode_text(text) if text else images[0].content, pairs)
 
 
 def parse_urlencoded(data: bytes, fields: Sequence[str] = FILE_FIELDS) -> ParsedBody:
     """Parse a URL-encoded form whose image is base64 or a URL. Raises the same errors as `parse_body`."""
     images, others = urlencoded.split(data, fields, MAX_PARTS)
     _check_number(len(images), [name for name, _ in others])
-    return ParsedBody(decode_base64(images[0]) if images else b"", others)
+    return ParsedBody(decode_text(images[0]) if images else b"", others)
 
 
 @cache
@@ -179,7 +179,15 @@ def parse_json(data: bytes, kind: type[Parameters] = DetectParameters) -> Parsed
     encoded = decode(image, str, _EXAMPLE)
     if is_address(encoded):
         return ParsedBody(b"", [*members, ("url", encoded)])
-    return ParsedBody(decode_base64(encoded), members)
+    return ParsedBody(decode_text(encoded), members)
+
+
+def decode_text(encoded: str) -> bytes:
+    """Decode base64 or a data URL, as `decode_base64`; the error tells how to send a file."""
+    try:
+        return decode_base64(encoded)
+    except MalformedRequest as error:
+        raise MalformedRequest(f"{error.detail}; to send a file, use curl -F image=@image.jpg") from error
 
 
 def kind_of(value: msgspec.Raw) -> str:

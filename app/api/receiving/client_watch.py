@@ -85,7 +85,7 @@ class ClientWatch(Interruption):
                 upload.add(received - counted)
                 counted = received
         if not received and not may_be_empty:
-            raise MalformedRequest("the body is empty")
+            raise MalformedRequest("the body is empty; curl --data-binary @FILE sends nothing if it cannot read FILE")
         if rest:
             chunks.append(rest)
         return b"".join(chunks)  # no copy if there is only one chunk

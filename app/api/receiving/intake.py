@@ -99,7 +99,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 turn = Turn(context.caller, len(data))  # a large body must not delay small images
                 content = await threads.run(work, Deadline(received_at + seconds), upload, turn=turn)
                 wanted = parse_parameters([*pairs, *content.parameters], kind)
-                seconds = pipeline.limits.timeout(wanted.timeout_ms)
+                images = getattr(content, "images", ())  # of a batch, which has more time
+                seconds = pipeline.limits.timeout(wanted.timeout_ms, len(images))
             else:
                 content = parse(data, context.content_type, kind)
         admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits)

@@ -10,6 +10,7 @@ from app.api.answering.schema import ModelCard, ModelInfo, ModelList
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, UNAVAILABLE
 from app.errors import GatewayError, UnknownModel
+from app.expected import suggestion
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
 from app.triton.pool import TritonPool
@@ -37,7 +38,8 @@ async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
     listed = await list_models(worker.tritons, worker.pipeline)
     found = next((model for model in listed.models if model.name == name), None)
     if found is None:
-        raise UnknownModel(f"there is no model {name[:64]!r}")
+        similar = suggestion(name, [model.name for model in listed.models]) or ";"
+        raise UnknownModel(f"there is no model {name[:64]!r}{similar} GET /models lists those that exist")
     return found
 
 

@@ -108,8 +108,7 @@ async def test_an_http_exception_is_a_problem_with_its_headers(log: Log) -> None
     ("status", "code", "detail"),
     [
         (400, "malformed_request", "the request's headers or body are malformed"),
-        (404, "not_found", "this path does not exist; /docs lists those that do"),
-        (405, "method_not_allowed", "this path does not support this method; /docs lists those it supports"),
+        (409, "conflict", "Request conflict"),
     ],
 )
 async def test_common_http_exceptions_say_what_to_do(status: int, code: str, detail: str) -> None:

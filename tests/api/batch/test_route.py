@@ -4,14 +4,17 @@ import asyncio
 import base64
 import gzip
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import msgspec
 import pytest
 
 from app.api.admission import middleware
+from app.errors import GatewayFull
 from app.main import create_app
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import CallContext
 from app.settings.schema import Settings
 from tests.fakes import models
 from tests.fakes.triton import FakeTriton
@@ -87,7 +90,7 @@ async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx
     for failure, problem in zip(answer["failures"], alone, strict=True):
         assert failure["problem"] == problem | {"request_id": answer["request_id"]}
         assert failure["error"] == problem["detail"]
-    assert (answer["processed_images"], answer["failed_images"], answer["status"]) == (2, 4, "success")
+    assert (answer["processed_images"], answer["failed_images"], answer["status"]) == (2, 4, "partial")
 
 
 async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: list[list[dict[str, Any]]]) -> None:
@@ -102,6 +105,7 @@ async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: l
     assert (by_index[5]["status"], by_index[5]["problem"]["code"]) == (415, "unsupported_format")
     assert "detections" not in by_index[5]
     assert (summary["total_images"], summary["processed_images"], summary["failed_images"]) == (6, 5, 1)
+    assert summary["status"] == "partial"
     assert summary["request_id"] == response.headers["x-request-id"]
     assert "index" not in summary
 
@@ -170,6 +174,27 @@ async def test_a_deadline_holds_for_all_images(gateway: tuple[FakeTriton, httpx.
 
     assert {failure["problem"]["status"] for failure in answer["failures"]} <= {504, 429}
     assert (answer["failed_images"], answer["status"], answer["results"], answer["model"]) == (64, "all_failed", [], None)
+
+
+@pytest.mark.parametrize(("images", "query", "seconds"), [(1, "", (0, 5)), (64, "", (10, 20)), (64, "?timeout_ms=3000", (0, 3))])
+async def test_a_batch_has_more_time_for_more_images(
+    gateway: tuple[FakeTriton, httpx.AsyncClient],
+    monkeypatch: pytest.MonkeyPatch,
+    images: int,
+    query: str,
+    seconds: tuple[int, int],
+) -> None:
+    """The default deadline of five seconds grows up to the maximum of twenty; the caller's own does not."""
+    remaining: list[float] = []
+
+    async def fail(_: object, __: object, ___: object, call: CallContext) -> NoReturn:
+        remaining.append(call.deadline.remaining)
+        raise GatewayFull("as if there were no memory")
+
+    monkeypatch.setattr(BatchRequest, "open", fail)
+    json(await gateway[1].post(f"/detect/batch{query}", files=form(*[SCENE] * images)), 429)
+
+    assert seconds[0] < remaining[0] <= seconds[1]
 
 
 async def test_log_and_metrics_count_images(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

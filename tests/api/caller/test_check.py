@@ -105,7 +105,10 @@ async def test_a_key_opens_the_routes_of_its_scope(locked: Application, headers:
 async def test_a_key_without_the_scope_is_forbidden(locked: Application) -> None:
     for path in NEED_HEALTH:
         problem = json(await ask(locked, path, {"X-API-Key": DETECT}), 403)
-        assert (problem["code"], problem["detail"]) == ("forbidden", "the API key does not have the scope 'health'")
+        assert (problem["code"], problem["detail"]) == (
+            "forbidden",
+            "the API key does not have the scope 'health'; its `scopes` in the file of keys can be extended",
+        )
     for path in NEED_DETECT:
         assert json(await ask(locked, path, {"X-API-Key": HEALTH}), 403)["code"] == "forbidden"
 

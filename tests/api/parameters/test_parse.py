@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.parameters.parse import Pairs, Parameters, expected_value, parse_parameters, split_classes
+from app.api.parameters.parse import Pairs, Parameters, parse_parameters, split_classes
 from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
 from app.errors import GatewayError, InvalidParameter, UnknownModel
+from app.expected import expected_value
 from app.pipeline.call import ClassifyOptions, DetectOptions
 
 

@@ -52,7 +52,7 @@ async def test_a_body_is_read_to_its_end() -> None:
 
 
 async def test_an_empty_body_is_malformed() -> None:
-    with pytest.raises(MalformedRequest, match=r"^the body is empty$"):
+    with pytest.raises(MalformedRequest, match=r"^the body is empty; curl "):
         await read(chunk(b""))
 
 

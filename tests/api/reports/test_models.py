@@ -41,7 +41,7 @@ async def test_one_model_is_described(gateway: Gateway) -> None:
         assert json(await client.get(f"/models/{name}")) == listed[name]
     answer = await client.get("/models/nothing")
 
-    assert json(answer, 404)["detail"] == "there is no model 'nothing'"
+    assert json(answer, 404)["detail"] == "there is no model 'nothing'; GET /models lists those that exist"
 
 
 async def test_a_ready_model_is_described_by_its_config(gateway: Gateway) -> None:
