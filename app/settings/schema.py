@@ -177,10 +177,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 0
     timeout_seconds: Annotated[
-        float, Meta(gt=0, le=600, description="Deadline of a request in seconds, from the end of its body to its response.")
+        float,
+        Meta(
+            gt=0,
+            le=600,
+            description="Deadline of a request in seconds, from the end of its body to its response; a twentieth more for each "
+            "further image of a batch.",
+        ),
     ] = 5.0
     max_timeout_seconds: Annotated[
-        float, Meta(gt=0, le=600, description="Maximum deadline that a request may set with `timeout_ms`, seconds.")
+        float, Meta(gt=0, le=600, description="Maximum deadline of a batch, or that a request may set with `timeout_ms`, seconds.")
     ] = 20.0
     body_seconds: Annotated[
         float,
