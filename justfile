@@ -117,7 +117,7 @@ smoke:
 faults *args:
     @python -m pytest -m faults -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 {{ args }}
 
-# Build the wheel, the one file and the container images, and run them where nothing else is installed; needs root, buildah and debootstrap
+# Build the wheel, the one file and the container images, and run them where nothing else is installed; needs root, buildah, debootstrap, nginx and iproute2
 [group('develop')]
 packages *args:
     @python -m pytest -m packages -o timeout=3000 -o faulthandler_timeout=3060 tests/deploy {{ args }}

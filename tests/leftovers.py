@@ -72,7 +72,7 @@ def _command_of(process: psutil.Process) -> str:
 
 def _named_files() -> set[Path]:
     """List this user's files that the program names after itself, outside of the temporary folder of a run."""
-    found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
+    found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp"), Path("/run/netns")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
     return {path for path in found if not path.name.startswith(_PREFIX) and _is_own(path)}
 
 

@@ -65,14 +65,7 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
         changes: What else is to be another text.
     """
     tls, local, plain = find_free(3)
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    for number, blob in enumerate(certificate.cert_chain_pems):
-        blob.write_to_path(folder / "tls.crt", append=number > 0)
-    certificate.private_key_pem.write_to_path(folder / "tls.key")
-    trust = ssl.create_default_context()
-    authority.configure_trust(trust)
-
+    trust = write_certificate(folder, "localhost", "127.0.0.1")
     own = {
         "listen 80 ": f"listen 127.0.0.1:{plain} ",
         "listen 443 ": f"listen 127.0.0.1:{tls} ",
@@ -98,6 +91,18 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     run = Path(servers[0].removeprefix("unix:")).parents[1] if is_local else Path("/run")
     (folder / "upstream.conf").write_text(text.replace("/run/nereid-next/", f"{run}/nereid-next/"), encoding="utf-8")
     return Proxy(f"https://127.0.0.1:{tls}", f"http://127.0.0.1:{local}", f"http://127.0.0.1:{plain}", trust, folder)
+
+
+def write_certificate(folder: Path, *names: str) -> ssl.SSLContext:
+    """Write `tls.crt` for host names or addresses, with `tls.key`, into a folder; return what trusts it."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert(*names)
+    for number, blob in enumerate(certificate.cert_chain_pems):
+        blob.write_to_path(folder / "tls.crt", append=number > 0)
+    certificate.private_key_pem.write_to_path(folder / "tls.key")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    return trust
 
 
 def _changed(name: str, changes: Mapping[str, str]) -> str:

@@ -18,6 +18,13 @@ from app.host.processes import kill_group
 from tests.programs import require_program
 from tests.support import ROOT
 
+SOURCE = "https://example.com/nereid"
+"""Address of the code in the label of the images."""
+USER = 10001
+"""User and group of the images."""
+READY_SECONDS = 300
+"""How long a start may take; the first one of an image with Triton pulls the model."""
+
 # As an engine does: only these can be written, beside volumes. Devices and shared memory are this machine's.
 _ENTER = """
 set -e
@@ -63,6 +70,8 @@ class Container(NamedTuple):
     is_read_only: bool = True
     shm_size: str = ""
     """Of shared memory of its own; this machine's if empty."""
+    network: str = ""
+    """Name of the network namespace; this machine's if empty."""
 
     def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":  # noqa: ANN401
         """Run a program as the image's user, as process 1 of its own namespace."""
@@ -78,8 +87,9 @@ class Container(NamedTuple):
             "FOLDER": config["WorkingDir"],
         }
         unset = [f"--unset={name}" for name in entering]
+        network = ["nsenter", f"--net=/run/netns/{self.network}"] if self.network else []
         return subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
+            [*network, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "sh", *unset, *command],
             env=environ | entering,
             start_new_session=True,
             **options,
@@ -100,11 +110,23 @@ class Container(NamedTuple):
             kill_group(process)
 
 
+def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
+    """Return a running container's process 1."""
+    (first,) = psutil.Process(process.pid).children()
+    return first
+
+
 def stop(process: "subprocess.Popen[bytes]", seconds: float = 60) -> int:
     """Send the stop signal to a container's process 1, as an engine does, and return the exit code."""
-    (first,) = psutil.Process(process.pid).children()
-    first.terminate()
+    first_process(process).terminate()
     return process.wait(seconds)
+
+
+def temporary_folder(path: Path) -> dict[Path, str]:
+    """Create a folder that anybody may write to, as the volume for /tmp."""
+    path.mkdir()
+    path.chmod(0o1777)
+    return {path: "/tmp"}  # noqa: S108 - in a container
 
 
 class Builder:

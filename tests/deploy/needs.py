@@ -33,6 +33,11 @@ def load(path: Path) -> Any:  # noqa: ANN401
     return msgspec.yaml.decode(path.read_bytes())
 
 
+def defaults(text: str) -> str:
+    """Replace Compose variables by their defaults."""
+    return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+
+
 def nbytes(quantity: str) -> int:
     """Return the bytes of a quantity as Compose and Kubernetes write it, such as 2g and 2Gi."""
     number, unit = re.fullmatch(r"(\d+)([a-zA-Z]*)", quantity).groups()  # type: ignore[union-attr]

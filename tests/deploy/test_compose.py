@@ -1,7 +1,6 @@
 """The files for Docker Compose, against its schema and what the application needs; there is no engine to run them here."""
 
 import ipaddress
-import re
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +15,7 @@ from tests.deploy.needs import (
     IMAGE,
     SUPERVISOR_SECONDS,
     TRITON_SECONDS,
+    defaults,
     load,
     memory_bytes,
     nbytes,
@@ -43,11 +43,6 @@ def settings(service: dict[str, Any]) -> Settings:
 
 def limits(service: dict[str, Any]) -> dict[str, str]:
     return dict(service["deploy"]["resources"]["limits"])
-
-
-def defaults(text: str) -> str:
-    """Replace Compose variables by their defaults."""
-    return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
 
 
 def seconds(duration: str) -> int:

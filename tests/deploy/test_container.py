@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,21 +18,16 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from app import __version__
-from app.embedded.server import EmbeddedTriton
-from app.settings.schema import TRITON_SOCKET, Settings
 from bench.harness.processes import wait_for_answer
-from tests.deploy.containers import Builder, Container, Image, stop
+from tests.deploy.containers import READY_SECONDS, SOURCE, USER, Builder, Container, Image, stop, temporary_folder
 from tests.imaging.samples import AVIF, HEIC
 from tests.processes import no_process_left, wait_for
 from tests.support import ROOT, free_port, sample_image
 from tests.support import json as json_of
 
 SAMPLES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
-SOURCE = "https://example.com/nereid"
-USER = 10001
 API_BYTES = 450_000_000
 EMBEDDED_BYTES = 1_020_000_000
-READY_SECONDS = 300  # a first start pulls the model
 
 packages = pytest.mark.packages
 pytestmark = pytest.mark.timeout(1800)
@@ -80,26 +74,6 @@ def test_each_builder_gets_target_tag_and_options(
     assert given[-1 - len(options) :] == [*options, "."]
 
 
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    made = Builder(tmp_path_factory.mktemp("storage"))
-    try:
-        made.run(ROOT / "deploy" / "container" / "base")
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def api(builder: Builder) -> Image:
-    return builder.unpack(builder.build("api", f"--build-arg=SOURCE={SOURCE}"))
-
-
-@pytest.fixture(scope="module")
-def embedded(builder: Builder) -> Image:
-    return builder.unpack(builder.build("embedded"))
-
-
 class Outside(NamedTuple):
     """What a container of the API needs of this machine."""
 
@@ -108,19 +82,10 @@ class Outside(NamedTuple):
 
 
 @pytest.fixture
-def outside(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> Iterator[Outside]:
-    """A Triton that runs on this machine, whose folder the container's user owns meanwhile, and a folder for /tmp."""
-    assert triton.poll() is None
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    socket = settings.triton_folder / TRITON_SOCKET
-    for path in (settings.triton_folder, socket):
-        os.chown(path, USER, USER)
-    given = {"port": free_port(), "workers": 2, "triton_endpoints": settings.triton_address}
-    yield Outside(given, {folder: "/tmp"})  # noqa: S108
-    for path in (settings.triton_folder, socket):
-        os.chown(path, os.getuid(), os.getgid())
+def outside(triton_of_containers: str, tmp_path: Path) -> Outside:
+    """A Triton that runs on this machine, and a folder for /tmp."""
+    given = {"port": free_port(), "workers": 2, "triton_endpoints": triton_of_containers}
+    return Outside(given, temporary_folder(tmp_path / "tmp"))
 
 
 async def check_answers(inside: httpx.AsyncClient, outside: httpx.AsyncClient) -> None:

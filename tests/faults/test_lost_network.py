@@ -8,9 +8,9 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from ctypes import CDLL
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +21,7 @@ from tests.faults.conftest import RecordFigure
 from tests.faults.exchange import ask, encode
 from tests.faults.relay import connect, relay
 from tests.faults.traffic import traffic
+from tests.networks import bring_up, enter, ip, network
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,51 +37,32 @@ _ADDRESS, _PORT = "10.99.0.2", 4601
 """Where the gateway finds Triton."""
 _IMAGE = encode(models.solid(10, 20, 30), Content_Type="image/png")
 
-_CLONE_NEWNET = 0x40000000
-"""Of the kernel: a namespace that is a network."""
 
-
-class Networks:
+class Networks(NamedTuple):
     """Two networks with a cable between them, which can be pulled."""
 
-    def __init__(self, name: str) -> None:
-        self.near, self.far = f"{name}-a", f"{name}-b"
-
-    def create(self) -> None:
-        for network in (self.near, self.far):
-            _ip("netns", "add", network)
-            _ip("-n", network, "link", "set", "lo", "up")
-        _ip("-n", self.near, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", self.far)
-        for network, end, address in ((self.near, "near", "10.99.0.1"), (self.far, "far", _ADDRESS)):
-            _ip("-n", network, "address", "add", f"{address}/24", "dev", end)
-            _ip("-n", network, "link", "set", end, "up")
+    near: str
+    far: str
 
     def set_cable(self, state: str) -> None:
         """Plug it (`up`) or pull it (`down`) at the far end: what the near one sends is lost without a word."""
-        _ip("-n", self.far, "link", "set", "far", state)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+        ip("-n", self.far, "link", "set", "far", state)
 
 
 @pytest.fixture
 def networks() -> Iterator[Networks]:
-    made = Networks(f"nereid-{os.getpid()}")
-    try:
-        made.create()
-        yield made
-    finally:
-        for network in (made.near, made.far):
-            subprocess.run(["ip", "netns", "delete", network], check=False, capture_output=True)
+    with network(f"nereid-{os.getpid()}-a") as near, network(f"nereid-{os.getpid()}-b") as far:
+        ip("-n", near, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", far)
+        bring_up(near, "near", "10.99.0.1")
+        bring_up(far, "far", _ADDRESS)
+        yield Networks(near, far)
 
 
 def listen(network: str) -> socket.socket:
     """Listen in a network of its own, to which the socket belongs although this process is in another one."""
 
     def enter_and_listen() -> socket.socket:
-        with Path("/run/netns", network).open("rb") as namespace:
-            assert CDLL(None).setns(namespace.fileno(), _CLONE_NEWNET) == 0
+        enter(network)
         return socket.create_server((_ADDRESS, _PORT))
 
     with ThreadPoolExecutor(1) as thread:  # which ends afterwards, in that network

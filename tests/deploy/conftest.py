@@ -1,0 +1,44 @@
+"""The container images, built at most once in a session, and a Triton that their user can use."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.embedded.server import EmbeddedTriton
+from app.settings.schema import TRITON_SOCKET, Settings
+from tests.deploy.containers import SOURCE, USER, Builder, Image
+from tests.support import ROOT
+
+
+@pytest.fixture(scope="session")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    made = Builder(tmp_path_factory.mktemp("storage"))
+    try:
+        made.run(ROOT / "deploy" / "container" / "base")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def api(builder: Builder) -> Image:
+    return builder.unpack(builder.build("api", f"--build-arg=SOURCE={SOURCE}"))
+
+
+@pytest.fixture(scope="session")
+def embedded(builder: Builder) -> Image:
+    return builder.unpack(builder.build("embedded"))
+
+
+@pytest.fixture
+def triton_of_containers(settings: Settings, triton: EmbeddedTriton) -> Iterator[str]:
+    """The address of the session's Triton, whose folder belongs to the user of the containers meanwhile."""
+    assert triton.poll() is None
+    paths: tuple[Path, ...] = (settings.triton_folder, settings.triton_folder / TRITON_SOCKET)
+    for path in paths:
+        os.chown(path, USER, USER)
+    yield settings.triton_address
+    for path in paths:
+        os.chown(path, os.getuid(), os.getgid())
