@@ -139,8 +139,8 @@ def _from_gateway_error(context: RequestContext, error: GatewayError) -> tuple[d
 
 
 def with_head(allow: str) -> str:
-    """Add HEAD to the methods of an `Allow` header that contains GET."""
-    return allow.replace("GET", "GET, HEAD")
+    """Add HEAD to the methods of an `Allow` header that contains GET, and sort them."""
+    return ", ".join(sorted(allow.replace("GET", "GET, HEAD").split(", ")))
 
 
 def _note(context: RequestContext, problem: Problem) -> None:
