@@ -41,7 +41,7 @@ def _copy_checkout(folder: Path) -> None:
     for path in Path(sys.prefix).iterdir():
         if path.name != "locked":
             (environment / path.name).symlink_to(path)
-    locked = "cat requirements/tools.txt requirements/build.txt requirements/dev.txt | cksum >.venv/locked"
+    locked = "eval \"$(grep '^wanted=' just)\" && echo \"$wanted\" >.venv/locked"
     subprocess.run(locked, cwd=folder, shell=True, check=True)  # noqa: S602 - as in `just`
 
 
