@@ -138,9 +138,9 @@ async def test_a_page_reads_responses_and_errors(
 
 
 async def test_a_page_reads_that_its_body_is_too_slow() -> None:
-    async with serving(fake := FakeTriton()):
-        async with lifespan_of(app := create_app(settings_for(fake.url, cors_origins=ORIGIN, body_seconds=0.05))):
-            reply = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {"Origin": ORIGIN})
+    fake = FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, cors_origins=ORIGIN, body_seconds=0.05))):
+        reply = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {"Origin": ORIGIN})
 
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (408, ORIGIN)
 
