@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
             command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
         _declare_model(command, name)
         if name == "detect":
-            command.add_argument("arguments", nargs="*")
+            command.add_argument("arguments", nargs="*", help="those of `nereid-client detect`; --help lists them")
         if name == "doctor":
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")

@@ -172,7 +172,8 @@ def _models(settings: Settings) -> Models:
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),
     )
     try:
-        known = registry.load(registry.path_for(repository)) if repository.is_dir() else {}
+        path = registry.path_for(repository)
+        known = registry.load(path) if repository.is_dir() else {}
         return models._replace(pullable=frozenset(known))
     except CommandError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file

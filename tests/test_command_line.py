@@ -284,7 +284,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         ("serve | triton", {"app.__main__.loadable_models": unreadable}, "NEREID_MODEL_REPOSITORY: models: Permission denied"),
         ("serve | api", {"API_KEYS_FILE": "keys.toml"}, "NEREID_API_KEYS_FILE: keys.toml: [camera-1]: expected sha256 (..."),
-        ("serve | api", {"API_KEYS_FILE": "/nope.toml"}, "NEREID_API_KEYS_FILE: /nope.toml does not exist; ..."),
+        ("serve | api", {"API_KEYS_FILE": "/nope.toml"}, "NEREID_API_KEYS_FILE: /nope.toml: No such file or directory; ..."),
         (
             "serve --triton a:1 | api",
             {"TRITON_TLS_FOLDER": "tls"},

@@ -66,7 +66,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         try:
             _ = path and read(path)
         except (KeysError, CredentialsError, ValueError) as error:
-            yield failure(code, f"{PREFIX}{setting.upper()}: {_reason(path, str(error))}", fix)
+            yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     yield from _check_origin(settings)
     if settings.tracing and not has_exporter():
         text = f"{PREFIX}TRACING needs OpenTelemetry, which is not installed"
@@ -81,9 +81,10 @@ def _check_origin(settings: Settings) -> Iterator[Finding]:
         parse_origin(url, file)
     except UrlNotAllowed as error:
         yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_URL: {error.detail}", "correct the URL")
-    except (OSError, ValueError):  # the message of a UnicodeError would quote the token
-        text = _reason(file, f"{file} has no token that can be read")
-        yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {text}", "put Label Studio's legacy token into it")
+    except (OSError, ValueError) as error:  # the message of a UnicodeError would quote the token
+        reason = error.strerror if isinstance(error, OSError) else "there is no token in it"
+        text = f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file}: {reason}"
+        yield failure("label_studio", text, "put Label Studio's legacy token into it")
 
 
 def _read_keys(path: str) -> None:
@@ -93,10 +94,6 @@ def _read_keys(path: str) -> None:
 def _read_control_key(path: str) -> None:
     if not control_key.metadata(Path(path)):
         raise ValueError(f"{path} has no key that can be read")
-
-
-def _reason(path: str, otherwise: str) -> str:
-    return otherwise if Path(path).exists() else f"{path} does not exist"
 
 
 def _check_timeouts(settings: Settings) -> Iterator[Finding]:

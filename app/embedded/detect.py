@@ -34,8 +34,10 @@ def run(settings: Settings, arguments: list[str]) -> int:
 
 @contextmanager
 def _gateway(settings: Settings) -> Iterator[str]:
-    """Run `serve` on a unix socket that only this user can open, and yield the socket when the gateway is ready."""
-    say("starting Triton and the API; a first run also installs them")
+    """Run `serve` on a unix socket that only this user can open, and yield the socket when it answers."""
+    say("starting a gateway; a first run may install Triton and download the model")
+    # What another Triton lacks, the client learns from the first response.
+    url = f"http://nereid/{'livez' if settings.triton_endpoints else 'readyz'}"
     with TemporaryDirectory(prefix="nereid-") as folder:
         socket, log = Path(folder) / "nereid.sock", Path(folder) / "log"
         changes = {"SOCKET": str(socket), "INSTANCES": "0", "API_KEYS_FILE": "", "DRAIN_DELAY_SECONDS": "0"}
@@ -50,7 +52,7 @@ def _gateway(settings: Settings) -> Iterator[str]:
                 preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509 - no threads here
             )
         try:
-            while http.get_status("http://nereid/readyz", settings.timeout_seconds, socket) != _OK:
+            while http.get_status(url, settings.timeout_seconds, socket) != _OK:
                 if process.poll() is not None:
                     raise CommandError(f"the gateway did not start: {_last_line(log)}")
                 time.sleep(_POLL_SECONDS)

@@ -168,7 +168,8 @@ class ModelQueue:
             self._share_limit(self._measured.value)
 
     def refresh(self) -> None:
-        """Share this worker's limit with the other workers, or withdraw it if it is stale. Call this regularly."""
+        """Share this worker's limit, or withdraw it if it is stale, and forget callers that are gone. Call this regularly."""
+        self._rounds.refresh()
         self._share_limit(0.0 if self.is_stale else self._measured.value)
 
     @property

@@ -33,14 +33,18 @@ class Rounds:
 
     def comes_later(self, caller: Caller, places: float) -> bool:
         """Return whether a caller must leave a free place to those that were admitted less often."""
+        was_full = monotonic() - self._full_at <= _KEEP_SECONDS
+        if caller.has_share or not was_full or self._table.total(self._callers) <= places:
+            return False
+        self.note_asking(caller)
+        return self._admissions[caller.name] > self._average
+
+    def refresh(self) -> None:
+        """Forget the callers that are gone. Call this regularly: otherwise they would count for the other workers."""
         now = monotonic()
         while self._asked_at and now - self._asked_at[gone := next(iter(self._asked_at))] > _GONE_SECONDS:
             del self._asked_at[gone]
             self._count(-1, -self._admissions.pop(gone))
-        if caller.has_share or now - self._full_at > _KEEP_SECONDS or self._table.total(self._callers) <= places:
-            return False
-        self.note_asking(caller)
-        return self._admissions[caller.name] > self._average
 
     def note_full(self) -> None:
         """Record that there was no place."""

@@ -63,7 +63,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 def _folders(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the folders in the user's data directory; none if the current folder contains a model repository."""
     defaults = Settings()
-    if Path(defaults.model_repository).is_dir():
+    if os.path.isdir(defaults.model_repository):  # noqa: PTH112 - Path's fails in a folder that this user may not enter
         return {}
     data = environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - Path's fails without a home
     return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in ("model_repository", "triton_home")}

@@ -58,9 +58,16 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def path_for(repository: Path) -> Path:
-    """Return the path of the registry: that in the model repository if it exists, otherwise that of the program."""
+    """Return the path of the registry: that in the model repository if it exists, otherwise that of the program.
+
+    Raises:
+        CommandError: This user may not look into the model repository.
+    """
     own = repository / _FILE
-    return own if own.exists() else PUBLISHED
+    try:
+        return own if own.exists() else PUBLISHED
+    except OSError as error:
+        raise CommandError(f"{own}: {error.strerror}") from error
 
 
 def load(path: Path) -> dict[str, PublishedModel]:

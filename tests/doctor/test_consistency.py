@@ -90,20 +90,19 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "setting"),
+    ("code", "setting", "file"),
     [
-        ("api_keys", "api_keys_file"),
-        ("tls_files", "triton_tls_folder"),
-        ("control_key", "triton_control_key_file"),
-        ("label_studio", "label_studio_token_file"),
+        ("api_keys", "api_keys_file", ""),
+        ("tls_files", "triton_tls_folder", "/ca.crt"),
+        ("label_studio", "label_studio_token_file", ""),
     ],
 )
-def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str) -> None:
+def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str, file: str) -> None:
     path = str(tmp_path / "nowhere")
     found = check(triton_endpoints="127.0.0.1:8001", label_studio_url="http://label-studio:8080", **{setting: path})
 
     assert found[code].severity is Severity.FAILURE
-    assert found[code].message == f"NEREID_{setting.upper()}: {path} does not exist"
+    assert found[code].message == f"NEREID_{setting.upper()}: {path}{file}: No such file or directory"
 
 
 def test_a_url_of_label_studio_that_is_not_one() -> None:

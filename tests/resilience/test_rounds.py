@@ -82,3 +82,21 @@ def test_a_place_is_not_kept_for_callers_that_do_not_come_back(queues: list[Mode
     for taken in again:
         assert taken is not None
         taken.__exit__(None, None, None)
+
+
+def test_callers_that_have_left_another_worker_are_forgotten(queues: list[ModelQueue], clock: Clock) -> None:
+    """Although nobody asks that worker any more."""
+    left, queue = queues
+    crowd = [permit for number in range(4 * PLACES) if (permit := ask(left, Caller(f"caller {number}")))]
+    for permit in crowd:
+        permit.__exit__(None, None, None)
+    clock.now += 60
+    left.refresh()
+
+    caller = Caller("last")
+    for _ in range(2):
+        working = [ask(queue, caller) for _ in range(PLACES)]
+        assert ask(queue, caller) is None  # no place
+        for taken in working:
+            assert taken is not None
+            taken.__exit__(None, None, None)

@@ -1,7 +1,9 @@
 """Settings from the environment."""
 
+import errno
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -76,6 +78,13 @@ def test_folders_are_in_the_current_one_if_it_has_a_model_repository(tmp_path: P
     (tmp_path / "model_repository").mkdir()
     assert folders({"XDG_DATA_HOME": "/data"}) == ("model_repository", ".triton")
     assert folders({"NEREID_TRITON_HOME": "/triton"}) == ("model_repository", "/triton")
+
+
+def test_folders_are_the_users_where_the_current_one_may_not_be_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `sudo -u nereid` in a folder of root."""
+    monkeypatch.setattr("os.stat", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+
+    assert load({"XDG_DATA_HOME": "/data"}).model_repository == "/data/nereid/model_repository"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The commands in the documentation work, in a copy of the repository, with a gateway that `serve` runs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,8 @@ def _copy_checkout(folder: Path) -> None:
     for path in Path(sys.prefix).iterdir():
         if path.name != "locked":
             (environment / path.name).symlink_to(path)
-    locked = "eval \"$(grep '^wanted=' just)\" && echo \"$wanted\" >.venv/locked"
-    subprocess.run(locked, cwd=folder, shell=True, check=True)  # noqa: S602 - as in `just`
+    (locked,) = re.findall(r"^wanted=\$\((.*)\)$", (ROOT / "just").read_text(encoding="utf-8"), re.MULTILINE)
+    subprocess.run(f"{locked} >.venv/locked", cwd=folder, shell=True, check=True)  # noqa: S602 - as in `just`
 
 
 @pytest.fixture(scope="module")

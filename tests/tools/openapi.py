@@ -14,7 +14,7 @@ from app.settings.schema import Settings
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 
 
-def render() -> str:
+def document() -> dict[str, Any]:
     """Return the document of a gateway with API keys, which has all routes."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "keys.toml")
@@ -22,8 +22,12 @@ def render() -> str:
         app: Any = create_app(Settings(api_keys_file=str(file), log_level="error"))
         while not isinstance(app, Litestar):
             app = app.app  # a layer around it
-        document = app.openapi_schema.to_schema()
-    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        return app.openapi_schema.to_schema()
+
+
+def render() -> str:
+    """Return the document as text, the same for the same routes."""
+    return json.dumps(document(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The registry of models that can be pulled."""
 
+import errno
+import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,6 +42,13 @@ def test_registry_in_the_model_repository_replaces_that_of_the_program(tmp_path:
     path = write(tmp_path, ENTRY)
     assert registry.path_for(tmp_path) == path
     assert registry.load(path).keys() == {"detector"}
+
+
+def test_model_repository_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.stat", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+
+    with pytest.raises(CommandError, match=re.escape(f"{tmp_path}/models.toml: Permission denied")):
+        registry.path_for(tmp_path)
 
 
 @pytest.mark.parametrize(

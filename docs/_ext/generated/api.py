@@ -1,20 +1,14 @@
 """The routes and the schemas of responses, from the OpenAPI document and the types behind it."""
 
-import asyncio
 import inspect
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 from sphinx.pycode import ModuleAnalyzer
 
-from app.api.caller import keys
-from app.main import create_app
-from app.settings.schema import Settings
 from generated.markdown import define, type_of
-from tests.support import started
+from tests.tools import openapi
 
 _PROBLEM = "application/problem+json"
 _OWN_PAGE = {"GpuDevice", "GpuHealth", "Health", "LimitsInForce", "ReadinessReport", "ServerHealth", "State"}
@@ -22,20 +16,7 @@ _OWN_PAGE = {"GpuDevice", "GpuHealth", "Health", "LimitsInForce", "ReadinessRepo
 
 _ANCHOR = str.maketrans(" ", "-", "/{}")
 
-
-@cache
-def _document() -> dict[str, Any]:
-    """Return the OpenAPI document of a gateway with keys, which has all routes."""
-
-    async def read(file: Path) -> dict[str, Any]:
-        settings = Settings(api_keys_file=str(file), triton_endpoints="127.0.0.1:1", log_level="error")
-        async with started(create_app(settings)) as client:
-            return dict((await client.get("/docs/openapi.json")).json())
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder, "keys.toml")
-        file.write_text(keys.create("docs")[1], encoding="utf-8")
-        return asyncio.run(read(file))
+_document = cache(openapi.document)
 
 
 def render_operations() -> str:

@@ -31,7 +31,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Applica
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     keys = keys_in(tmp_path_factory.mktemp("keys"))
     allowed = f"http://localhost:3000, {ORIGIN.upper()}"
-    given = {"api_keys_file": keys, "cors_origins": allowed, "max_file_size_mb": 1, "body_seconds": 0.05}
+    given = {"api_keys_file": keys, "cors_origins": allowed, "max_file_size_mb": 1}
     async with serving(fake), lifespan_of(made := create_app(settings_for(fake.url, **given))):
         yield made
 
@@ -137,8 +137,10 @@ async def test_a_page_reads_responses_and_errors(
     assert "Origin" in response.headers.get_list("vary")
 
 
-async def test_a_page_reads_that_its_body_is_too_slow(app: Application) -> None:
-    reply = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {**CAMERA, "Origin": ORIGIN})
+async def test_a_page_reads_that_its_body_is_too_slow() -> None:
+    fake = FakeTriton()
+    async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, cors_origins=ORIGIN, body_seconds=0.05))):
+        reply = await call(app, staying(chunk(SCENE[:10], more=True)), "/detect", {"Origin": ORIGIN})
 
     assert (reply.status, reply.headers["access-control-allow-origin"]) == (408, ORIGIN)
 
