@@ -23,10 +23,9 @@ def test_the_file_is_valid(schema: str) -> None:
 def test_it_runs_what_runs_elsewhere() -> None:
     """Nothing is checked on GitHub only, and the script may be executed."""
     (job,) = WORKFLOW["jobs"].values()
-    commands = [step["run"] for step in job["steps"] if "run" in step]
 
-    assert commands == [".ci/run"]
-    assert (ROOT / commands[0]).stat().st_mode & 0o100
+    assert job["steps"][-1]["run"] == ".ci/run"
+    assert (ROOT / ".ci/run").stat().st_mode & 0o100
 
 
 def test_it_can_change_nothing_in_the_repository() -> None:
