@@ -84,7 +84,8 @@ def test_a_place_is_not_kept_for_callers_that_do_not_come_back(queues: list[Mode
         taken.__exit__(None, None, None)
 
 
-def test_no_place_is_kept_when_all_rejected_callers_have_come_back(queues: list[ModelQueue], clock: Clock) -> None:
+@pytest.mark.usefixtures("clock")
+def test_no_place_is_kept_when_all_rejected_callers_have_come_back(queues: list[ModelQueue]) -> None:
     queue, callers = queues[0], [Caller(f"caller {number}") for number in range(4 * PLACES)]
     for caller in _rejected(queue, callers):
         _serve(queue, caller)
