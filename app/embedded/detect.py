@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from app.host import http, program
 from app.host.processes import die_with_parent, end_group
 from app.host.program import CommandError
+from app.settings.environment import data_folders
 from app.settings.schema import PREFIX, Settings
 from app.telemetry.logging import say
 
@@ -40,11 +41,13 @@ def _gateway(settings: Settings) -> Iterator[str]:
     url = f"http://nereid/{'livez' if settings.triton_endpoints else 'readyz'}"
     with TemporaryDirectory(prefix="nereid-") as folder:
         socket, log = Path(folder) / "nereid.sock", Path(folder) / "log"
+        # The current folder may have the pictures of somebody else, and with them programs: it is not used, except for a checkout.
+        folders = {} if Path.cwd().samefile(program.ROOT) else data_folders(os.environ)
         changes = {"SOCKET": str(socket), "INSTANCES": "0", "API_KEYS_FILE": "", "DRAIN_DELAY_SECONDS": "0"}
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - this program
                 program.command("app", "serve"),
-                env={**program.environment(), **{PREFIX + name: value for name, value in changes.items()}},
+                env=_variables(folders) | program.environment() | _variables(changes),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -59,6 +62,10 @@ def _gateway(settings: Settings) -> Iterator[str]:
             yield str(socket)
         finally:
             end_group(process, settings.drain_seconds)
+
+
+def _variables(values: dict[str, str]) -> dict[str, str]:
+    return {PREFIX + name.upper(): value for name, value in values.items()}
 
 
 def _last_line(log: Path) -> str:

@@ -38,7 +38,7 @@ class BatchQueue:
         ahead = self._waiting.until_served(self.caller, images)
         # The estimate ignores single requests. If there are many, only the late images fail, not the batch.
         if ahead > images and ahead * self._queue.pace() > seconds * self.caller.fraction:
-            raise self._queue.full(self.caller)
+            raise self._queue.full()
 
     async def admit(self, deadline: Deadline) -> Permit:
         """Admit an image in its turn.

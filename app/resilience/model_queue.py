@@ -117,11 +117,11 @@ class ModelQueue:
         """
         part = self._part(caller)
         if self._rounds.comes_later(caller, self.limit):
-            raise self.full(caller)
+            raise self._no_place(caller)
         if (self._waiting.has(part.enter) or not self.has_room(part)) and not self._is_worth_waiting(part, uploads):
             self._measured.note_reached()
-            self._rounds.note_full()
-            raise self.full(caller)
+            self._rounds.note_full(caller)
+            raise self._no_place(caller)
 
     async def admit(self, caller: Caller, deadline: Deadline) -> Permit:
         """Admit a request, now or when its turn comes.
@@ -135,15 +135,15 @@ class ModelQueue:
         if deadline.remaining < _SHORT * self._target_seconds:
             ahead = part.counts.until_served(caller)
             if ahead and (ahead + 1) * self.pace() > _FILLED * deadline.remaining:
-                raise self.full(caller)
+                raise self.full()
         permit = None if self._waiting.has(part.enter) else part.enter()
         if permit is None:
             if not self._is_worth_waiting(part, 0):
-                raise self.full(caller)
+                raise self._no_place(caller)
             try:
                 permit = await self._waiting.wait(part.enter, _MAX_WAIT_SECONDS)
             except TimeoutError:
-                raise self.full(caller) from None
+                raise self._no_place(caller) from None
         return permit
 
     def try_admit(self, caller: Caller) -> Permit | None:
@@ -224,7 +224,7 @@ class ModelQueue:
         if not part.counts.has_place(part.caller, room):
             part.counts.add(part.caller, -1)
             self._measured.note_reached()
-            self._rounds.note_full()
+            self._rounds.note_full(part.caller)
             return None
         self._rounds.note_admitted(part.caller)
         if not self.own:
@@ -245,9 +245,12 @@ class ModelQueue:
         pause = monotonic() - self._progress_at
         return pace * max(1.0, pause / max(self._measured.duration, _MIN_STALL_SECONDS))
 
-    def full(self, caller: Caller) -> GatewayError:
-        """Return the error for a caller's request that cannot be admitted, with a Retry-After time."""
-        self._rounds.note_asking(caller)
+    def _no_place(self, caller: Caller) -> GatewayError:
+        self._rounds.note_rejected(caller)
+        return self.full()
+
+    def full(self) -> GatewayError:
+        """Return the error for a request that cannot be admitted, with a Retry-After time."""
         if self._is_silent():
             return CircuitOpen("Triton has stopped to answer")
         # The expected end of the requests in progress, with jitter to spread the retries.

@@ -51,7 +51,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
     for old, new in RENAMED.items():
         if old in given:
             given.setdefault(new, given.pop(old))
-    values = _folders(environ) | {name.lower(): value for name, value in given.items()}
+    is_here = os.path.isdir(Settings().model_repository)  # noqa: PTH112 - Path's fails in a folder that this user may not enter
+    folders = {} if is_here else data_folders(environ)
+    values = folders | {name.lower(): value for name, value in given.items()}
     try:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -60,11 +62,9 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         raise SettingsError(f"{PREFIX}{name.upper()}: Expected {expected}{quoted(values[name])}") from error
 
 
-def _folders(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the folders in the user's data directory; none if the current folder contains a model repository."""
+def data_folders(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the folders in the user's data directory, by setting."""
     defaults = Settings()
-    if os.path.isdir(defaults.model_repository):  # noqa: PTH112 - Path's fails in a folder that this user may not enter
-        return {}
     data = environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - Path's fails without a home
     return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in ("model_repository", "triton_home")}
 

@@ -102,7 +102,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             description="Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, "
             "as a checkout does; otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a "
-            "`models.toml`, `pull` knows the models listed there, instead of those that Nereid lists itself."
+            "`models.toml`, `pull` knows the models listed there, instead of those that Nereid lists itself. "
+            "`nereid detect` does not use the current folder, unless that is a checkout: it runs what is in these folders."
         ),
     ] = "model_repository"
     triton_endpoints: Annotated[

@@ -7,7 +7,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nereid_client import AsyncClient, Client, DetectResult, ImageSize, Problem, UnexpectedResponse, Unreachable, pictures_in
+from nereid_client import (
+    AsyncClient,
+    Client,
+    DetectResult,
+    ImageSize,
+    InvalidKey,
+    Problem,
+    UnexpectedResponse,
+    Unreachable,
+    pictures_in,
+)
 from tests.clients.responses import detected
 from tests.fakes import models
 from tests.fakes.classifiers import LABELS
@@ -147,7 +157,7 @@ async def test_errors_carry_what_the_gateway_says(synchronous: Client, asynchron
             Problem,
             r"^502: Bad Gateway \(request 7\)$",
         ),
-        (httpx.Response(200, html="<h1>Welcome</h1>"), UnexpectedResponse, "^http://127.0.0.1:4603/detect.* does not respond as"),
+        (httpx.Response(200, html="<h1>Welcome</h1>"), UnexpectedResponse, "^http://127.0.0.1:4603/ does not respond as"),
         (httpx.Response(200, json={"detections": []}), UnexpectedResponse, "missing required field"),
         (httpx.ReadTimeout("timed out"), Unreachable, "^http://127.0.0.1:4603/ does not respond: timed out$"),
     ],
@@ -185,6 +195,34 @@ def test_the_key_is_sent_with_each_request() -> None:
 
     assert seen[0]["authorization"] == "Bearer camera.secret"
     assert seen[0]["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("ending", ["\n", " ", "é"])
+def test_a_key_that_cannot_be_sent_is_not_in_the_error(ending: str) -> None:
+    with pytest.raises(InvalidKey, match="the API key has characters that no key has") as raised:
+        Client(key=f"camera.secret{ending}")
+    assert "secret" not in str(raised.value)
+
+
+def test_errors_do_not_contain_the_password_of_the_address() -> None:
+    def answer(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("timed out")
+
+    with (
+        Client("http://user:secret@gateway", transport=httpx.MockTransport(answer)) as client,
+        pytest.raises(Unreachable, match=r"^http://gateway/ does not respond"),
+    ):
+        client.detect(SCENE)
+
+
+@pytest.mark.parametrize(("class_id", "size"), [(-1, (200, 100)), (1 << 40, (200, 100)), (0, (0, 100))])
+def test_results_that_no_gateway_sends_are_errors(class_id: int, size: tuple[int, int]) -> None:
+    response = detected(("red", class_id, 0.9, (0, 0, 1, 1)), size=size)
+    with (
+        Client(transport=httpx.MockTransport(lambda _: response)) as client,
+        pytest.raises(UnexpectedResponse, match="Expected `int`"),
+    ):
+        client.detect(SCENE)
 
 
 def test_both_classes_have_the_same_methods() -> None:

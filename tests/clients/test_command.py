@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -133,7 +134,7 @@ def test_what_all_pictures_would_get_stops_the_run(
 @pytest.mark.parametrize(
     ("response", "drawn", "message"),
     [
-        (httpx.Response(200, text="Welcome"), [], "stopped: http://127.0.0.1:4603/detect"),
+        (httpx.Response(200, text="Welcome"), [], "stopped: http://127.0.0.1:4603/ does not respond as"),
         (drawn_response(), ["--drawn", "photos/a.jpg/drawn"], "stopped: [Errno "),
     ],
     ids=["no gateway", "no folder"],
@@ -236,6 +237,50 @@ def test_drawn_pictures_are_kept_and_not_sent(gateway: Gateway, photos: Path) ->
     assert drawn == dict.fromkeys(("a.jpg", "b.jpg", "deeper/c.jpg"), b"drawn")
     assert gateway.asked[0].url.params["format"] == "image_and_json"
     assert len(gateway.asked) == 3
+
+
+def test_drawn_pictures_never_replace_originals(gateway: Gateway, photos: Path) -> None:
+    """Not even if another name of the folder is given."""
+    (photos.parent / "link").symlink_to(photos)
+
+    assert main(["detect", str(photos), "--drawn", str(photos.parent / "link")]) == 2
+    assert gateway.asked == []
+
+
+def test_text_of_a_response_does_not_control_the_terminal(
+    gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.respond = lambda _: httpx.Response(415, json={"detail": "\x1b[2Jnot ä\npicture"})
+    main(["detect", str(photos / "a.jpg")])
+
+    assert capsys.readouterr().err == "a.jpg: 415: \\x1b[2Jnot ä\\npicture\n"
+
+
+@pytest.mark.parametrize("name", ["../../escaped.jpg", "/escaped.jpg"])
+def test_a_result_file_names_only_pictures_in_the_folder(
+    gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """A YOLO folder that somebody else has made must not make the command write elsewhere."""
+    out = photos.parent / "labels"
+    arguments = ["detect", str(photos), "--out", str(out), "--in-flight", "1"]
+    main(arguments)
+    journal = out / "results.jsonl"
+    journal.write_text(journal.read_text().replace('"a.jpg"', json.dumps(name)))
+    gateway.asked.clear()
+
+    assert main(arguments) == 2
+    assert f"line 1: '{name}' is outside of the folder" in capsys.readouterr().err
+    assert gateway.asked == []
+
+
+def test_a_name_that_is_not_text_is_told_before_anything_is_sent(
+    gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"latin-1")
+
+    assert main(["detect", str(photos)]) == 2
+    assert "the name caf\\udce9.jpg is not UTF-8; rename the file" in capsys.readouterr().err
+    assert gateway.asked == []
 
 
 def test_the_key_comes_from_the_environment(gateway: Gateway, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

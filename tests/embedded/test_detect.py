@@ -26,3 +26,17 @@ def test_it_tells_why_the_gateway_did_not_start(
     with pytest.raises(CommandError, match="the gateway did not start: NEREID_PORT: "):
         detect.run(Settings(), [str(tmp_path)])
     assert "a.jpg" not in capfd.readouterr().out
+
+
+def test_it_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton and its models are programs, which somebody may have put between the pictures."""
+    (tmp_path / "model_repository").mkdir()
+    (tmp_path / "a.jpg").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    monkeypatch.setenv("NEREID_TRITON_HOME", "/triton")
+    code = "import os; print(os.environ['NEREID_MODEL_REPOSITORY'], os.environ['NEREID_TRITON_HOME'])"
+    monkeypatch.setattr("app.host.program.command", lambda *_: [sys.executable, "-c", code])
+
+    with pytest.raises(CommandError, match="the gateway did not start: /data/nereid/model_repository /triton"):
+        detect.run(Settings(), ["a.jpg"])

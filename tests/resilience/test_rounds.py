@@ -100,3 +100,42 @@ def test_callers_that_have_left_another_worker_are_forgotten(queues: list[ModelQ
         for taken in working:
             assert taken is not None
             taken.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("clock")
+def test_no_place_is_kept_when_all_rejected_callers_have_come_back(queues: list[ModelQueue]) -> None:
+    queue, callers = queues[0], [Caller(f"caller {number}") for number in range(4 * PLACES)]
+    for caller in _rejected(queue, callers):
+        _serve(queue, caller)
+
+    for _ in range(3):
+        _serve(queue, callers[-1])
+
+
+def test_rejections_of_a_caller_with_a_share_keep_no_place(queues: list[ModelQueue], clock: Clock) -> None:
+    queue, callers = queues[0], [Caller(f"caller {number}", 0.5) for number in range(4 * PLACES)]
+    _rejected(queue, callers)
+    clock.now += 0.2
+    owner = Caller("owner", 0.5, has_share=True)
+    working = [permit for _ in range(2 * PLACES) if (permit := ask(queue, owner))]
+    assert len(working) < 2 * PLACES
+
+    for _ in range(3):
+        _serve(queue, callers[-1])
+    for permit in working:
+        permit.__exit__(None, None, None)
+
+
+def _rejected(queue: ModelQueue, callers: list[Caller]) -> list[Caller]:
+    """Let all callers ask while no request ends; return those that were rejected."""
+    permits = {caller: ask(queue, caller) for caller in callers}
+    for permit in permits.values():
+        if permit is not None:
+            permit.__exit__(None, None, None)
+    return [caller for caller, permit in permits.items() if permit is None]
+
+
+def _serve(queue: ModelQueue, caller: Caller) -> None:
+    permit = ask(queue, caller)
+    assert permit is not None
+    permit.__exit__(None, None, None)

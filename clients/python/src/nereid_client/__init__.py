@@ -1,7 +1,7 @@
 """Client of Nereid, an HTTP gateway for object detection."""
 
 from nereid_client.client import AsyncClient, Client
-from nereid_client.errors import NereidError, Problem, UnexpectedResponse, Unreachable
+from nereid_client.errors import InvalidKey, NereidError, Problem, UnexpectedResponse, Unreachable
 from nereid_client.pictures import Image, pictures_in
 from nereid_client.prepare import Prepare
 from nereid_client.results import Classification, ClassifyResult, Detection, DetectResult, ImageSize, ModelUsed
@@ -16,6 +16,7 @@ __all__ = [
     "Detection",
     "Image",
     "ImageSize",
+    "InvalidKey",
     "ModelUsed",
     "NereidError",
     "Prepare",

@@ -146,7 +146,7 @@ def _read(response: httpx.Response, kind: type[R]) -> R:
     try:
         result = msgspec.json.decode(response.content, type=kind)
     except ValueError as error:  # of msgspec
-        raise UnexpectedResponse(f"{response.url} does not respond as a gateway: {error}") from error
+        raise UnexpectedResponse(f"{address(response.url)} does not respond as a gateway: {error}") from error
     timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
     return msgspec.structs.replace(result, timings=timings)
 
@@ -189,7 +189,7 @@ def _read_lines(response: httpx.Response, images: int) -> tuple[list[_Line], _Su
             raise ValueError(f"{images} images were sent, {len(read_lines)} are in the response")  # noqa: TRY301
         return sorted(read_lines, key=lambda line: line.index), msgspec.json.decode(summary, type=_Summary)
     except ValueError as error:  # of msgspec
-        raise UnexpectedResponse(f"{response.url} does not respond as a gateway: {error}") from error
+        raise UnexpectedResponse(f"{address(response.url)} does not respond as a gateway: {error}") from error
 
 
 def _require_success(response: httpx.Response) -> None:
@@ -200,6 +200,11 @@ def _require_success(response: httpx.Response) -> None:
     except ValueError:  # the body is a proxy's
         document = ProblemDocument(detail=response.reason_phrase, request_id=response.headers.get("X-Request-ID", ""))
     raise Problem(response.status_code, document, _retry_after(response))
+
+
+def address(url: httpx.URL) -> str:
+    """Return the address of a server for messages, without a password."""
+    return str(url.copy_with(userinfo=b"", path="/", query=None))
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -1,6 +1,7 @@
 """The clients: each method sends one kind of request, repeats it if that may help, and returns what it found."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,8 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from nereid_client import calls
-from nereid_client.calls import Call, ClassifyParameters, DetectParameters
-from nereid_client.errors import NereidError, Problem, Unreachable
+from nereid_client.calls import Call, ClassifyParameters, DetectParameters, address
+from nereid_client.errors import InvalidKey, NereidError, Problem, Unreachable
 from nereid_client.pictures import Image
 from nereid_client.prepare import Prepare
 from nereid_client.results import ClassifyResult, DetectResult
@@ -38,8 +39,9 @@ class Client:
         retries: When requests are repeated.
         options: Arguments of `httpx.Client`, such as `verify` for TLS, `timeout`, or `transport=httpx.HTTPTransport(uds=path)`.
 
-    All methods raise Problem for an error of the gateway, Unreachable without a response, and OSError for a file that cannot be
-    read. `prepare` makes large images smaller before they are sent; boxes still refer to the original.
+    The key is checked: InvalidKey. All methods raise Problem for an error of the gateway, Unreachable without a response, and
+    OSError for a file that cannot be read. `prepare` makes large images smaller before they are sent; boxes still refer to the
+    original.
     """
 
     def __init__(self, url: str = URL, *, key: str | None = None, retries: Retries = Retries(), **options: Any) -> None:  # noqa: ANN401, B008
@@ -184,6 +186,8 @@ class AsyncClient:
 
 
 def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    if key and not re.fullmatch("[!-~]+", key):  # httpx's error would quote it
+        raise InvalidKey("the API key has characters that no key has; does it end with a space or a line break?")
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **options.get("headers", {})}
     return {"base_url": url, "timeout": TIMEOUT, **options, "headers": headers}
 
@@ -191,7 +195,7 @@ def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str,
 def _pause_after(error: httpx.RequestError | Problem, attempts: Attempts) -> float:
     if isinstance(error, Problem):
         return attempts.pause_after(error)
-    message = f"{error.request.url.copy_with(path='/', query=None)} does not respond: {str(error) or type(error).__name__}"
+    message = f"{address(error.request.url)} does not respond: {str(error) or type(error).__name__}"
     unreachable = Unreachable(message, is_temporary=isinstance(error, _BROKEN))
     unreachable.__cause__ = error
     return attempts.pause_after(unreachable)

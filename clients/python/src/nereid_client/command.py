@@ -134,9 +134,11 @@ def _named(given: list[Path], drawn: Path | None) -> dict[str, Path]:
             raise UsageError(f"{path} does not exist")
         found = pictures_in(path) if path.is_dir() else [path]
         for picture in found:
-            if drawn and picture.absolute().is_relative_to(drawn.absolute()):
+            if drawn and picture.parent.resolve().is_relative_to(drawn.resolve()):
                 continue
             name = picture.relative_to(path).as_posix() if path.is_dir() else picture.name
+            if name.encode(errors="replace").decode() != name:
+                raise UsageError(f"the name {name} is not UTF-8; rename the file")
             if named.setdefault(name, picture) != picture:
                 raise UsageError(f"{named[name]} and {picture} would both be {name}; give one folder that contains both")
     if not named:
@@ -215,7 +217,8 @@ def _prepare(text: str) -> Prepare:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Write a line to stderr; what names and responses contain does not control the terminal."""
+    print("".join(char if char.isprintable() else ascii(char)[1:-1] for char in text), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 NereidError
 ├── Problem             the gateway, or a proxy before it, has responded with an error
 ├── Unreachable         there is no response
-└── UnexpectedResponse  the response is not that of a gateway
+├── UnexpectedResponse  the response is not that of a gateway
+└── InvalidKey          the API key cannot be sent
 """
 
 import msgspec
@@ -47,6 +48,10 @@ class Unreachable(NereidError):
 
 class UnexpectedResponse(NereidError):
     """The response is successful, but not that of a gateway. Does the address belong to another server?"""
+
+
+class InvalidKey(NereidError):
+    """The API key cannot be sent, because it has characters that no key has. The message does not contain it."""
 
 
 class ProblemDocument(msgspec.Struct, frozen=True):

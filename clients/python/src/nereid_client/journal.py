@@ -1,7 +1,7 @@
 """The results of a run, one line of JSON for each picture: what a later run continues from, and what other formats are made of."""
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 import msgspec
@@ -70,7 +70,10 @@ class Journal:
                 if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
                     return
                 try:
-                    yield msgspec.json.decode(line, type=Line)
+                    read = msgspec.json.decode(line, type=Line)
+                    if PurePath(read.file).is_absolute() or ".." in PurePath(read.file).parts:  # other files are named after it
+                        raise ValueError(f"{read.file!r} is outside of the folder")  # noqa: TRY301
+                    yield read
                 except ValueError as error:  # of msgspec
                     raise JournalError(f"{self._path} is not a result file: line {number}: {error}; use another --out") from error
 

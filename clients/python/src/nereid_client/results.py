@@ -1,6 +1,9 @@
 """The results of requests."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class Detection(msgspec.Struct, frozen=True):
@@ -15,7 +18,7 @@ class Detection(msgspec.Struct, frozen=True):
     x2: float
     y2: float
     confidence: float
-    class_id: int
+    class_id: Annotated[int, Meta(ge=0, lt=1 << 20)]  # YOLO's list of names has a line for each number
     class_name: str
 
 
@@ -30,8 +33,8 @@ class Classification(msgspec.Struct, frozen=True):
 class ImageSize(msgspec.Struct, frozen=True):
     """Size of the upright image (EXIF orientation applied), pixels."""
 
-    width: int
-    height: int
+    width: Annotated[int, Meta(ge=1)]
+    height: Annotated[int, Meta(ge=1)]
 
 
 class ModelUsed(msgspec.Struct, frozen=True):
