@@ -12,9 +12,6 @@ import msgspec
 class NereidError(Exception):
     """A request has failed."""
 
-    is_temporary = False
-    """Whether the same request may succeed a moment later."""
-
 
 class Problem(NereidError):
     """The request got an error, usually as application/problem+json (RFC 9457)."""
@@ -30,7 +27,6 @@ class Problem(NereidError):
         """The id of the request in the gateway's log."""
         self.retry_after = retry_after
         """What the response says about when to repeat the request, seconds."""
-        self.is_temporary = status in {429, 503}
 
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
@@ -39,10 +35,6 @@ class Problem(NereidError):
 
 class Unreachable(NereidError):
     """There is no response: the connection failed or broke, or the response took too long. `__cause__` is httpx's error."""
-
-    def __init__(self, message: str, *, is_temporary: bool) -> None:
-        super().__init__(message)
-        self.is_temporary = is_temporary
 
 
 class UnexpectedResponse(NereidError):
