@@ -173,16 +173,6 @@ def test_other_servers_have_errors_too(response: httpx.Response | Exception, err
         client.detect(SCENE)
 
 
-def test_a_batch_without_all_its_lines_is_an_error() -> None:
-    line = b'{"index":0,"status":200,"detections":[],"image":{"width":1,"height":1}}\n'
-    summary = b'{"model":{"name":"m","version":"1","backend":"triton","device":"cpu"},"total_time_ms":1,"request_id":"r"}\n'
-    with (
-        Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, content=line + summary))) as client,
-        pytest.raises(UnexpectedResponse, match="2 images were sent, 1 are in the response"),
-    ):
-        client.detect_batch([SCENE, SCENE])
-
-
 def test_the_key_is_sent_with_each_request() -> None:
     seen: list[httpx.Headers] = []
 

@@ -2,7 +2,7 @@
 
 import csv
 import json
-import os
+import resource
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -69,6 +69,7 @@ def workspace(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("other").mkdir()
     for name in ("a.jpg", "a.png"):
         Path("other", name).write_text(name)
+    Path("classes.bmp").write_text("classes.bmp")
     return photos.parent
 
 
@@ -185,29 +186,21 @@ def test_csv_has_a_row_per_detection(gateway: Gateway, photos: Path, boxes: str)
     assert gateway.asked[0].url.params["boxes"] == boxes
 
 
-@pytest.mark.parametrize("boxes", ["pixel", "normalized"])
-def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway, photos: Path, boxes: str) -> None:
+def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway, photos: Path) -> None:
     """Also of pictures in which nothing was found; category ids are the model's class ids."""
     out = photos.parent / "results.json"
-    corners = RED[3] if boxes == "pixel" else (0.1, 0.3, 0.4, 0.9)
-    gateway.respond = lambda request: detected((*RED[:3], corners)) if request.content == b"b.png" else detected()
+    gateway.respond = lambda request: detected(RED) if request.content == b"b.png" else detected()
 
-    assert main(["detect", str(photos), "--out", str(out), "--boxes", boxes]) == 0
-    dataset = json.loads(out.read_text())
-    assert dataset["images"] == [
-        {"id": number, "file_name": name, "width": 200, "height": 100}
-        for number, name in enumerate(("a.jpg", "b.png", "deeper/c.jpg"), 1)
-    ]
-    assert dataset["categories"] == [{"id": 0, "name": "red"}]
-    (annotation,) = dataset["annotations"]
-    assert annotation == {
-        "id": 1,
-        "image_id": 2,
-        "category_id": 0,
-        "bbox": pytest.approx([20, 30, 60, 60], abs=0.01),
-        "area": pytest.approx(3600, abs=0.01),
-        "iscrowd": 0,
-        "score": 0.9,
+    assert main(["detect", str(photos), "--out", str(out), "--in-flight", "1", "--boxes", "normalized"]) == 0
+    assert gateway.asked[0].url.params["boxes"] == "pixel"
+    box = {"bbox": [20, 30, 60, 60], "area": 3600, "iscrowd": 0, "score": 0.9}
+    assert json.loads(out.read_text()) == {
+        "images": [
+            {"id": number, "file_name": name, "width": 200, "height": 100}
+            for number, name in enumerate(("a.jpg", "b.png", "deeper/c.jpg"), 1)
+        ],
+        "annotations": [{"id": 1, "image_id": 2, "category_id": 0, **box}],
+        "categories": [{"id": 0, "name": "red"}],
     }
 
 
@@ -215,12 +208,14 @@ def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway, photo
 def test_yolo_is_a_folder_of_labels(gateway: Gateway, photos: Path, options: list[str], confidence: str) -> None:
     """One file per picture, also if it has no objects, and the names of the classes."""
     out = photos.parent / "labels"
-    gateway.respond = lambda request: detected(RED) if request.content == b"b.png" else detected()
-    assert main(["detect", str(photos), "--out", str(out), *options]) == 0
-    gateway.respond = lambda _: detected(BLUE)
-    (photos / "d.jpg").write_text("d.jpg")
-    assert main(["detect", str(photos), "--out", str(out), *options]) == 0
+    red, blue = (*RED[:3], (0.1, 0.3, 0.4, 0.9)), (*BLUE[:3], (0.6, 0.1, 0.9, 0.6))
+    answers = {b"b.png": detected(red), b"d.jpg": detected(blue)}
+    gateway.respond = lambda request: answers.get(request.content) or detected()
+    for new in ("a.jpg", "d.jpg"):
+        (photos / new).write_text(new)
+        assert main(["detect", str(photos), "--out", str(out), *options]) == 0
 
+    assert gateway.asked[0].url.params["boxes"] == "normalized"
     assert (out / "b.txt").read_text() == f"0 0.250000 0.600000 0.300000 0.600000{confidence}\n"
     assert (out / "a.txt").read_text() == (out / "deeper" / "c.txt").read_text() == ""
     assert (out / "d.txt").read_text().startswith("2 0.750000 0.350000 0.300000 0.500000")
@@ -273,14 +268,31 @@ def test_a_result_file_names_only_pictures_in_the_folder(
     assert gateway.asked == []
 
 
-def test_a_name_that_is_not_text_is_told_before_anything_is_sent(
-    gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (photos / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"latin-1")
+def test_a_picture_that_is_given_twice_is_sent_once(gateway: Gateway, photos: Path) -> None:
+    """Even if it has another path in the second folder; and any name of a file can be written."""
+    (photos / "caf\udce9\n.png").write_text("latin-1")  # bytes that are not UTF-8
+    out = photos.parent / "results.jsonl"
+    assert main(["detect", str(photos), str(photos / "deeper"), "--out", str(out)]) == 0
 
-    assert main(["detect", str(photos)]) == 2
-    assert "the name caf\\udce9.jpg is not UTF-8; rename the file" in capsys.readouterr().err
-    assert gateway.asked == []
+    assert gateway.bodies == ["a.jpg", "b.png", "deeper/c.jpg", "latin-1"]
+    assert sorted(line["file"] for line in lines(out)) == ["a.jpg", "b.png", "caf\\udce9\n.png", "deeper/c.jpg"]
+
+
+def test_a_full_disk_stops_the_run(gateway: Gateway, photos: Path) -> None:
+    """A line of which a part was written does not count, and is written anew when there is room."""
+    out = photos.parent / "results.jsonl"
+    arguments = ["detect", str(photos / "a.jpg"), "--out", str(out)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+    try:
+        assert main(arguments) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(out.read_bytes()) == 300
+
+    assert main(arguments) == 0
+    assert [line["file"] for line in lines(out)] == ["a.jpg"]
+    assert len(gateway.asked) == 2
 
 
 def test_the_key_comes_from_the_environment(gateway: Gateway, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,8 +308,8 @@ def test_the_key_comes_from_the_environment(gateway: Gateway, photos: Path, monk
     [
         (["photos", "--out", "results.xml"], "results.xml: use --format, or one of the suffixes .jsonl, .csv and .json, or none"),
         (["nowhere"], "nowhere does not exist"),
-        (["photos", "other"], "photos/a.jpg and other/a.jpg would both be a.jpg; give one folder that contains both"),
-        (["other", "--out", "labels"], "a.jpg and a.png would have one file of labels or boxes; rename one of them"),
+        (["photos", "other"], "photos/a.jpg and other/a.jpg would both be a.jpg in the results; rename one"),
+        (["other", "--out", "labels"], "other/a.jpg and other/a.png would both be a in the results; rename one"),
         (
             ["photos", "--out", "made.jsonl", "--confidence", "0.7"],
             "made.jsonl has results with other parameters, {'confidence': '0.5'",
@@ -307,9 +319,16 @@ def test_the_key_comes_from_the_environment(gateway: Gateway, photos: Path, monk
         (["photos", "--out", "photos/a.jpg", "--format", "coco"], "photos/a.jpg exists and was not made by this command"),
         (["photos", "--out", "other", "--format", "yolo"], "other exists and was not made by this command"),
         (["other/a.png", "--drawn", "other"], "there are no pictures"),
-        (["photos", "--out", "photos/a.jpg/results.jsonl"], "photos/a.jpg: File exists"),
-        (["photos", "--prepare", "large"], "'large' is not SIDE:QUALITY, such as 1280:85"),
+        (["photos", "--out", "photos/a.jpg/results.jsonl"], "File exists: 'photos/a.jpg'"),
+        (["photos", "--prepare", "large"], "--prepare: invalid"),
+        (["photos", "--prepare", "0:85"], "0 is less than 1"),
         (["photos", "--in-flight", "0"], "0 is less than 1"),
+        (["photos", "--url", "http://gateway:port"], "Invalid port: 'port'"),
+        (["classes.bmp", "--out", "labels"], "classes.txt and classes.bmp would both be classes in the results"),
+        (
+            ["photos", "--out", "made.jsonl", "--confidence", "0.5", "--drawn", "drawn"],
+            "made.jsonl has results with other parameters",
+        ),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_sent(

@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar
 
 import httpx
 import msgspec
 
-from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse
-from nereid_client.pictures import Image, is_address, read
-from nereid_client.prepare import Prepare, Shrunk, scaled, shrink
+from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse, address
+from nereid_client.pictures import Image
+from nereid_client.prepare import Prepare, Shrunk, shrink
 from nereid_client.results import ClassifyResult, Detection, DetectResult, ImageSize, ModelUsed, Result
 
 T = TypeVar("T")
@@ -26,7 +24,7 @@ _STAGE = re.compile(r'(\w+)(?:;desc="[^"]*")?;dur=([\d.]+)')
 
 
 class Parameters(TypedDict, total=False):
-    """Parameters of any request; the gateway has defaults for all of them, and checks them."""
+    """Parameters of any request. Apart from `prepare`, the gateway has defaults for them, and checks them."""
 
     model: str
     version: str
@@ -36,6 +34,8 @@ class Parameters(TypedDict, total=False):
     """Deadline in the gateway, milliseconds."""
     truncated: Literal["refuse", "allow"]
     """What becomes of a damaged JPEG."""
+    prepare: Prepare | None
+    """Makes large images smaller before they are sent; boxes still refer to the original."""
 
 
 class DetectParameters(Parameters, total=False):
@@ -67,64 +67,68 @@ class Call(NamedTuple, Generic[T]):
     """Returns the result in a response; raises Problem or UnexpectedResponse."""
 
 
-def detect(image: Image, prepare: Prepare | None, parameters: DetectParameters, *, draw: bool) -> Call[DetectResult]:
+def detect(image: Image, parameters: DetectParameters, *, draw: bool) -> Call[DetectResult]:
     """Make the request for the objects in one image."""
-    options, shrunk = _body(image, prepare, {**parameters, "format": "image_and_json" if draw else "json"})
-
-    def read_result(response: httpx.Response) -> DetectResult:
-        return _restore(_read(response, DetectResult), shrunk, parameters)
-
-    return Call("/detect", options, read_result)
+    return _single("/detect", image, {**parameters, "format": "image_and_json" if draw else "json"}, DetectResult)
 
 
-def classify(image: Image, prepare: Prepare | None, parameters: ClassifyParameters) -> Call[ClassifyResult]:
+def classify(image: Image, parameters: ClassifyParameters) -> Call[ClassifyResult]:
     """Make the request for the classes of one image."""
-    options, shrunk = _body(image, prepare, parameters)
-
-    def read_result(response: httpx.Response) -> ClassifyResult:
-        return _restore(_read(response, ClassifyResult), shrunk, {})
-
-    return Call("/classify", options, read_result)
+    return _single("/classify", image, parameters, ClassifyResult)
 
 
-def batches(
-    images: Iterable[Image], prepare: Prepare | None, parameters: DetectParameters
-) -> Iterator[Call[list[DetectResult | Problem]]]:
+def batches(images: Iterable[Image], parameters: DetectParameters) -> Iterator[Call[list[DetectResult | Problem]]]:
     """Make the requests for the objects in images, as many in each as the gateway takes."""
     left = iter(images)
     while group := [*islice(left, MAX_BATCH)]:
-        yield _batch(group, prepare, parameters)
+        yield _batch(group, parameters)
 
 
-def _batch(images: list[Image], prepare: Prepare | None, parameters: DetectParameters) -> Call[list[DetectResult | Problem]]:
-    files: list[tuple[str, tuple[str | None, bytes]]] = []
-    copies: list[Shrunk | None] = []
-    for image in images:
-        data, shrunk = (str(image).encode(), None) if is_address(image) else _shrunk(image, prepare)
-        name = None if is_address(image) else "image" if isinstance(image, bytes) else Path(image).name
-        files.append(("images", (name, data)))
-        copies.append(shrunk)
+def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[R]) -> Call[R]:
+    query, data, shrunk = _query(parameters), *_load(image, parameters)
+    if _is_address(image):
+        options: dict[str, Any] = {"params": {**query, "url": image}}
+    else:
+        options = {"params": query, "content": data, "headers": {"Content-Type": "application/octet-stream"}}
 
-    def read_results(response: httpx.Response) -> list[DetectResult | Problem]:
-        lines, summary = _read_lines(response, len(images))
+    def read(response: httpx.Response) -> R:
+        timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
+        return _restore(msgspec.structs.replace(_decode(response, kind), timings=timings), shrunk, parameters)
+
+    return Call(path, options, read)
+
+
+def _batch(images: list[Image], parameters: DetectParameters) -> Call[list[DetectResult | Problem]]:
+    loaded = [_load(image, parameters) for image in images]
+    names = [None if _is_address(image) else "image" for image in images]
+    files = [("images", (name, data)) for name, (data, _) in zip(names, loaded, strict=True)]
+
+    def read(response: httpx.Response) -> list[DetectResult | Problem]:
+        batch = _decode(response, _Batch)
+        found = {failure.index: Problem(failure.problem.status, failure.problem) for failure in batch.failures or ()}
+        results = {result.image_index: batch.result(result) for result in batch.results}
         return [
-            Problem(line.status, line.problem) if line.problem else _restore(line.result(summary), shrunk, parameters)
-            for line, shrunk in zip(lines, copies, strict=True)
+            _restore(results[index], shrunk, parameters) if index in results else found[index]
+            for index, (_, shrunk) in enumerate(loaded)
         ]
 
-    options = {"params": parameters, "files": files, "headers": {"Accept": "application/x-ndjson"}}
-    return Call("/detect/batch", options, read_results)
+    return Call("/detect/batch", {"params": _query(parameters), "files": files}, read)
 
 
-def _body(image: Image, prepare: Prepare | None, parameters: Mapping[str, Any]) -> tuple[dict[str, Any], Shrunk | None]:
-    if is_address(image):
-        return {"params": {**parameters, "url": image}}, None
-    data, shrunk = _shrunk(image, prepare)
-    return {"params": parameters, "content": data, "headers": {"Content-Type": "application/octet-stream"}}, shrunk
+def _query(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in parameters.items() if name != "prepare"}
 
 
-def _shrunk(image: Image, prepare: Prepare | None) -> tuple[bytes, Shrunk | None]:
-    data = read(image)
+def _is_address(image: Image) -> TypeGuard[str]:
+    return isinstance(image, str) and image.startswith("https://")
+
+
+def _load(image: Image, parameters: Mapping[str, Any]) -> tuple[bytes, Shrunk | None]:
+    """Return what is sent of an image."""
+    if _is_address(image):
+        return image.encode(), None
+    data = image if isinstance(image, bytes) else Path(image).read_bytes()
+    prepare = parameters.get("prepare")
     shrunk = shrink(data, prepare) if prepare else None
     return shrunk.data if shrunk else data, shrunk
 
@@ -137,82 +141,50 @@ def _restore(result: R, shrunk: Shrunk | None, parameters: Mapping[str, Any]) ->
     changes: dict[str, Any] = {"image": original}
     if isinstance(result, DetectResult) and parameters.get("boxes") == "pixel":
         across, down = original.width / sent.width, original.height / sent.height
-        changes["detections"] = [scaled(detection, across, down) for detection in result.detections]
+        changes["detections"] = [found.scaled(across, down) for found in result.detections]
     return msgspec.structs.replace(result, **changes)
 
 
-def _read(response: httpx.Response, kind: type[R]) -> R:
-    _require_success(response)
-    try:
-        result = msgspec.json.decode(response.content, type=kind)
-    except ValueError as error:  # of msgspec
-        raise UnexpectedResponse(f"{address(response.url)} does not respond as a gateway: {error}") from error
-    timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
-    return msgspec.structs.replace(result, timings=timings)
+class _BatchResult(msgspec.Struct):
+    image_index: int
+    image: ImageSize
+    detections: list[Detection]
 
 
-class _Summary(msgspec.Struct):
-    """The last line of the response to a batch."""
+class _BatchFailure(msgspec.Struct):
+    index: int
+    problem: ProblemDocument
 
+
+class _Batch(msgspec.Struct):
+    """The response to a batch."""
+
+    results: list[_BatchResult]
+    failures: list[_BatchFailure] | None
     model: ModelUsed | None
     total_time_ms: float
     request_id: str
 
-
-class _Line(msgspec.Struct):
-    """The line of one image."""
-
-    index: int
-    status: int
-    detections: list[Detection] = []
-    image: ImageSize = ImageSize(0, 0)
-    problem: ProblemDocument | None = None
-
-    def result(self, summary: _Summary) -> DetectResult:
-        assert summary.model  # noqa: S101 - any result has one
+    def result(self, found: _BatchResult) -> DetectResult:
+        assert self.model  # noqa: S101 - any result has one
         return DetectResult(
-            image=self.image,
-            model=summary.model,
-            total_time_ms=summary.total_time_ms,
-            request_id=summary.request_id,
-            detections=self.detections,
+            image=found.image,
+            model=self.model,
+            total_time_ms=self.total_time_ms,
+            request_id=self.request_id,
+            detections=found.detections,
         )
 
 
-def _read_lines(response: httpx.Response, images: int) -> tuple[list[_Line], _Summary]:
-    """Return the lines of all images in their order, and the summary."""
-    _require_success(response)
+def _decode(response: httpx.Response, kind: type[T]) -> T:
+    if not response.is_success:
+        try:
+            document = msgspec.json.decode(response.content, type=ProblemDocument)
+        except ValueError:  # of msgspec: the body is a proxy's
+            document = ProblemDocument(detail=response.reason_phrase, request_id=response.headers.get("X-Request-ID", ""))
+        retry_after = response.headers.get("Retry-After", "")  # a proxy may send a date instead of seconds
+        raise Problem(response.status_code, document, float(retry_after) if retry_after.isdecimal() else None)
     try:
-        *lines, summary = response.content.splitlines()
-        read_lines = [msgspec.json.decode(line, type=_Line) for line in lines]
-        if len(read_lines) != images:
-            raise ValueError(f"{images} images were sent, {len(read_lines)} are in the response")  # noqa: TRY301
-        return sorted(read_lines, key=lambda line: line.index), msgspec.json.decode(summary, type=_Summary)
+        return msgspec.json.decode(response.content, type=kind)
     except ValueError as error:  # of msgspec
         raise UnexpectedResponse(f"{address(response.url)} does not respond as a gateway: {error}") from error
-
-
-def _require_success(response: httpx.Response) -> None:
-    if response.is_success:
-        return
-    try:
-        document = msgspec.json.decode(response.content, type=ProblemDocument)
-    except ValueError:  # the body is a proxy's
-        document = ProblemDocument(detail=response.reason_phrase, request_id=response.headers.get("X-Request-ID", ""))
-    raise Problem(response.status_code, document, _retry_after(response))
-
-
-def address(url: httpx.URL) -> str:
-    """Return the address of a server for messages, without a password."""
-    return str(url.copy_with(userinfo=b"", path="/", query=None))
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds in `Retry-After`, which may also be a date (RFC 9110, 10.2.3)."""
-    value = response.headers.get("Retry-After", "")
-    if value.isdecimal():
-        return float(value)
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):
-        return None

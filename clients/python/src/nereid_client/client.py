@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -11,10 +12,9 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from nereid_client import calls
-from nereid_client.calls import Call, ClassifyParameters, DetectParameters, address
-from nereid_client.errors import InvalidKey, NereidError, Problem, Unreachable
+from nereid_client.calls import Call, ClassifyParameters, DetectParameters
+from nereid_client.errors import InvalidKey, NereidError, Problem
 from nereid_client.pictures import Image
-from nereid_client.prepare import Prepare
 from nereid_client.results import ClassifyResult, DetectResult
 from nereid_client.retries import Attempts, Retries
 
@@ -27,8 +27,6 @@ URL = "http://127.0.0.1:4603"
 TIMEOUT = httpx.Timeout(60, connect=5)
 """Longer than the gateway's own deadline, so that its response says what took too long."""
 
-_BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-
 
 class Client:
     """Client of a gateway; use it as a context manager, or close it. Several threads may use one.
@@ -40,8 +38,7 @@ class Client:
         options: Arguments of `httpx.Client`, such as `verify` for TLS, `timeout`, or `transport=httpx.HTTPTransport(uds=path)`.
 
     The key is checked: InvalidKey. All methods raise Problem for an error of the gateway, Unreachable without a response, and
-    OSError for a file that cannot be read. `prepare` makes large images smaller before they are sent; boxes still refer to the
-    original.
+    OSError for a file that cannot be read.
     """
 
     def __init__(self, url: str = URL, *, key: str | None = None, retries: Retries = Retries(), **options: Any) -> None:  # noqa: ANN401, B008
@@ -58,50 +55,44 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def detect(
-        self, image: Image, *, draw: bool = False, prepare: Prepare | None = None, **parameters: Unpack[DetectParameters]
-    ) -> DetectResult:
+    def detect(self, image: Image, *, draw: bool = False, **parameters: Unpack[DetectParameters]) -> DetectResult:
         """Detect the objects in an image; with `draw`, the result also has a picture with their boxes."""
-        return self._send(calls.detect(image, prepare, parameters, draw=draw))
+        return self._send(calls.detect(image, parameters, draw=draw))
 
-    def classify(self, image: Image, *, prepare: Prepare | None = None, **parameters: Unpack[ClassifyParameters]) -> ClassifyResult:
+    def classify(self, image: Image, **parameters: Unpack[ClassifyParameters]) -> ClassifyResult:
         """Classify an image."""
-        return self._send(calls.classify(image, prepare, parameters))
+        return self._send(calls.classify(image, parameters))
 
-    def detect_batch(
-        self, images: Iterable[Image], *, prepare: Prepare | None = None, **parameters: Unpack[DetectParameters]
-    ) -> list[DetectResult | Problem]:
+    def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
-        return [found for call in calls.batches(images, prepare, parameters) for found in self._send(call)]
+        return [found for call in calls.batches(images, parameters) for found in self._send(call)]
 
     def detect_each(
-        self,
-        images: Iterable[I],
-        *,
-        in_flight: int = 4,
-        draw: bool = False,
-        prepare: Prepare | None = None,
-        **parameters: Unpack[DetectParameters],
+        self, images: Iterable[I], *, in_flight: int = 4, draw: bool = False, **parameters: Unpack[DetectParameters]
     ) -> Iterator[tuple[I, Outcome]]:
         """Detect the objects in images, in requests of their own, several at a time; yield each image and its outcome, in order."""
 
         def one(image: I) -> tuple[I, Outcome]:
             try:
-                return image, self.detect(image, draw=draw, prepare=prepare, **parameters)
+                return image, self.detect(image, draw=draw, **parameters)
             except (NereidError, OSError) as error:
                 return image, error
 
+        left = iter(images)
         with ThreadPoolExecutor(in_flight) as threads:
-            yield from threads.map(one, images)
+            running = deque(threads.submit(one, image) for image in islice(left, in_flight))
+            while running:
+                outcome = running.popleft().result()
+                running.extend(threads.submit(one, image) for image in islice(left, 1))
+                yield outcome
 
     def _send(self, call: Call[T]) -> T:
-        attempts = self._retries.start()
+        attempts = Attempts(self._retries)
         while True:
             try:
                 return call.read(self._http.post(call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
-                pause = _pause_after(error, attempts)
-            time.sleep(pause)
+                time.sleep(attempts.pause_after(error))
 
 
 class AsyncClient:
@@ -121,43 +112,31 @@ class AsyncClient:
         """Close the connections."""
         await self._http.aclose()
 
-    async def detect(
-        self, image: Image, *, draw: bool = False, prepare: Prepare | None = None, **parameters: Unpack[DetectParameters]
-    ) -> DetectResult:
+    async def detect(self, image: Image, *, draw: bool = False, **parameters: Unpack[DetectParameters]) -> DetectResult:
         """Detect the objects in an image; with `draw`, the result also has a picture with their boxes."""
-        return await self._send(await asyncio.to_thread(calls.detect, image, prepare, parameters, draw=draw))
+        return await self._send(await asyncio.to_thread(calls.detect, image, parameters, draw=draw))
 
-    async def classify(
-        self, image: Image, *, prepare: Prepare | None = None, **parameters: Unpack[ClassifyParameters]
-    ) -> ClassifyResult:
+    async def classify(self, image: Image, **parameters: Unpack[ClassifyParameters]) -> ClassifyResult:
         """Classify an image."""
-        return await self._send(await asyncio.to_thread(calls.classify, image, prepare, parameters))
+        return await self._send(await asyncio.to_thread(calls.classify, image, parameters))
 
-    async def detect_batch(
-        self, images: Iterable[Image], *, prepare: Prepare | None = None, **parameters: Unpack[DetectParameters]
-    ) -> list[DetectResult | Problem]:
+    async def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
         found: list[DetectResult | Problem] = []
-        requests = calls.batches(images, prepare, parameters)
+        requests = calls.batches(images, parameters)
         while call := await asyncio.to_thread(next, requests, None):
             results = await self._send(call)
             found += results
         return found
 
     async def detect_each(
-        self,
-        images: Iterable[I],
-        *,
-        in_flight: int = 4,
-        draw: bool = False,
-        prepare: Prepare | None = None,
-        **parameters: Unpack[DetectParameters],
+        self, images: Iterable[I], *, in_flight: int = 4, draw: bool = False, **parameters: Unpack[DetectParameters]
     ) -> AsyncGenerator[tuple[I, Outcome]]:
         """Detect the objects in images, in requests of their own, several at a time; yield each with its outcome when done."""
 
         async def one(image: I) -> tuple[I, Outcome]:
             try:
-                return image, await self.detect(image, draw=draw, prepare=prepare, **parameters)
+                return image, await self.detect(image, draw=draw, **parameters)
             except (NereidError, OSError) as error:
                 return image, error
 
@@ -176,13 +155,12 @@ class AsyncClient:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _send(self, call: Call[T]) -> T:
-        attempts = self._retries.start()
+        attempts = Attempts(self._retries)
         while True:
             try:
                 return call.read(await self._http.post(call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
-                pause = _pause_after(error, attempts)
-            await asyncio.sleep(pause)
+                await asyncio.sleep(attempts.pause_after(error))
 
 
 def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -190,12 +168,3 @@ def _configured(url: str, key: str | None, options: dict[str, Any]) -> dict[str,
         raise InvalidKey("the API key has characters that no key has; does it end with a space or a line break?")
     headers = {"Accept": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **options.get("headers", {})}
     return {"base_url": url, "timeout": TIMEOUT, **options, "headers": headers}
-
-
-def _pause_after(error: httpx.RequestError | Problem, attempts: Attempts) -> float:
-    if isinstance(error, Problem):
-        return attempts.pause_after(error)
-    message = f"{address(error.request.url)} does not respond: {str(error) or type(error).__name__}"
-    unreachable = Unreachable(message, is_temporary=isinstance(error, _BROKEN))
-    unreachable.__cause__ = error
-    return attempts.pause_after(unreachable)

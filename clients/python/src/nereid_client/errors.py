@@ -7,14 +7,12 @@ NereidError
 └── InvalidKey          the API key cannot be sent
 """
 
+import httpx
 import msgspec
 
 
 class NereidError(Exception):
     """A request has failed."""
-
-    is_temporary = False
-    """Whether the same request may succeed a moment later."""
 
 
 class Problem(NereidError):
@@ -31,7 +29,6 @@ class Problem(NereidError):
         """The id of the request in the gateway's log."""
         self.retry_after = retry_after
         """What the response says about when to repeat the request, seconds."""
-        self.is_temporary = status in {429, 503}
 
     def __str__(self) -> str:
         request = f" (request {self.request_id})" if self.request_id else ""
@@ -40,10 +37,6 @@ class Problem(NereidError):
 
 class Unreachable(NereidError):
     """There is no response: the connection failed or broke, or the response took too long. `__cause__` is httpx's error."""
-
-    def __init__(self, message: str, *, is_temporary: bool) -> None:
-        super().__init__(message)
-        self.is_temporary = is_temporary
 
 
 class UnexpectedResponse(NereidError):
@@ -62,3 +55,8 @@ class ProblemDocument(msgspec.Struct, frozen=True):
     code: str = ""
     request_id: str = ""
     status: int = 0
+
+
+def address(url: httpx.URL) -> str:
+    """Return the address of a server for messages, without a password."""
+    return str(url.copy_with(userinfo=b"", path="/", query=None))

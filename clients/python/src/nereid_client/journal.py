@@ -2,18 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path, PurePath
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from nereid_client.results import Detection, DetectResult, ImageSize, ModelUsed
 
-_BEGIN = b'{"file":'
-"""What each line begins with."""
 
-
-class JournalError(Exception):
-    """A file cannot be continued; the message is one line for the user."""
+class UsageError(Exception):
+    """The arguments contradict each other or the files; the message is one line for the user."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -25,27 +22,27 @@ class Line(msgspec.Struct, frozen=True):
     model: ModelUsed
     detections: list[Detection]
     request_id: str
-    parameters: dict[str, Any]
+    parameters: dict[str, str]
     """What the run asked for. The lines of one file have the same."""
 
 
 class Journal:
-    """A file of lines, or only the standard output; use it as a context manager."""
+    """A file of lines, or only the standard output."""
 
     def __init__(self, path: Path | None, parameters: dict[str, Any]) -> None:
         """Open or create a file; remove an incomplete last line, which a killed run may have left.
 
         Raises:
-            JournalError: The file is not a journal, or has the results of other parameters.
+            UsageError: The file is not a journal, or has the results of other parameters.
             OSError: It cannot be opened.
         """
         self.done: set[str] = set()
         """The pictures that have a line."""
-        self._parameters = parameters
+        self._parameters = {name: str(value) for name, value in parameters.items()}
         self._path = path
         for line in self:
-            if line.parameters != parameters:
-                raise JournalError(f"{path} has results with other parameters, {line.parameters}; use another --out, or remove it")
+            if line.parameters != self._parameters:
+                raise UsageError(f"{path} has results with other parameters, {line.parameters}; use another --out, or remove it")
             self.done.add(line.file)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +52,8 @@ class Journal:
             with path.open("rb") as lines:
                 self._file.truncate(sum(len(line) for line in lines if line.endswith(b"\n")))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def __iter__(self) -> Iterator[Line]:
@@ -67,7 +62,7 @@ class Journal:
             return
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n") and line.startswith(_BEGIN[: len(line)]):
+                if not line.endswith(b"\n") and line.startswith(b'{"file":'[: len(line)]):
                     return
                 try:
                     read = msgspec.json.decode(line, type=Line)
@@ -75,10 +70,12 @@ class Journal:
                         raise ValueError(f"{read.file!r} is outside of the folder")  # noqa: TRY301
                     yield read
                 except ValueError as error:  # of msgspec
-                    raise JournalError(f"{self._path} is not a result file: line {number}: {error}; use another --out") from error
+                    raise UsageError(f"{self._path} is not a result file: line {number}: {error}; use another --out") from error
 
     def add(self, file: str, result: DetectResult) -> None:
         """Write a line."""
         line = Line(file, result.image, result.model, result.detections, result.request_id, self._parameters)
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        left = msgspec.json.encode(line) + b"\n"
+        while left:  # a disk that is almost full takes a part, and refuses the rest
+            left = left[self._file.write(left) :]
         self.done.add(file)

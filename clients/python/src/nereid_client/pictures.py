@@ -10,16 +10,15 @@ Image = bytes | str | os.PathLike[str]
 SUFFIXES = {".avif", ".bmp", ".gif", ".heic", ".heif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 
 
-def is_address(image: Image) -> bool:
-    """Return whether the gateway fetches the image."""
-    return isinstance(image, str) and image.startswith("https://")
-
-
-def read(image: Image) -> bytes:
-    """Return the encoded image."""
-    return image if isinstance(image, bytes) else Path(image).read_bytes()
-
-
 def pictures_in(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """List the pictures in a folder and the folders in it, in the order of their paths."""
-    return (path for path in sorted(Path(folder).rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file())
+    """List the pictures in a folder and the folders in it, in the order of their paths.
+
+    Raises:
+        OSError: A folder cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = (Path(parent, name) for parent, _, names in os.walk(folder, onerror=fail) for name in names)
+    return iter(sorted(path for path in found if path.suffix.lower() in SUFFIXES and path.is_file()))

@@ -3,9 +3,7 @@
 from io import BytesIO
 from typing import NamedTuple
 
-import msgspec
-
-from nereid_client.results import Detection, ImageSize
+from nereid_client.results import ImageSize
 
 
 class Prepare(NamedTuple):
@@ -52,19 +50,8 @@ def shrink(data: bytes, prepare: Prepare) -> Shrunk | None:
             width, height = (max(1, round(side * scale)) for side in image.size)
             image.draft("RGB", (2 * width, 2 * height))  # a JPEG is decoded at a fraction of its size, but not below this one
             small = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+    except Exception:  # noqa: BLE001 - Pillow raises errors of many kinds for damaged files
         return None
     file = BytesIO()
     small.save(file, "JPEG", quality=prepare.quality, exif=orientation)
     return Shrunk(file.getvalue(), ImageSize(width, height), original)
-
-
-def scaled(detection: Detection, across: float, down: float) -> Detection:
-    """Return a detection whose corners are so many times further right and down, to 1/100 of a pixel."""
-    return msgspec.structs.replace(
-        detection,
-        x1=round(detection.x1 * across, 2),
-        y1=round(detection.y1 * down, 2),
-        x2=round(detection.x2 * across, 2),
-        y2=round(detection.y2 * down, 2),
-    )

@@ -21,6 +21,13 @@ class Detection(msgspec.Struct, frozen=True):
     class_id: Annotated[int, Meta(ge=0, lt=1 << 20)]  # YOLO's list of names has a line for each number
     class_name: str
 
+    def scaled(self, across: float, down: float) -> "Detection":
+        """Return the object in an image that is so many times as large; corners to 1/100 of a pixel."""
+        x1, y1, x2, y2 = (
+            round(corner * scale, 2) for corner, scale in zip((self.x1, self.y1, self.x2, self.y2), (across, down) * 2, strict=True)
+        )
+        return msgspec.structs.replace(self, x1=x1, y1=y1, x2=x2, y2=y2)
+
 
 class Classification(msgspec.Struct, frozen=True):
     """One class of an image, with its confidence."""

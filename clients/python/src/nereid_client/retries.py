@@ -3,12 +3,15 @@
 import random
 from time import monotonic
 
+import httpx
 import msgspec
 
-from nereid_client.errors import NereidError, Problem
+from nereid_client.errors import Problem, Unreachable, address
 
 _FIRST_BACKOFF_SECONDS = 0.2
 _MAX_BACKOFF_SECONDS = 10.0
+_TEMPORARY_STATUS = {429, 503}
+_BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,10 +22,6 @@ class Retries(msgspec.Struct, frozen=True, kw_only=True):
     total_seconds: float = 60.0
     """Time since the first request after which none is repeated."""
 
-    def start(self) -> "Attempts":
-        """Begin the first attempt of a request."""
-        return Attempts(self)
-
 
 class Attempts:
     """The attempts of one request so far."""
@@ -32,17 +31,21 @@ class Attempts:
         self._until = monotonic() + retries.total_seconds
         self._backoff = _FIRST_BACKOFF_SECONDS
 
-    def pause_after(self, error: NereidError) -> float:
+    def pause_after(self, error: httpx.RequestError | Problem) -> float:
         """Return the seconds to wait before the next attempt: what `Retry-After` says, and a random time that grows.
 
         Raises:
-            NereidError: The given error, if the request must not be repeated.
+            Problem: The given one, if the request must not be repeated.
+            Unreachable: Instead of an error of httpx.
         """
         self._left -= 1
         pause = random.uniform(0, self._backoff)  # noqa: S311 - so that clients do not come back together
+        self._backoff = min(2 * self._backoff, _MAX_BACKOFF_SECONDS)
         if isinstance(error, Problem):
             pause += error.retry_after or 0
-        if not error.is_temporary or self._left <= 0 or monotonic() + pause > self._until:
+        is_temporary = error.status in _TEMPORARY_STATUS if isinstance(error, Problem) else isinstance(error, _BROKEN)
+        if is_temporary and self._left > 0 and monotonic() + pause <= self._until:
+            return pause
+        if isinstance(error, Problem):
             raise error
-        self._backoff = min(2 * self._backoff, _MAX_BACKOFF_SECONDS)
-        return pause
+        raise Unreachable(f"{address(error.request.url)} does not respond: {str(error) or type(error).__name__}") from error
