@@ -30,7 +30,7 @@ def find_obstacle(settings: Settings) -> str:
         return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
     folder = TritonFolder(settings)
     check_private(folder.path)
-    return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs here"
+    return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs yet"
 
 
 def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
@@ -57,7 +57,7 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
         else:
             client.unload(model)
     except Unreachable:
-        return f"when Triton starts with {settings.model_repository}; none runs here"
+        return f"when Triton starts with {settings.model_repository}; none runs yet"
     except NoReply as error:
         raise CommandError(
             f"Triton has not loaded {model} within two minutes; its log is {settings.triton_home}/triton.log"

@@ -48,7 +48,7 @@ def supervise(settings: Settings, triton: Program | None) -> int:
     signal.signal(signal.SIGHUP, hang_up)
     try:
         _look_after(services, embedded, instances, signals, table, Announcement(settings, "everything"))
-        say("waiting for requests in progress; a second signal ends them")
+        say("stopping when requests in progress have ended; a second signal ends them")
         code = 0
     except ServiceError as error:
         say(str(error))

@@ -101,7 +101,7 @@ async def test_no_other_triton_is_told(settings: Settings, triton: LoadingTriton
 
 def test_a_triton_that_does_not_run_loads_the_model_when_it_starts(settings: Settings) -> None:
     """One that was killed has left its socket behind."""
-    later = f"when Triton starts with {settings.model_repository}; none runs here"
+    later = f"when Triton starts with {settings.model_repository}; none runs yet"
     assert apply(settings, "doors") == later
     http.listening_on(settings.triton_folder / TRITON_SOCKET).close()
 

@@ -400,7 +400,7 @@ def test_a_signal_lets_requests_end(
     with meanwhile(act):
         assert supervise(settings, None) == 0
     assert api.notes() == [STARTED, ASKED, told, "drained"]
-    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
+    assert terminal.lines[1:] == ["stopping when requests in progress have ended; a second signal ends them"]
 
 
 CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
@@ -420,7 +420,10 @@ def test_a_second_signal_ends_what_does_not_end_itself(
         assert supervise(settings, None) == 0
 
     assert api.notes()[-1] == TOLD
-    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them", "ending requests in progress"]
+    assert terminal.lines[1:] == [
+        "stopping when requests in progress have ended; a second signal ends them",
+        "ending requests in progress",
+    ]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     (child,) = [int(line.split()[1]) for line in api.notes() if line.startswith("child ")]
     if psutil.pid_exists(child):
@@ -440,7 +443,7 @@ def test_api_that_does_not_end_in_time_is_killed(
         assert supervise(settings, None) == 0
 
     assert api.notes()[:2] == [STARTED, ASKED]
-    assert terminal.lines[1:] == ["waiting for requests in progress; a second signal ends them"]
+    assert terminal.lines[1:] == ["stopping when requests in progress have ended; a second signal ends them"]
     wait_until_gone(processes.children() - before)
 
 
@@ -465,7 +468,7 @@ def test_api_that_ends_is_restarted(api: Api, settings: Settings, terminal: Term
     assert api.notes() == [STARTED, ASKED, STARTED, ASKED, TOLD]
     assert terminal.lines[1:] == [
         "the API exited with code -9; restarting it",
-        "waiting for requests in progress; a second signal ends them",
+        "stopping when requests in progress have ended; a second signal ends them",
     ]
 
 
@@ -496,7 +499,7 @@ def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(
             assert ASKED in api.notes()
             assert systemd.recv(64) == b"WATCHDOG=1"
             stop()
-            wait_for(terminal.shows("waiting for requests"))
+            wait_for(terminal.shows("stopping when"))
             for _ in range(20):
                 assert systemd.recv(64) == b"WATCHDOG=1"
             api.may_end.touch()
@@ -568,7 +571,7 @@ def test_an_instance_that_ends_is_restarted_while_the_others_run(api: Api, two: 
     assert api.notes("nereid-2") == [STARTED, ASKED, TOLD]
     assert terminal.lines[1:] == [
         "instance nereid-1.sock exited with code -9; restarting it",
-        "waiting for requests in progress; a second signal ends them",
+        "stopping when requests in progress have ended; a second signal ends them",
     ]
 
 
