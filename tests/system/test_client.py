@@ -49,7 +49,7 @@ async def test_a_run_that_is_interrupted_is_continued(tmp_path: Path) -> None:
     fake = StallingTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with serving(fake), running_gateway(fake.url, tmp_path, workers=1) as gateway:
-        arguments = (*COMMAND, photos, "--url", gateway.url, "--out", out, "--in-flight", str(IN_FLIGHT))
+        arguments = (*COMMAND, photos, "--url", gateway.url, "--out", out, "--in-flight", str(IN_FLIGHT), "--timeout-ms", "20000")
         first = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.PIPE)
         async with asyncio.timeout(60):
             await fake.stalls.wait()
@@ -95,7 +95,7 @@ def test_detect_serves_as_long_as_it_takes(settings: Settings, tmp_path: Path) -
         assert done.stdout == ""
         return done.returncode, done.stderr.splitlines()
 
-    starting = "nereid: starting Triton and the API; a first run also installs them"
+    starting = "nereid: starting a gateway; a first run may install Triton and download the model"
     assert run() == (0, [starting, "pictures: 1, new: 1, with a result: 1"])
     rows = [line.split() for line in (tmp_path / "labels" / "scene.txt").read_text().splitlines()]
     assert [row[0] for row in rows] == ["0", "1"]
