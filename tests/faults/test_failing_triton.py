@@ -68,23 +68,25 @@ async def stopped(process: psutil.Process) -> AsyncIterator[None]:
         process.send_signal(signal.SIGCONT)
 
 
-async def test_a_full_queue_never_opens_the_circuit(gateway: Gateway) -> None:
-    """Row 6: what does not fit into the model's queue is rejected at once, a thousand times."""
+async def test_a_full_queue_never_opens_the_circuit(triton: Triton, tmp_path: Path) -> None:
+    """Row 6: what does not fit into the model's queue is rejected at once, a thousand times.
+
+    The gateway alone would not fill the queue: it sends few calls at a time.
+    """
     asked = encode(models.solid(1, 1, 1), "/predict/queue_of_4", Content_Type="image/png")
     counts: Counter[int] = Counter()
-    full = 0
     end = monotonic() + 4 * _PATIENCE_SECONDS
-    while full < 1000:
-        assert monotonic() < end, counts
-        answers = [answer for _, answer in await ask_all(gateway.url, [Case("", asked)] * 128, clients=32)]
-        counts.update(answer.status for answer in answers)
-        full += sum(answer.status == 503 for answer in answers)
-        assert {code_of(answer) for answer in answers if answer.status == 503} <= {"triton_unavailable"}
-        assert all("retry-after" in answer.headers for answer in answers if answer.status == 503)
+    with gateway_to(triton, tmp_path, calls_in_flight=4096) as gateway:
+        while counts[503] < 1000:
+            assert monotonic() < end, counts
+            answers = [answer for _, answer in await ask_all(gateway.url, [Case("", asked)] * 128, clients=32)]
+            counts.update(answer.status for answer in answers)
+            assert {code_of(answer) for answer in answers if answer.status == 503} <= {"triton_unavailable"}
+            assert all("retry-after" in answer.headers for answer in answers if answer.status == 503)
 
-    assert set(counts) <= {200, 429, 503}
-    assert [line for line in gateway.log_lines() if (line["event"], line.get("model")) == ("circuit opened", "queue_of_4")] == []
-    assert (await ask(gateway.url, asked)).status == 200
+        assert set(counts) <= {200, 429, 503}
+        assert [line for line in gateway.log_lines() if line["event"] == "circuit opened"] == []
+        assert (await ask(gateway.url, asked)).status == 200
 
 
 @pytest.mark.system
