@@ -68,7 +68,10 @@ def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @contextmanager
 def _checkout(served: Served, network: Path) -> Iterator[Path]:
-    """Make a copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own."""
+    """Make a copy of this checkout, as far as readers have it; with the gateway's models, and a network of their own.
+
+    The models that a page has added are removed for the next one.
+    """
     with TemporaryDirectory() as folder:
         copy = Path(folder) / "nereid"
         copy.mkdir()
@@ -80,7 +83,12 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nPYTHONPATH={copy} exec python -m app "$@"\n', encoding="utf-8")
         program.chmod(0o755)
-        yield copy
+        try:
+            yield copy
+        finally:
+            added = {path.parent.name for path in served.models.glob("*/model.toml")} - {*_MODELS}
+            for name in added:
+                subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **served.environ}, check=True)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
