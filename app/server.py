@@ -41,7 +41,7 @@ _HANDOVER_SECONDS = 6.0
 _JITTER = 0.1
 _WATCH_SECONDS = 1.0
 _MAX_MISSED_BEATS = 10
-_READY_SECONDS = 5.0  # longer than Triton may take to answer
+_READY_SECONDS = 5.0  # longer than Triton may take to answer; also between questions while it cannot run the model: each is logged
 _OK = 200
 # A worker that ends sooner has failed, and is restarted with increasing delays; one that ends before the shorter one never ran.
 _STABLE_SECONDS, _START_SECONDS = 60.0, 5.5
@@ -198,8 +198,9 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
     def _announce(self) -> None:
         """Say where the API listens as soon as it answers, and that it is ready as soon as it is, unless it stops before."""
         announcement = Announcement(self._settings, "it")
+        status = None
         while not announcement.is_ready and not self._signals.count:
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(_WATCH_SECONDS if status is None else _READY_SECONDS)
             status = get_status(f"{self._settings.local_url}/readyz", _READY_SECONDS, self.bind_uds)
             if status is not None and not self._signals.count:  # while it stops, it is not ready
                 announcement.update(is_ready=status == _OK)

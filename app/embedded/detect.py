@@ -30,7 +30,7 @@ def run(settings: Settings, arguments: list[str]) -> int:
         from nereid_client import command  # noqa: PLC0415 - a distribution of its own
     except ModuleNotFoundError as error:
         raise CommandError("detect needs the client; install it: pip install 'nereid-client[progress,prepare]'") from error
-    return command.run(command.parse(["detect", *arguments], "nereid"), _gateway(settings))
+    return command.run(command.parse(["detect", *arguments], "nereid", has_gateway=True), _gateway(settings))
 
 
 @contextmanager

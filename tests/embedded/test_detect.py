@@ -28,6 +28,12 @@ def test_it_tells_why_the_gateway_did_not_start(
     assert "a.jpg" not in capfd.readouterr().out
 
 
+def test_an_address_of_another_gateway_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        detect.run(Settings(), ["photos", "--url", "http://127.0.0.1:1"])
+    assert "unrecognized arguments: --url" in capsys.readouterr().err
+
+
 def test_it_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton and its models are programs, which somebody may have put between the pictures."""
     (tmp_path / "model_repository").mkdir()

@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(parse(arguments))
 
 
-def parse(arguments: Sequence[str] | None = None, prog: str = "nereid-client") -> argparse.Namespace:
-    """Parse the arguments; exit with 2 if they are wrong."""
+def parse(arguments: Sequence[str] | None = None, prog: str = "nereid-client", *, has_gateway: bool = False) -> argparse.Namespace:
+    """Parse the arguments, without an address if `run` gets a gateway; exit with 2 if they are wrong."""
     parser = argparse.ArgumentParser(prog=prog, description="Client of Nereid, a gateway for object detection.")
     detect = parser.add_subparsers(required=True, metavar="command").add_parser(
         "detect",
@@ -54,8 +54,10 @@ def parse(arguments: Sequence[str] | None = None, prog: str = "nereid-client") -
     )
     add = detect.add_argument
     add("pictures", nargs="+", type=Path, metavar="PICTURE", help="a picture, or a folder of pictures and folders")
-    add("--url", default=URL, help="address of the gateway (default: %(default)s)")
-    add("--socket", help="unix socket of the gateway, instead of its host and port")
+    detect.set_defaults(url=URL, socket=None)
+    if not has_gateway:
+        add("--url", help="address of the gateway (default: %(default)s)")
+        add("--socket", help="unix socket of the gateway, instead of its host and port")
     add("--out", type=Path, help="result file: .jsonl, .csv, .json (COCO), or a folder (YOLO); by default lines on stdout")
     add("--format", choices=_FORMATS.values(), help="format of --out, instead of what its suffix says")
     add("--save-conf", action="store_true", help="YOLO: write the confidence as sixth number")
