@@ -1,141 +1,28 @@
-"""The manifests for Kubernetes, against its schemas and what the application needs; there is no cluster to run them in here."""
+"""The pods and the ingress for Kubernetes, against what the application needs; there is no cluster to run them in here."""
 
-import itertools
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any, NamedTuple
 
-import msgspec
 import pytest
 
 from app.api.application import table_of
 from app.api.dialects import dialect
 from app.host.ports import is_loopback
 from app.settings.schema import DIALECTS, Settings
+from tests.deploy.kubernetes import COMBINATIONS, Cluster, plain, selects, volume
 from tests.deploy.needs import (
-    DEPLOY,
     EMBEDDED_TRITON_SECONDS,
     IMAGE,
     TRITON_SECONDS,
-    load,
     memory_bytes,
     nbytes,
-    settings_of,
     shared_memory_bytes,
     stop_seconds,
 )
-from tests.deploy.test_prometheus import promtool
-from tests.support import METRICS
-
-Manifest = dict[str, Any]
-Labels = dict[str, str]
-
-FOLDER = DEPLOY / "kubernetes"
-COMBINATIONS = list(itertools.product(["sidecar", "separate"], ["nfs", "s3"]))
-ADAPTER = load(FOLDER / "prometheus-adapter.yaml")["rules"]["custom"]
-
-
-class Cluster(NamedTuple):
-    """The output of kustomize for an overlay and a component."""
-
-    overlay: str
-    manifests: list[Manifest]
-
-    def all_of(self, kind: str) -> list[Manifest]:
-        return [manifest for manifest in self.manifests if manifest["kind"] == kind]
-
-    def one(self, kind: str, name: str = "nereid") -> Manifest:
-        (found,) = (manifest for manifest in self.all_of(kind) if manifest["metadata"]["name"] == name)
-        return found
-
-    def pod(self, name: str = "nereid") -> Manifest:
-        return dict(self.one("Deployment", name)["spec"]["template"]["spec"])
-
-    def pod_labels(self) -> list[Labels]:
-        return [deployment["spec"]["template"]["metadata"]["labels"] for deployment in self.all_of("Deployment")]
-
-    def variables(self, container: Manifest) -> dict[str, str]:
-        """Return the environment variables that a container gets from ConfigMaps."""
-        maps = [source["configMapRef"]["name"] for source in container["envFrom"] if "configMapRef" in source]
-        return {name: value for found in maps for name, value in self.one("ConfigMap", found)["data"].items()}
-
-    @property
-    def api(self) -> Manifest:
-        (container,) = self.pod()["containers"]
-        return dict(container)
-
-    @property
-    def triton(self) -> Manifest:
-        (container,) = self.pod()["initContainers"] if self.overlay == "sidecar" else self.pod("triton")["containers"]
-        return dict(container)
-
-    @property
-    def settings(self) -> Settings:
-        return settings_of(self.variables(self.api))
-
-
-def build(folder: Path) -> list[Manifest]:
-    command = [str(Path(sys.executable).with_name("kubectl")), "kustomize", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [msgspec.yaml.decode(document) for document in done.stdout.split("\n---\n")]
-
-
-@pytest.fixture(scope="module")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Cluster]:
-    """Each overlay with each source of models, as a user would put them together."""
-    made = {}
-    for overlay, models in COMBINATIONS:
-        folder = tmp_path_factory.mktemp("cluster").resolve()
-        shipped = os.path.relpath(FOLDER.resolve(), folder)
-        kustomization = {"resources": [f"{shipped}/{overlay}"], "components": [f"{shipped}/models-{models}"]}
-        (folder / "kustomization.yaml").write_bytes(msgspec.yaml.encode(kustomization))
-        made[overlay, models] = Cluster(overlay, build(folder))
-    return made
 
 
 @pytest.fixture(params=COMBINATIONS, ids="-".join)
-def cluster(request: pytest.FixtureRequest, clusters: dict[tuple[str, str], Cluster]) -> Cluster:
-    return clusters[request.param]
-
-
-def containers(cluster: Cluster) -> list[Manifest]:
-    pods = [cluster.pod(deployment["metadata"]["name"]) for deployment in cluster.all_of("Deployment")]
-    return [container for pod in pods for container in [*pod.get("initContainers", []), *pod["containers"]]]
-
-
-def volume(pod: Manifest, name: str) -> Manifest:
-    (found,) = (volume for volume in pod["volumes"] if volume["name"] == name)
-    return dict(found)
-
-
-def selects(selector: Manifest, labels: Labels) -> bool:
-    return bool(selector["matchLabels"].items() <= labels.items())
-
-
-def test_manifests_are_valid(clusters: dict[tuple[str, str], Cluster], tmp_path: Path) -> None:
-    """By the schemas of Kubernetes, without a member that they do not know."""
-    manifests = {msgspec.json.encode(manifest) for cluster in clusters.values() for manifest in cluster.manifests}
-    files = [tmp_path / f"{number}.json" for number in range(len(manifests))]
-    for file, manifest in zip(files, manifests, strict=True):
-        file.write_bytes(manifest)
-    command = [sys.executable, "-m", "kubernetes_validate", "--strict", *map(str, files)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count(" passed for resource ") == len(files)
-
-
-def test_the_example_can_be_built() -> None:
-    example = Cluster("sidecar", build(FOLDER / "example"))
-    source = msgspec.yaml.decode((FOLDER / "example/kustomization.yaml").read_bytes())
-
-    assert source["configMapGenerator"][0]["literals"] == [f"NEREID_MODEL={example.settings.model}"]
-    assert example.api["image"] == f"registry.example.org/{IMAGE}"
-    assert example.one("Ingress")["spec"]["rules"][0]["host"] in example.one("Ingress")["spec"]["tls"][0]["hosts"]
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    return plain(*request.param)
 
 
 def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> None:
@@ -153,13 +40,12 @@ def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> Non
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
     """The namespace enforces it, and the root file system is read-only."""
     assert cluster.one("Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
-    for deployment in cluster.all_of("Deployment"):
-        pod = deployment["spec"]["template"]["spec"]
+    for pod in cluster.pods():
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"]
         assert pod["securityContext"]["runAsUser"] == 10001
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in containers(cluster):
+    for container in cluster.containers():
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -178,6 +64,22 @@ def test_memory_is_enough(cluster: Cluster) -> None:
         needed += shared
 
     assert needed <= limit
+
+
+def test_triton_gets_a_gpu_and_what_its_image_prepares(cluster: Cluster) -> None:
+    """Nodes with GPUs accept only pods that tolerate it; the image's entrypoint must run Triton."""
+    assert cluster.triton["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in cluster.triton_pod["tolerations"]
+    assert "command" not in cluster.triton
+    assert cluster.triton["args"][0] == "tritonserver"
+
+
+def test_a_rollout_has_not_failed_while_engines_are_built(cluster: Cluster) -> None:
+    """The gateway waits for Triton too."""
+    startup = cluster.triton["startupProbe"]
+
+    for deployment in cluster.all_of("Deployment"):
+        assert deployment["spec"]["progressDeadlineSeconds"] > startup["periodSeconds"] * startup["failureThreshold"]
 
 
 def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None:
@@ -258,10 +160,16 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
 def test_each_pod_has_one_and_each_service_a_pod(cluster: Cluster, kind: str) -> None:
-    selectors = [found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"] for found in cluster.all_of(kind)]
+    """Besides the policy for names, which is for all pods."""
+    selectors = {
+        found["metadata"]["name"]: found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"]
+        for found in cluster.all_of(kind)
+    }
+    names = selectors.pop("dns", None)
 
     for labels in cluster.pod_labels():
-        assert sum(selects(selector, labels) for selector in selectors) == 1
+        assert sum(selects(selector, labels) for selector in selectors.values()) == 1
+        assert names is None or selects(names, labels)
     assert len(selectors) == len(cluster.pod_labels())
     for service in cluster.all_of("Service"):
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
@@ -282,10 +190,9 @@ def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
 
 def test_models_have_a_source(cluster: Cluster) -> None:
     """A claim that exists, or a bucket, which Triton may reach and has credentials for."""
-    pod = cluster.pod("nereid" if cluster.overlay == "sidecar" else "triton")
     secret = cluster.triton["envFrom"][-1]
     repository = cluster.variables(cluster.triton)["MODEL_REPOSITORY"]
-    source = volume(pod, "models")
+    source = volume(cluster.triton_pod, "models")
 
     assert "--model-repository=$(MODEL_REPOSITORY)" in cluster.triton["args"]
     if repository.startswith("s3://"):
@@ -296,65 +203,3 @@ def test_models_have_a_source(cluster: Cluster) -> None:
     else:
         assert {"name": "models", "mountPath": repository, "readOnly": True} in cluster.triton["volumeMounts"]
         assert cluster.one("PersistentVolumeClaim", source["persistentVolumeClaim"]["claimName"])
-
-
-def test_autoscalers_have_their_metrics(cluster: Cluster) -> None:
-    """By the names that prometheus-adapter gives them; a gateway with its Triton is scaled by both."""
-    scalers = {scaler["metadata"]["name"]: scaler["spec"] for scaler in cluster.all_of("HorizontalPodAutoscaler")}
-    asked = {name: [metric["pods"]["metric"]["name"] for metric in spec["metrics"]] for name, spec in scalers.items()}
-    in_progress, pending = (rule["name"]["as"] for rule in ADAPTER)
-
-    assert asked == (
-        {"nereid": [in_progress, pending]} if cluster.overlay == "sidecar" else {"nereid": [in_progress], "triton": [pending]}
-    )
-    for name, spec in scalers.items():
-        assert spec["scaleTargetRef"]["name"] == name
-        assert "replicas" not in cluster.one("Deployment", name)["spec"]
-        assert (spec["minReplicas"], spec["maxReplicas"]) == (3, 20)
-
-
-def test_prometheus_has_what_the_adapter_asks_for() -> None:
-    """Metrics of the gateway, and of Triton those of the dashboard, which a test runs."""
-    dashboard = (DEPLOY / "grafana" / "nereid.json").read_text(encoding="utf-8")
-    known = {metric.name for metric in METRICS.collect()}
-    used = {name for rule in ADAPTER for name in re.findall(r"\b(?:api|nv)_\w+", rule["seriesQuery"] + rule["metricsQuery"])}
-
-    assert used
-    assert all(name in (known if name.startswith("api_") else dashboard) for name in used)
-
-
-def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
-    """One of three models is full, two are idle; Triton's queues are added up. Promtool runs the queries."""
-    queries = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
-    metrics = {
-        "api_model_active_requests": {"full": 40, "idle": 0, "other": 0},
-        "api_model_request_limit": {"full": 40, "idle": 200, "other": 8},
-        "nv_inference_pending_request_count": {"full": 30, "idle": 0, "other": 2},
-    }
-    series = [
-        {"series": f'{metric}{{pod="a", model="{model}"}}', "values": str(value)}
-        for metric, models in metrics.items()
-        for model, value in models.items()
-    ]
-    expected = [
-        {"expr": query, "eval_time": "0m", "exp_samples": [{"labels": '{pod="a"}', "value": value}]}
-        for query, value in zip(queries, (1, 32), strict=True)
-    ]
-    (tmp_path / "test.yml").write_bytes(msgspec.json.encode({"tests": [{"input_series": series, "promql_expr_test": expected}]}))
-
-    assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
-
-
-def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """By the names of their ports; Debian's promtool knows no discovery in Kubernetes, so that fixed targets take its place."""
-    config = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")
-    ports = {port["name"] for container in containers(cluster) for port in container["ports"]}
-    for job in config["scrape_configs"]:
-        (discovery,) = job.pop("kubernetes_sd_configs")
-        job["static_configs"] = [{"targets": ["127.0.0.1:1"]}]
-        assert discovery["namespaces"]["names"] == [cluster.one("Namespace")["metadata"]["name"]]
-        assert job["relabel_configs"][0]["regex"] in ports
-    config["rule_files"] = [str(DEPLOY / "prometheus" / name) for name in config["rule_files"]]
-    (tmp_path / "prometheus.yml").write_bytes(msgspec.yaml.encode(config))
-
-    assert "2 rule files found" in promtool("check", "config", "--lint-fatal", "prometheus.yml", folder=tmp_path)
