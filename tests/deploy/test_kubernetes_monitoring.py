@@ -102,10 +102,9 @@ def test_the_operator_scrapes_as_prometheus_does() -> None:
     }
     assert "endpoint" in read
     for rules in [*endpoints.values(), *(job["relabel_configs"] for job in jobs)]:
-        kept = [rule.get("sourceLabels", rule.get("source_labels")) for rule in rules if rule.get("regex") == "Running"]
-        instance = [rule for rule in rules if "instance" in {rule.get("targetLabel"), rule.get("target_label")}]
-        assert kept == [["__meta_kubernetes_pod_phase"]]
-        assert instance[0].get("sourceLabels", instance[0].get("source_labels")) == ["__meta_kubernetes_pod_name"]
+        named = [{name.replace("_", "").lower(): value for name, value in rule.items()} for rule in rules]
+        assert {"sourcelabels": ["__meta_kubernetes_pod_phase"], "regex": "Running", "action": "keep"} in named
+        assert {"sourcelabels": ["__meta_kubernetes_pod_name"], "targetlabel": "instance"} in named
     for rules in endpoints.values():
         dropped = {rule["regex"] for rule in rules if rule.get("action") == "labeldrop"}
         assert read & {"container", "endpoint"} <= dropped  # which the operator sets
