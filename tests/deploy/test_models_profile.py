@@ -11,7 +11,7 @@ import pytest
 from tests.deploy.needs import DEPLOY, IMAGE, load
 from tests.deploy.test_systemd import analyze
 
-MODELS = DEPLOY / "systemd" / "tritonserver-models.conf"
+MODELS, OVERLAY = DEPLOY / "systemd" / "tritonserver-models.conf", DEPLOY / "compose.models.yaml"
 
 
 class Profile(NamedTuple):
@@ -30,7 +30,7 @@ def options_of(command: list[str]) -> dict[str, str]:
 
 
 def profiles() -> dict[str, Profile]:
-    services = load(DEPLOY / "compose.models.yaml")["services"]
+    services = load(OVERLAY)["services"]
     unit = MODELS.read_text(encoding="utf-8").replace("\\\n", "").replace("%i", "0")
     command, mode = (re.findall(rf"^{name}=(.+)$", unit, re.MULTILINE)[0] for name in ("ExecStart", "RuntimeDirectoryMode"))
     settings = dict(re.findall(r"^#   (NEREID_\w+)=(.*)$", unit, re.MULTILINE))
@@ -41,8 +41,15 @@ def profiles() -> dict[str, Profile]:
 
 
 PROFILES = profiles()
-SERVICES, OWN_SERVICES = load(DEPLOY / "compose.yaml")["services"], load(DEPLOY / "compose.models.yaml")["services"]
+SERVICES, OWN_SERVICES = load(DEPLOY / "compose.yaml")["services"], load(OVERLAY)["services"]
 (UNIT,) = (DEPLOY / "systemd").glob("tritonserver*.service")
+
+
+def test_nobody_loads_models_by_default() -> None:
+    """A model can run code."""
+    texts = {path: path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".service", ".conf"}}
+
+    assert {path for path, text in texts.items() if "--model-control-mode" in text} == {OVERLAY, MODELS}
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -62,8 +69,8 @@ def test_triton_keeps_its_other_options() -> None:
 
 def test_the_overlay_is_valid() -> None:
     """It changes services that exist, and adds one with the image of this version, which can do as little as they."""
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.models.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "compose.models.yaml"]
+    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
     ((_, own),) = [(name, service) for name, service in OWN_SERVICES.items() if name not in SERVICES]
 
     assert done.returncode == 0, done.stdout

@@ -53,13 +53,12 @@ def tritons(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -
         (folder / place.name).symlink_to(place)  # where the embedded one would listen
         options = {name: value for name, value in options_of([program, *others]).items() if name in MACHINE} | profile.options
         del options["allow-client-shm"]  # which this Triton does not know
-        ports = {"http-port": free_port(), "metrics-port": free_port()}
+        ports = {"http-port": str(free_port()), "metrics-port": str(free_port())}
         options |= {"model-repository": str(repository), "grpc-address": f"unix:{place.with_name('triton')}"} | ports
         arguments = ["--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items())]
         return ["/bin/sh", "-c", f'umask {profile.umask} && exec "$0" "$@"', program, *arguments]
 
     monkeypatch.setattr(server, "command", command)
-    tmp_path.chmod(0o755)
     with ExitStack() as stack:
         made = []
         for name, profile in PROFILES.items():
@@ -81,17 +80,18 @@ def socket_of(home: Path) -> Path:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user for the test")
 @pytest.mark.usefixtures("tritons")
-def test_no_other_user_reaches_triton(tmp_path: Path) -> None:
-    """Neither to load models, nor to map memory."""
+def test_no_other_user_reaches_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to load models, nor to map memory. In the folder, because another user may not reach that of the tests."""
     for name in PROFILES:
+        monkeypatch.chdir(socket_of(tmp_path / name).parent)
         with socket.socket(socket.AF_UNIX) as connection:
             os.seteuid(65534)
             try:
                 with pytest.raises(PermissionError):
-                    connection.connect(str(socket_of(tmp_path / name)))
+                    connection.connect(TRITON_SOCKET)
             finally:
                 os.seteuid(0)
-            connection.connect(str(socket_of(tmp_path / name)))
+            connection.connect(TRITON_SOCKET)
 
 
 def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, tritons: list[Triton]) -> None:
