@@ -85,7 +85,7 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
         return
     if largest == 1 and any(group.kind == "KIND_GPU" for group in model.instance_group):
         text = f"{model.name} takes one image at a time, which leaves most of a GPU idle"
-        yield warning("batching", text, f"export it with a variable batch dimension, and set in {file}: max_batch_size: 16")
+        yield warning("batching", text, f"export it with a variable batch dimension, and set in {file}: max_batch_size: 64")
     else:
         yield ok("batching", f"{model.name} takes up to {largest} images at a time")
     yield from _check_policy(model, file)

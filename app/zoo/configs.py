@@ -27,7 +27,8 @@ _DETECTIONS = {
     "det_scores": f"TYPE_FP32 dims: [ {MAX_DETECTIONS} ]",
     "det_classes": f"TYPE_INT32 dims: [ {MAX_DETECTIONS} ]",
 }
-# No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others.
+# No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others. They
+# only help where some sizes have an engine of their own; TensorRT builds one for all sizes here.
 # A full queue refuses at once; each request brings its own timeout. The gateway sends a caller that has waited for others with
 # priority 1.
 _INSTANCES = """backend: "onnxruntime"

@@ -50,7 +50,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     last_version: Annotated[int, Meta(ge=1)]
     """The newest version that was added; the number of a removed version is not given again."""
     embedded: Serving = Serving(max_batch=2)
-    production: Serving = Serving(max_batch=16)
+    production: Serving = Serving(max_batch=64)
 
     def __post_init__(self) -> None:
         """Reject a default version that does not exist."""

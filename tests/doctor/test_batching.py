@@ -47,7 +47,7 @@ ON_GPU, ON_CPU = [{"kind": "KIND_GPU", "gpus": [0]}], [{"kind": "KIND_CPU"}]
             {"max_batch_size": 1, "instance_group": ON_GPU, "dynamic_batching": with_policy()},
             "batching",
             ["one image at a time", "GPU"],
-            "max_batch_size: 16",
+            "max_batch_size: 64",
         ),
         *(
             ({"max_batch_size": 8, "dynamic_batching": batching_}, "queue_policy", ["without end"], f"in {FILE}:\n  default_queue")

@@ -1,11 +1,13 @@
 """The production variant of a model that takes files, with DALI and the network as an ensemble; here on the CPU.
 
 DALI's wheels have 1 GB, installed, and are part of no environment here. The tests run where they are in that of the embedded
-Triton: `.triton/python/bin/python -m pip install nvidia-dali-cuda120`.
+Triton: `.triton/python/bin/python -m pip install nvidia-dali-cuda120`. There, as in NVIDIA's container, they are in a folder of
+their own, which PYTHONPATH names.
 """
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ UNKNOWN = {"GIF", "AVIF"}
 
 
 @pytest.fixture(scope="module")
-def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Settings of a Triton with the production configs, changed as little as a machine without a GPU needs."""
     install(ROOT / ".triton")
     python = ROOT / ".triton" / "python" / "bin" / "python"
@@ -49,12 +51,26 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
     (repository / ENSEMBLE / "1").mkdir(parents=True)
     (repository / ENSEMBLE / "1" / "model.onnx").touch()
     (repository / ENSEMBLE / "config.pbtxt").write_text(generated(ENSEMBLE, PRODUCTION), encoding="utf-8")
-    change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 16", "max_batch_size: 2"))  # that of the embedded network
+    change(repository / ENSEMBLE / "config.pbtxt", ("max_batch_size: 64", "max_batch_size: 2"))  # that of the embedded network
     change(repository / LETTERBOX / "config.pbtxt", ("KIND_GPU", "KIND_CPU"))
     shutil.copytree(repository / LETTERBOX, repository / OTHER_LETTERBOX)
     change(repository / OTHER_LETTERBOX / "config.pbtxt", (LETTERBOX, OTHER_LETTERBOX), *OTHER_PARAMETERS)
-    home = triton_home(tmp_path_factory.mktemp("triton"))
-    return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home)
+    home = tmp_path_factory.mktemp("triton")
+    move_dali(Path(triton_home(home), "python"), home / "dali")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(home / "dali"))
+        yield msgspec.structs.replace(settings, model_repository=str(repository), triton_home=str(home))
+
+
+def move_dali(environment: Path, folder: Path) -> None:
+    """Replace the link to an environment by one without DALI, which goes into a folder."""
+    linked = environment.resolve()
+    environment.unlink()
+    (packages,) = linked.glob("lib/python*/site-packages")
+    for path in [folder, environment / packages.relative_to(linked)]:
+        path.mkdir(parents=True)
+    for path in [linked / "bin", linked / "pyvenv.cfg", *packages.iterdir()]:
+        (folder / "nvidia" if path.name == "nvidia" else environment / path.relative_to(linked)).symlink_to(path)
 
 
 def change(config: Path, *replacements: tuple[str, str]) -> None:

@@ -1,25 +1,36 @@
-"""Models that are added to a repository which Tritons share are loaded by all of them, also by one that starts later."""
+"""Models that are added to a repository which Tritons share are loaded by all of them, also by one that starts later.
 
+The Tritons run with the options of the shipped files that allow this.
+"""
+
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from app.embedded import launch, server
 from app.embedded.server import EmbeddedTriton
 from app.errors import GatewayError
-from app.settings.schema import PREFIX, Settings
+from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.triton.blocking_client import BlockingClient
 from bench.harness.processes import environment_of
 from bench.harness.triton import Triton
+from tests.deploy.test_models_profile import PROFILES, options_of
 from tests.fakes import models
 from tests.faults.serving import serving
 from tests.processes import wait_for
-from tests.support import ROOT, triton_home
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
+from tests.support import ROOT, free_port, triton_home
 from tests.system.test_model_versions import Service
+
+MACHINE = {"model-config-name", "backend-directory", "backend-config", "allow-gpu-metrics", "exit-timeout-secs", "grpc-port"}
+"""Options of the embedded Triton that run another one on this machine."""
 
 
 @pytest.fixture
@@ -33,16 +44,26 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tritons(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Triton]]:
-    """Two Tritons that read the repository itself, as those of other hosts do."""
+    """A Triton for each profile, which reads the repository itself, as those of other hosts do."""
 
     def command(settings: Settings, folder: Path) -> list[str]:
-        return [argument.replace(str(folder / "models"), str(repository)) for argument in launch.command(settings, folder)]
+        home = Path(settings.triton_home)
+        profile, place = PROFILES[home.name], socket_of(home)
+        program, *others = launch.command(settings, folder)
+        (folder / place.name).symlink_to(place)  # where the embedded one would listen
+        options = {name: value for name, value in options_of([program, *others]).items() if name in MACHINE} | profile.options
+        del options["allow-client-shm"]  # which this Triton does not know
+        ports = {"http-port": str(free_port()), "metrics-port": str(free_port())}
+        options |= {"model-repository": str(repository), "grpc-address": f"unix:{place.with_name('triton')}"} | ports
+        arguments = ["--disable-auto-complete-config", *(f"--{name}={value}" for name, value in options.items())]
+        return ["/bin/sh", "-c", f'umask {profile.umask} && exec "$0" "$@"', program, *arguments]
 
     monkeypatch.setattr(server, "command", command)
     with ExitStack() as stack:
         made = []
-        for name in ("a", "b"):
-            (tmp_path / name).mkdir()
+        for name, profile in PROFILES.items():
+            (tmp_path / name / "run").mkdir(parents=True)
+            (tmp_path / name / "run").chmod(profile.mode)
             home = triton_home(tmp_path / name)
             settings = Settings(triton_home=home, model_repository=str(repository), model="six_columns")
             triton = EmbeddedTriton(settings)
@@ -52,9 +73,31 @@ def tritons(tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch) -
         yield made
 
 
+def socket_of(home: Path) -> Path:
+    """Return where the Triton with this home listens."""
+    return home / "run" / TRITON_SOCKET
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user for the test")
+@pytest.mark.usefixtures("tritons")
+def test_no_other_user_reaches_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to load models, nor to map memory. In the folder, because another user may not reach that of the tests."""
+    for name in PROFILES:
+        monkeypatch.chdir(socket_of(tmp_path / name).parent)
+        with socket.socket(socket.AF_UNIX) as connection:
+            os.seteuid(65534)
+            try:
+                with pytest.raises(PermissionError):
+                    connection.connect(TRITON_SOCKET)
+            finally:
+                os.seteuid(0)
+            connection.connect(TRITON_SOCKET)
+
+
 def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, tritons: list[Triton]) -> None:
     addresses = [triton.address for triton in tritons]
-    given = {"triton_endpoints": ",".join(addresses), "triton_loads_models": "true", "model": "six_columns"}
+    (loads_models,) = {profile.settings["NEREID_TRITON_LOADS_MODELS"] for profile in PROFILES.values()}
+    given = {"triton_endpoints": ",".join(addresses), "triton_loads_models": loads_models, "model": "six_columns"}
     environment = {f"{PREFIX}{name.upper()}": value for name, value in given.items()}
     environment |= {**environment_of(ROOT), f"{PREFIX}MODEL_REPOSITORY": str(repository)}
     with serving(tritons[0], tmp_path, settings=given) as gateway:
@@ -63,6 +106,7 @@ def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, trito
         for address in addresses:
             wait_for(partial(has, address, is_wanted=True))
         assert service.answer("doors") == (200, "1")
+        assert {triton["transport"] for triton in httpx.get(f"{gateway.url}/health").json()["tritons"]} == {"shm"}
         tritons[0].server.stop()
         tritons[0].server.start()
         wait_for(partial(has, addresses[0], is_wanted=True))

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2
 
 from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
@@ -18,7 +20,7 @@ from app.triton.client import TritonClient
 from app.triton.shared_memory import Arena
 from app.triton.statistics import read_statistics
 from tests.fakes.triton import SPEC, FakeTriton, serving
-from tests.support import triton_home
+from tests.support import free_port, triton_home
 
 KEY = "0123456789abcdef"
 HEADER = "triton-grpc-protocol-nereid"
@@ -142,10 +144,14 @@ async def test_the_key_is_read_for_each_call(noting: NotingTriton, key_file: Pat
 async def test_a_real_triton_refuses_its_controls_without_its_key(
     settings: Settings, key_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error differs from that of a Triton that does not answer; other RPCs still work."""
+    """The error differs from that of a Triton that does not answer; other RPCs still work. HTTP has an option of its own."""
+    port, restricted = free_port(), f"model-repository,shared-memory:{control_key.HEADER}={KEY}"
+    load = service_pb2.RepositoryModelLoadRequest(model_name="six_columns")
 
     def command_with_key(settings: Settings, folder: Path) -> list[str]:
-        return [*command(settings, folder), f"--grpc-restricted-protocol=model-repository,shared-memory:{control_key.HEADER}={KEY}"]
+        options = [option for option in command(settings, folder) if option != "--allow-http=false"]
+        protocols = [f"--grpc-restricted-protocol={restricted}", f"--http-restricted-api={restricted}"]
+        return [*options, *protocols, "--http-address=127.0.0.1", f"--http-port={port}"]
 
     monkeypatch.setattr("app.embedded.server.command", command_with_key)
     (tmp_path / "home").mkdir()
@@ -156,7 +162,8 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
     write(tmp_path / "other.key", "0" * 64)
     for path in (None, tmp_path / "other.key"):
         client = TritonClient(own.triton_address, path)
-        for control in (client.register(arena), client.list_regions(), client.list_models()):
+        asked_to_load = client.ask("RepositoryModelLoad", load, 5)
+        for control in (client.register(arena), client.list_regions(), client.list_models(), asked_to_load):
             with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
                 await control
             assert not isinstance(caught.value, TritonUnavailable)
@@ -168,6 +175,12 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
         await owner.unregister(arena.region)
         assert arena.region not in await owner.list_regions()
         await client.close()
+    await owner.ask("RepositoryModelLoad", load, 5)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2") as http:
+        for key, status in ((KEY, 200), ("0" * 64, 403)):
+            headers = {control_key.HEADER: key}
+            assert (await http.post("/repository/models/six_columns/load", headers=headers)).status_code == status
+            assert (await http.get("/systemsharedmemory/status", headers=headers)).status_code == status
     await owner.close()
     await asyncio.to_thread(triton.stop)
     arena.close()

@@ -1,10 +1,15 @@
 """Triton's side of the DALI pipeline. The Python backend runs it, because DALI's own backend cannot read BYTES tensors."""
 
 import json
+import os
+import sys
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from letterbox import letterbox
+
+# NVIDIA's container names the folder of its DALI in PYTHONPATH, which the Python backend ignores.
+sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+from letterbox import letterbox  # noqa: E402
 
 _THREADS = 4
 # Takes the place of a file that cannot be decoded: a PNG of one pixel.
