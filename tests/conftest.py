@@ -41,6 +41,7 @@ SKIPS_UNDER_CI = (
     "nvidia-dali-cuda120 is not installed",  # its wheel does not exist for every Python and machine
     "this machine has no IPv6",
     "under numpy 1, which Python 3.13 has not",  # what Triton lacks there
+    "docker is not installed",  # its command line for Swarm, which Debian has since 13
     "../shared",  # data beside the repository
     "the published network of",  # some can only be downloaded with it
 )
