@@ -88,18 +88,21 @@ def running_prometheus(
 def adapt(config: bytes, targets: Mapping[str, str], scrape_seconds: float, rules: Path) -> bytes:
     """Change a configuration of Prometheus: the address of each job, the scrape interval, and the path of the rules.
 
-    The job of Triton, which is a comment, becomes one.
-
     Returns:
         The configuration as JSON, which is valid YAML.
     """
-    changed = msgspec.yaml.decode(re.sub(rb"(?m)^  # (?=- job_name|  )", b"  ", config))
+    changed = uncommented(config)
     interval = f"{scrape_seconds * 1000:.0f}ms"
     changed["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
     changed["rule_files"] = [str(rules / name) for name in changed["rule_files"]]
     for job in changed["scrape_configs"]:
         job["static_configs"] = [{"targets": [targets[job["job_name"]]]}]
     return msgspec.json.encode(changed)
+
+
+def uncommented(config: bytes) -> Any:  # noqa: ANN401 - what YAML contains
+    """Decode a configuration whose job for Triton, a comment, becomes one."""
+    return msgspec.yaml.decode(re.sub(rb"(?m)^  # (?=- job_name|  )", b"  ", config))
 
 
 def _finite(values: list[tuple[float, str]]) -> list[tuple[float, float]]:

@@ -1,14 +1,18 @@
 """The files for Docker Compose, against its schema and what the application needs; there is no engine to run them here."""
 
 import ipaddress
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from app.host import ports
 from app.settings.schema import Settings
+from tests.deploy.compose import change, mounts, read
 from tests.deploy.needs import (
     DEPLOY,
     EMBEDDED_TRITON_SECONDS,
@@ -26,14 +30,20 @@ from tests.deploy.needs import (
     upstream,
 )
 from tests.deploy.test_prometheus import promtool
+from tests.support import ROOT
 
-FILES = ["compose.yaml", "compose.cpu.yaml"]
-SERVICES: dict[str, dict[str, Any]] = {name: load(DEPLOY / name)["services"] for name in FILES}
-GPU, CPU = SERVICES["compose.yaml"], SERVICES["compose.cpu.yaml"]
+FILES = ["compose.yaml", "compose.cpu.yaml", "compose.gpus.yaml", "compose.outside.yaml"]
+ALONE = FILES[:2]
+"""Those that are not overlays of the first one."""
+PROJECTS = {name: read(name) if name in ALONE else read("compose.yaml", name) for name in FILES}
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/several-gpus.md").read_text(encoding="utf-8"), re.DOTALL)
+PROJECTS |= {f"example-{i}": change(PROJECTS["compose.gpus.yaml"], msgspec.yaml.decode(text)) for i, text in enumerate(EXAMPLES)}
+SERVICES: dict[str, dict[str, Any]] = {name: project["services"] for name, project in PROJECTS.items()}
+GPU, CPU, GPUS, OUTSIDE, *_ = SERVICES.values()
 INSTANCES = [name for name, service in GPU.items() if service.get("command") == ["api"]]
 
 each_service = pytest.mark.parametrize(
-    "service", [pytest.param(service, id=f"{file}-{name}") for file in FILES for name, service in SERVICES[file].items()]
+    "service", [pytest.param(service, id=f"{file}-{name}") for file in SERVICES for name, service in SERVICES[file].items()]
 )
 
 
@@ -49,8 +59,12 @@ def seconds(duration: str) -> int:
     return int(duration.removesuffix("s"))
 
 
-def test_the_files_are_valid() -> None:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES]
+def test_the_files_are_valid(tmp_path: Path) -> None:
+    """Each, and overlays and examples together with the files that they change."""
+    merged = [tmp_path / f"{name}.json" for name in PROJECTS if name not in ALONE]
+    for path in merged:
+        path.write_bytes(msgspec.json.encode(PROJECTS[path.stem]))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES, *map(str, merged)]
     done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
@@ -67,7 +81,7 @@ def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None
     assert "max-size" in service["logging"]["options"]
 
 
-@pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
+@pytest.mark.parametrize("services", SERVICES.values(), ids=SERVICES)
 def test_only_nginx_is_published(services: dict[str, Any]) -> None:
     """To others than this machine, which also reaches its second listener at the port without Compose, and Grafana."""
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
@@ -78,13 +92,32 @@ def test_only_nginx_is_published(services: dict[str, Any]) -> None:
     assert not any(service.get("network_mode") == "host" for service in services.values())
 
 
-@pytest.mark.parametrize("services", SERVICES.values(), ids=FILES)
-def test_what_is_mounted_exists(services: dict[str, Any]) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_mounted_exists(file: str) -> None:
     """An engine creates a folder in place of a missing file."""
-    mounts = [str(mount).partition(":")[0] for service in services.values() for mount in service.get("volumes", [])]
-    missing = [path for path in mounts if path.startswith(".") and not (DEPLOY / path).exists()]
+    sources = [source for service in SERVICES[file].values() for source in mounts(service).values()]
+    missing = [path for path in sources if path.startswith(".") and not (DEPLOY / path).exists()]
 
     assert missing == []
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_volumes_belong_to_those_who_write(name: str) -> None:
+    """They are root's until the service `owners` has changed that; whoever runs as another user waits for it."""
+    services, owned = PROJECTS[name]["services"], mounts(PROJECTS[name]["services"]["owners"])
+    users = {volume: folder.split("/")[1] for folder, volume in owned.items()}
+    writing = [
+        (service["user"].split(":")[0], users[volume], service["depends_on"]["owners"]["condition"])
+        for service in services.values()
+        for target, volume in mounts(service).items()
+        if volume in users and target not in owned
+    ]
+
+    assert len(writing) == len(users)
+    assert all(user == owner for user, owner, _ in writing)
+    assert {condition for *_, condition in writing} == {"service_completed_successfully"}
+    assert set(users) <= set(PROJECTS[name]["volumes"])
+    assert all(f"{user}:{user} /{user}/" in " ".join(services["owners"]["entrypoint"]) for user in users.values())
 
 
 @pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTANCES), CPU["nereid"]], ids=[*INSTANCES, "cpu"])
@@ -125,7 +158,7 @@ def test_gateway_and_triton_share_memory() -> None:
 
 def test_an_update_of_the_gateway_replaces_nothing_that_triton_depends_on() -> None:
     """Otherwise the owner of the shared memory would be replaced, and with it Triton and all instances at once."""
-    assert not {GPU[name]["image"] for name in ("shared-memory", "engines", "triton")} & {GPU[name]["image"] for name in INSTANCES}
+    assert not {GPU[name]["image"] for name in ("shared-memory", "owners", "triton")} & {GPU[name]["image"] for name in INSTANCES}
 
 
 def test_triton_is_asked_for_the_gateways_model() -> None:
@@ -162,6 +195,23 @@ def test_the_ports_are_those_that_somebody_listens_on() -> None:
     assert not any(ports.is_loopback(settings(GPU[name]).host) for name in INSTANCES)
 
 
+def test_each_gpu_has_a_triton() -> None:
+    """With a GPU and engines of its own and the others' memory; all instances use both, and Prometheus scrapes both."""
+    tritons = {name: service for name, service in GPUS.items() if service["image"] == GPU["triton"]["image"]}
+    configured = [settings(GPUS[name]) for name in INSTANCES]
+    job = load(DEPLOY / "prometheus/prometheus.compose.yml")["scrape_configs"][1]
+    (pattern,) = job["file_sd_configs"][0]["files"]
+    folder = DEPLOY / mounts(GPUS["prometheus"])[str(Path(pattern).parent)]
+    scraped = [*job["static_configs"], *(target for path in folder.glob(Path(pattern).name) for target in load(path))]
+
+    assert {one.triton_endpoints for one in configured} == {",".join(f"{name}:8001" for name in tritons)}
+    assert {one.triton_metrics_url for one in configured} == {",".join(f"http://{name}:8002/metrics" for name in tritons)}
+    assert scraped == [{"targets": [f"{name}:8002"]} for name in tritons]
+    assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in tritons.values()] == ["0", "1"]
+    assert len({mounts(one)["/var/cache/nereid"] for one in tritons.values()}) == 2
+    assert GPUS["triton-2"].items() >= {name: GPU["triton"][name] for name in ("command", "user", "ipc", "networks")}.items()
+
+
 def test_nginx_has_the_sockets_of_the_instances() -> None:
     """All of those without a GPU, in the volume that both have, where NGINX's user may write to them."""
     configured = settings(CPU["nereid"])
@@ -177,6 +227,16 @@ def test_a_client_cannot_reach_what_is_behind_nginx() -> None:
     networks = load(DEPLOY / "compose.yaml")["networks"]
     assert [networks[name]["internal"] for name in ("api", "triton")] == [True, True]
     assert "triton" not in GPU["nginx"]["networks"]
+
+
+def test_only_the_gateway_can_reach_others_if_it_shall() -> None:
+    """Its own protection is the one against requests to private addresses; NGINX and Triton stay where they are."""
+    networks = PROJECTS["compose.outside.yaml"]["networks"]
+    leads_out = {name for name, network in networks.items() if not (network or {}).get("internal")}
+    can_reach = {name for name, service in OUTSIDE.items() if leads_out & set(service.get("networks", []))}
+
+    assert can_reach == {*INSTANCES, "nginx", "prometheus", "grafana"}
+    assert {name for name in can_reach if "outside" in OUTSIDE[name]["networks"]} == set(INSTANCES)
 
 
 def test_prometheus_takes_its_configuration() -> None:

@@ -21,7 +21,7 @@ import pytest
 from app.api.answering.schema import Problem
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import Settings
-from tests.deploy.test_systemd import NEREID
+from tests.deploy.units import NEREID
 from tests.fakes.http import serving
 from tests.faults.fleet import Fleet, running_fleet
 from tests.nginx import Proxy, proxying

@@ -1,13 +1,13 @@
 """The units for systemd, as `systemd-analyze` sees them, and what the application needs; systemd itself does not run them here."""
 
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from app.settings.schema import Settings
+from tests.deploy import compose
 from tests.deploy.needs import (
     DEPLOY,
     EMBEDDED_TRITON_SECONDS,
@@ -18,27 +18,13 @@ from tests.deploy.needs import (
     stop_seconds,
     upstream,
 )
+from tests.deploy.units import COMPOSE, NEREID, TRITON, UNITS, environment, triton_options
 from tests.programs import require_program
+from tests.prometheus import CONFIG, uncommented
 from tests.test_model_repository import PRODUCTION, generated
 
-UNITS = ["nereid.service", "tritonserver.service"]
 EXPOSURE = 20
 """The most that `systemd-analyze security` may find, in tenths: up to 4 of 10 are OK to it."""
-
-
-def read(unit: str) -> dict[str, list[str]]:
-    text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8").replace("\\\n", " ")
-    options: dict[str, list[str]] = {}
-    for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
-        options.setdefault(name, []).append(value)
-    return options
-
-
-NEREID, TRITON = read("nereid.service"), read("tritonserver.service")
-
-
-def environment(text: str) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in shlex.split(text, comments=True))
 
 
 def settings(*, with_own_triton: bool) -> Settings:
@@ -66,7 +52,8 @@ def test_the_unit_is_valid(unit: str, tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n", encoding="ascii")
     program.chmod(0o755)
     text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8")
-    (tmp_path / unit).write_text(re.sub(r"(?<=^ExecStart=)\S+", str(program), text, flags=re.MULTILINE), encoding="utf-8")
+    (tmp_path / unit).write_text(re.sub(r"^(ExecSt\w+=)\S+", rf"\1{program}", text, flags=re.MULTILINE), encoding="utf-8")
+    (tmp_path / "docker.service").write_text(f"[Service]\nExecStart={program}\n", encoding="ascii")
 
     assert analyze("verify", "--man=no", tmp_path / unit) == ""
 
@@ -91,8 +78,41 @@ def test_requests_in_progress_may_end() -> None:
 
     assert int(NEREID["TimeoutStopSec"][0]) >= needed
     assert int(TRITON["TimeoutStopSec"][0]) > TRITON_SECONDS
-    assert "tritonserver.service" in NEREID["After"][0]  # so it is stopped after Nereid
+    assert TRITON["Before"] == ["nereid.service"]  # so it is stopped after Nereid
     assert NEREID["KillMode"] == TRITON["KillMode"] == ["mixed"]
+
+
+def test_containers_have_the_time_that_they_need_to_stop() -> None:
+    """NGINX stops first, then the gateway, then Triton."""
+    services = compose.read("compose.yaml")["services"]
+    periods = [int(services[name]["stop_grace_period"].removesuffix("s")) for name in ("nginx", "api-1", "triton")]
+
+    assert int(COMPOSE["TimeoutStopSec"][0]) > sum(periods)
+
+
+def test_tritons_of_several_gpus_do_not_meet() -> None:
+    """Each has ports, a GPU and engines of its own; the first one has the ports that Triton has by default."""
+    ports = [[options[f"{name}-port"] for name in ("http", "grpc", "metrics")] for options in map(triton_options, range(4))]
+
+    assert ports[0] == ["8000", "8001", "8002"]
+    assert len({port for of_one in ports for port in of_one}) == 12
+    assert "CUDA_VISIBLE_DEVICES=%i" in TRITON["Environment"][1]
+    assert "%i" in TRITON["CacheDirectory"][0]
+
+
+def test_gateway_and_prometheus_name_the_tritons() -> None:
+    """The proposed settings name the first one, and comments the second one, too; Prometheus can tell them apart."""
+    proposed, shipped = settings(with_own_triton=True), (DEPLOY / "systemd" / "nereid.env").read_text(encoding="utf-8")
+    endpoints = [f"127.0.0.1:{triton_options(gpu)['grpc-port']}" for gpu in range(2)]
+    metrics = [f"127.0.0.1:{triton_options(gpu)['metrics-port']}" for gpu in range(2)]
+    urls = [f"http://{address}/metrics" for address in metrics]
+    job = uncommented(CONFIG.read_bytes())["scrape_configs"][1]
+
+    assert (proposed.triton_endpoints, proposed.triton_metrics_url) == (endpoints[0], urls[0])
+    assert f"{','.join(endpoints)} and {','.join(urls)}" in shipped
+    assert job["static_configs"] == [{"targets": metrics[:1]}]
+    assert f'"{metrics[1]}"' in CONFIG.read_text(encoding="utf-8")
+    assert [rule["target_label"] for rule in job["relabel_configs"]] == ["instance", "port"]
 
 
 def test_a_service_that_hangs_is_started_again() -> None:
@@ -113,9 +133,12 @@ def test_nginx_finds_the_sockets() -> None:
 
 
 def test_triton_shares_models_memory_and_engines() -> None:
-    """It runs as the same user, reads Nereid's models, and may write where their configs let TensorRT keep engines."""
+    """It runs as the same user, reads Nereid's models, and its own engines are where their configs let TensorRT keep them."""
     repository = Path(NEREID["WorkingDirectory"][0], settings(with_own_triton=True).model_repository)
 
     assert TRITON["User"] == NEREID["User"]
-    assert f"--model-repository={repository}" in TRITON["ExecStart"][0]
-    assert f'"/var/cache/{TRITON["CacheDirectory"][0]}"' in generated("yolo11n", PRODUCTION)
+    kept, seen = TRITON["BindPaths"][0].split(":")
+
+    assert triton_options(0)["model-repository"] == str(repository)
+    assert kept == f"/var/cache/{TRITON['CacheDirectory'][0]}"
+    assert f'"{seen}"' in generated("yolo11n", PRODUCTION)

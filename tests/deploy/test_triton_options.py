@@ -9,7 +9,7 @@ from app.embedded.install import install, libpython_folder
 from tests.deploy.needs import DEPLOY
 from tests.support import ROOT
 
-FILES = ["compose.yaml", "systemd/tritonserver.service", "kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
+FILES = ["compose.yaml", "systemd/tritonserver@.service", "kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
 NEWER = {"allow-client-shm"}
 """Known to 2.69 and later."""
 
