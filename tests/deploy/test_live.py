@@ -36,6 +36,10 @@ class Observed(NamedTuple):
         return any(one.points for one in series)
 
 
+def _renamed(targets: dict[str, str]) -> dict[str, str]:
+    return targets | {"triton": targets["triton"].replace(HOST, TRITON)}
+
+
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """A service that was loaded, whose Triton was killed, and that is still there; its Triton has another host name."""
@@ -44,9 +48,7 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with (
         no_process_left(),
         loadable_service(folder) as service,
-        running_prometheus(
-            service.targets | {"triton": service.targets["triton"].replace("127.0.0.1", TRITON)}, folder, scrape_seconds=SCRAPE_SECONDS
-        ) as prometheus,
+        running_prometheus(_renamed(service.targets), folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
     ):
         start = time.time()
         asyncio.run(exercise(service, SECONDS))
