@@ -16,9 +16,14 @@ class Target(msgspec.Struct):
 
     expr: str
 
-    def expression(self, window: str) -> str:
-        """Return the query for all hosts and models; the window of its rates must be four scrapes or more."""
-        values = {"instance": ".+", "model": ".+", "__rate_interval": window}
+    def expression(self, window: str, **chosen: str) -> str:
+        """Return the query with values of variables, which are all there are by default.
+
+        Args:
+            window: Of its rates; four scrapes or more.
+            chosen: Values by variable.
+        """
+        values = {"instance": ".+", "triton": ".+", "model": ".+", "__rate_interval": window, **chosen}
         return _VARIABLE.sub(lambda found: values[found[1] or found[2]], self.expr)
 
 

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.system
 
 GPU_PANELS = {"GPU utilisation", "GPU memory"}
 """They have values only where Triton has a GPU."""
+HOST, TRITON = "127.0.0.1", "localhost"
 SECONDS = 30.0
 SCRAPE_SECONDS = 0.5
 
@@ -30,20 +31,24 @@ class Observed(NamedTuple):
     start: float
     end: float
 
-    def has_values(self, target: Target) -> bool:
-        series = self.prometheus.query_range(target.expression("4s"), self.start, self.end, SCRAPE_SECONDS)
+    def has_values(self, target: Target, **chosen: str) -> bool:
+        series = self.prometheus.query_range(target.expression("4s", **chosen), self.start, self.end, SCRAPE_SECONDS)
         return any(one.points for one in series)
+
+
+def _renamed(targets: dict[str, str]) -> dict[str, str]:
+    return targets | {"triton": targets["triton"].replace(HOST, TRITON)}
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """A service that was loaded, whose Triton was killed, and that is still there."""
+    """A service that was loaded, whose Triton was killed, and that is still there; its Triton has another host name."""
     require_program("prometheus", "prometheus")
     folder = tmp_path_factory.mktemp("observed")
     with (
         no_process_left(),
         loadable_service(folder) as service,
-        running_prometheus(service.targets, folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
+        running_prometheus(_renamed(service.targets), folder, scrape_seconds=SCRAPE_SECONDS) as prometheus,
     ):
         start = time.time()
         asyncio.run(exercise(service, SECONDS))
@@ -52,13 +57,21 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 @pytest.mark.parametrize("panel", [panel for panel in PANELS if panel.type != "row"], ids=lambda panel: str(panel.title))
 def test_every_panel_has_values(observed: Observed, panel: Panel) -> None:
-    """Each of its queries; without a GPU, those of the panels about it have none."""
-    empty = [target.expr for target in panel.targets if not observed.has_values(target)]
+    """Each of its queries, also when one host is chosen; without a GPU, those of the panels about it have none."""
+    empty = [target.expr for target in panel.targets if not observed.has_values(target, instance=HOST)]
 
     if panel.title in GPU_PANELS and observed.prometheus.query("absent(nv_gpu_utilization)"):
         assert len(empty) == len(panel.targets)
     else:
         assert empty == []
+
+
+def test_the_panels_of_a_triton_that_is_not_there_are_empty(observed: Observed) -> None:
+    """So that the variable `triton` chooses among several."""
+    targets = [target for panel in PANELS for target in panel.targets if "nv_" in target.expr]
+
+    assert len(targets) > 5
+    assert not [target.expr for target in targets if observed.has_values(target, triton="other")]
 
 
 def test_every_metric_exists(observed: Observed) -> None:

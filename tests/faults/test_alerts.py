@@ -186,6 +186,40 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
     assert killed > 5
 
 
+async def test_one_of_several_is_a_ticket(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two Tritons, and one of two gateways; that Prometheus has lost them all is a page."""
+    adapt, targets = prometheus_module.adapt, tmp_path / "targets.json"
+
+    def adapt_with_file(*arguments: Any) -> bytes:  # noqa: ANN401 - as they are
+        config = msgspec.json.decode(adapt(*arguments))
+        del config["scrape_configs"][0]["static_configs"]
+        config["scrape_configs"][0]["file_sd_configs"] = [{"files": [str(targets)]}]
+        return msgspec.json.encode(config)
+
+    monkeypatch.setattr(prometheus_module, "adapt", adapt_with_file)
+    write_short_rules(tmp_path)
+    nobody = f"127.0.0.1:{free_port()}"
+    settings = {"model": "checksum", "log_level": "warning", "triton_endpoints": f"{watched.triton.address},{nobody}"}
+    with serving(watched.triton, tmp_path, settings=settings) as gateway:
+        addresses = [watched.gateway.address, gateway.address.replace("127.0.0.1", "localhost")]
+        targets.write_bytes(msgspec.json.encode([{"targets": addresses}]))
+        others = {"nereid": "", "triton": f"127.0.0.1:{watched.triton.settings.triton_ports + 1}"}
+        with running_prometheus(others, tmp_path, scrape_seconds=SCRAPE_SECONDS, rules=tmp_path) as prometheus:
+            here = Watched(gateway, watched.triton, prometheus)
+            triton = await here.until_firing("NereidSomeTritonsDown")
+            workers = gateway.workers()
+            gateway.process.kill()
+            await asyncio.to_thread(wait_until_gone, workers)
+            said = await here.until_firing("NereidSomeDown")
+            firing = await here.firing()
+            targets.write_bytes(b"[]")
+            await here.until_firing("NereidNoTargets")
+
+    assert f"the Triton at {nobody} has not answered Nereid on localhost." in triton["description"]
+    assert said["summary"] == "Nereid on localhost does not answer, others do"
+    assert not firing & {"NereidDown", "NereidTritonDown", "NereidNoTargets"}
+
+
 async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
     """With traffic, two alerts fire: users get errors, and Triton is the cause."""
     async with stopped(watched.triton.process), asking(watched.gateway, _GOOD) as statuses:
@@ -214,5 +248,5 @@ async def test_a_gateway_that_has_ended_is_a_page(watched: Watched) -> None:
     said = await watched.until_firing("NereidDown")
     await watched.until_silent("NereidTritonDown")
 
-    assert said["summary"] == "Nereid on 127.0.0.1 does not answer"
+    assert "have failed on 127.0.0.1." in said["description"]
     assert await watched.firing() <= {"NereidDown", "NereidWorkersDying", "NereidSomeErrors"}
