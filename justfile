@@ -136,6 +136,11 @@ check: lint test
 openapi:
     @python -m tests.tools.openapi
 
+# Renew the PrometheusRule in deploy/kubernetes after a change of the alerts or recordings
+[group('develop')]
+rules:
+    @python -m tests.tools.kubernetes_rules
+
 # Check format, lint rules, types and import contracts
 [group('develop')]
 lint:
