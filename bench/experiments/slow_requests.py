@@ -52,8 +52,8 @@ def record(pid: int | None, url: str | None, key_file: Path | None, slow_ms: int
             slow = _count_slow(client, slow_ms) - before
             if slow > 0 and graph.is_file():
                 graph.replace(out)
-                return f"{out}: {window} s of worker {worker}; {slow:.0f} requests to all workers took more than {slow_ms} ms meanwhile"
-    raise ContestantError(f"no request took more than {slow_ms} ms within {seconds // window * window} s")
+                return f"{out}: {window} s of worker {worker}; meanwhile {slow:.0f} requests to all workers took over {slow_ms} ms"
+    raise ContestantError(f"no request took over {slow_ms} ms within {seconds // window * window} s")
 
 
 def _find_workers(pid: int | None, url: str | None) -> list[psutil.Process]:
@@ -119,7 +119,7 @@ def _busiest(workers: list[psutil.Process]) -> int:
     """Return the id of the worker that uses most CPU time now; the sum since its start would prefer old ones."""
     before = {worker: cpu_seconds(worker) for worker in workers}
     time.sleep(_CHOICE_SECONDS)
-    return max(workers, key=lambda worker: cpu_seconds(worker) - before[worker]).pid
+    return int(max(workers, key=lambda worker: cpu_seconds(worker) - before[worker]).pid)
 
 
 def _count_slow(client: httpx.Client, slow_ms: int) -> float:
@@ -134,4 +134,4 @@ def _count_slow(client: httpx.Client, slow_ms: int) -> float:
         raise ContestantError(f"{response.url} answers with status {response.status_code}")
     samples = [one for family in text_string_to_metric_families(response.text) for one in family.samples if one.name == _BUCKET]
     signs = {math.inf: 1, slow_ms / 1e3: -1}
-    return sum(signs.get(float(one.labels["le"]), 0) * one.value for one in samples if one.labels["endpoint"] != "/metrics")
+    return math.fsum(signs.get(float(one.labels["le"]), 0) * one.value for one in samples if one.labels["endpoint"] != "/metrics")
