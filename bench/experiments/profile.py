@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     if options.pid or options.url:
         try:
             print(slow_requests.record(options.pid, options.url, options.key_file, options.slow, options.seconds, options.out))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ContestantError(str(error)) from error
         return 0
     samples = unlabelled_samples()

@@ -97,8 +97,8 @@ def _address(worker: psutil.Process) -> str:
     """Return the URL of a worker's socket, as this process can reach it."""
     try:
         connections = worker.net_connections("all")
-    except psutil.AccessDenied as error:
-        raise ContestantError(f"process {worker.pid} is another user's; run this as root") from error
+    except psutil.Error as error:
+        raise ContestantError(f"the sockets of process {worker.pid} cannot be seen; run this as root") from error
     for connection in connections:
         if connection.family == socket.AF_UNIX and connection.laddr:
             return f"unix:/proc/{worker.pid}/root{connection.laddr}"

@@ -23,7 +23,7 @@ _PIXELS = "before/pixels"
 
 
 def write_models(repository: Path, pulled: Iterable[Path] = ()) -> None:
-    """Write the fixtures and copies of pulled models into a model repository; of `yolo11n` also a variant that takes FP32 planes."""
+    """Write the fixtures and copies of pulled models into a repository; of `yolo11n` also a variant that takes FP32 planes."""
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
         write_fixture(config.parent.name, repository)
     for model in pulled:
