@@ -19,11 +19,11 @@ REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
 MODEL_DEATHS = "api_model_deaths"
 """`serve` reads it, too, and restarts the embedded Triton."""
 
-_REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
+REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 # More callers share a label value.
 _MAX_CALLERS = 50
-_STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *_REQUEST_BOUNDS)
+_STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *REQUEST_BOUNDS)
 
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -37,7 +37,7 @@ class Metrics:
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
-            table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], _REQUEST_BOUNDS
+            table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], REQUEST_BOUNDS
         )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]

@@ -1,6 +1,7 @@
 """A server without Triton: FastAPI with ONNX Runtime in the same process, one session with default options.
 
-It runs the composed model that Triton serves. Settings: BENCH_MODEL, the path of the file, and BENCH_LABELS.
+It runs the composed model that Triton serves, a detector or a classifier. Settings: BENCH_MODEL, the path of the file, and
+BENCH_LABELS.
 """
 
 import os
@@ -10,16 +11,19 @@ import onnxruntime
 from fastapi import FastAPI, Request  # type: ignore[import-not-found]
 from fastapi.concurrency import run_in_threadpool  # type: ignore[import-not-found]
 
-from bench.contestants.processing import describe, letterbox
+from bench.contestants.processing import center_crop, describe, describe_classes, letterbox
 
 _SESSION = onnxruntime.InferenceSession(os.environ["BENCH_MODEL"], providers=["CPUExecutionProvider"])
-_LABELS = os.environ["BENCH_LABELS"].split(",")
+_LABELS = os.environ["BENCH_LABELS"].split("\n")
 _OUTPUTS = ("num_dets", "det_boxes", "det_scores", "det_classes")
 
 
 async def _detect(request: Request) -> dict[str, Any]:
-    body = await request.body()
-    return await run_in_threadpool(_infer, body)  # type: ignore[no-any-return]
+    return await run_in_threadpool(_infer, await request.body())  # type: ignore[no-any-return]
+
+
+async def _classify(request: Request) -> dict[str, Any]:
+    return await run_in_threadpool(_infer_classes, await request.body())  # type: ignore[no-any-return]
 
 
 async def _health() -> dict[str, str]:
@@ -31,6 +35,12 @@ def _infer(body: bytes) -> dict[str, Any]:
     return describe(image, _LABELS, _SESSION.run(_OUTPUTS, {"image": image.canvas[None]}))
 
 
+def _infer_classes(body: bytes) -> dict[str, Any]:
+    (probabilities,) = _SESSION.run(["probabilities"], {"image": center_crop(body)[None]})
+    return describe_classes(_LABELS, probabilities)
+
+
 app = FastAPI()
 app.add_api_route("/detect", _detect, methods=["POST"])
+app.add_api_route("/classify", _classify, methods=["POST"])
 app.add_api_route("/health", _health)

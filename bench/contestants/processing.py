@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 SIDE = 640
+CLASSIFIER_SIDE = 224
+_KEPT = 0.875  # of the shorter side
 _PAD = 114
+_CLASSES = 5
 _MIN_CONFIDENCE = 0.25
 
 
@@ -37,6 +40,16 @@ def letterbox(data: bytes) -> Letterboxed:
     canvas = np.full((SIDE, SIDE, 3), _PAD, np.uint8)
     canvas[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, Image.Resampling.BILINEAR))
     return Letterboxed(canvas, scale, left, top, width, height)
+
+
+def center_crop(data: bytes) -> NDArray[np.uint8]:
+    """Decode an image, and scale and crop it for a classifier; return shape (224, 224, 3), RGB."""
+    image = Image.open(BytesIO(data)).convert("RGB")
+    scale = CLASSIFIER_SIDE / _KEPT / min(image.size)
+    width, height = round(image.width * scale), round(image.height * scale)
+    left, top = (width - CLASSIFIER_SIDE) // 2, (height - CLASSIFIER_SIDE) // 2
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(resized.crop((left, top, left + CLASSIFIER_SIDE, top + CLASSIFIER_SIDE)))
 
 
 def normalize(canvas: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -83,3 +96,10 @@ def describe(image: Letterboxed, labels: list[str], tensors: Sequence[NDArray[An
         "status": "success",
         "image": {"width": image.width, "height": image.height},
     }
+
+
+def describe_classes(labels: list[str], probabilities: NDArray[np.float32]) -> dict[str, Any]:
+    """Build the response of a classifier: the five most probable classes, of probabilities (1, classes)."""
+    best = [int(id_) for id_ in np.argsort(probabilities[0])[: -_CLASSES - 1 : -1]]
+    classes = [{"class_id": id_, "class_name": labels[id_], "confidence": float(probabilities[0, id_])} for id_ in best]
+    return {"classifications": classes, "num_classifications": len(classes), "status": "success"}

@@ -36,7 +36,7 @@ def detect(client: Any, body: bytes) -> dict[str, Any]:  # noqa: ANN401 - the cl
         tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("images", [1, 3, 640, 640], "FP32"), normalize(image.canvas))
     else:
         tensors = infer(client, os.environ["BENCH_MODEL"], InferInput("image", [1, 640, 640, 3], "UINT8"), image.canvas[None])
-    return describe(image, os.environ["BENCH_LABELS"].split(","), tensors)
+    return describe(image, os.environ["BENCH_LABELS"].split("\n"), tensors)
 
 
 def infer(client: Any, model: str, image: InferInput, tensor: Any) -> list[Any]:  # noqa: ANN401 - the client has no types

@@ -64,8 +64,8 @@ class Round(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Print the cost of each dialect, then the share of responses in time for Frigate."""
     jpeg = unlabelled_samples(options.images)[0].body
-    has_yolo = YOLO in loadable_models(Path(environment.load().model_repository))
-    with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(with_yolo=has_yolo) as triton:
+    pulled = [YOLO] if YOLO in loadable_models(Path(environment.load().model_repository)) else []
+    with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(pulled) as triton:
         lineup = Lineup(triton, 1, Path(logs))
         with lineup.start(lineup.contestant("nereid_file", _MODEL)) as server, _connected(server.url) as connection:
             pairs, left_out = _find(connection, jpeg)
@@ -75,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.rounds} pairs of requests, in brackets the middle half of the differences")
         for line in left_out:
             print(line)
-        models = ["sim_gpu", YOLO] if has_yolo else ["sim_gpu"]
+        models = ["sim_gpu", *pulled]
         rows = [row for model in models for row in _measure_frigate(lineup, model, jpeg, options.seconds)]
     print()
     print(table([["model", "clients", "answers/s", "p50 ms", "p99 ms", f"within {_FRIGATE_MS:g} ms"], *rows]))
     print(f"as Frigate's detector deepstack: {_FRIGATE_SIDE} x {_FRIGATE_SIDE} pixels, one worker, {options.seconds:g} s each")
-    if not has_yolo:
+    if not pulled:
         print(f"{YOLO} is left out: it has not been pulled; run: ./just pull {YOLO}")
     return 0
 

@@ -91,7 +91,7 @@ ROWS = {
 def run(options: argparse.Namespace) -> int:
     """Measure B alone and beside the others, in each row; or count the answers of many equal callers."""
     rows: list[Row] = []
-    with fixture_triton(with_yolo=options.model == YOLO) as triton:
+    with fixture_triton({YOLO} & {options.model}) as triton:
         if options.callers:
             print(_share_out(triton, options))
             return 0

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     names = [DEFAULT, f"{DEFAULT}{BEFORE}"] if before else [DEFAULT]
     runs: list[Run] = []
     try:
-        with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(with_yolo=YOLO in options.models) as triton:
+        with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton({YOLO} & {*options.models}) as triton:
             lineup = Lineup(triton, options.workers, Path(logs), before=before)
             for model in options.models:
                 found = list(_measure(lineup, names, model, options))

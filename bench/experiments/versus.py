@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,8 +17,8 @@ from bench.harness.environments import REFERENCE
 from bench.harness.lineup import BATCH1, NAMES, NEREID, Lineup, add_counterparts
 from bench.harness.processes import require_checkout
 from bench.harness.triton import Triton, fixture_triton
-from bench.load.images import Sample, coco_samples, large_sample, unlabelled_samples
-from bench.models.repository import YOLO
+from bench.load.images import Sample, classifier_samples, coco_samples, large_sample, unlabelled_samples
+from bench.models.repository import CLASSIFIER, YOLO
 from bench.report.contest_text import contest_text
 from bench.report.contests import Contest
 from bench.report.records import make_record, save_record
@@ -28,8 +29,8 @@ CONTESTS = ("load", "one", "photo", "batching", "in_process", "memory")
 
 `load`: all contestants, `--clients` clients. `one`: the same with one client. `photo`: one client, an image of 12 megapixels,
 which all but `nereid_file` decode whole. `batching`: the simulated GPU against the same without batches, 64 clients.
-`in_process`: yolo11n through Triton against ONNX Runtime in the web server's process, 1 and 6 clients. `memory`: the memory of each
-worker over 10,000 requests.
+`in_process`: a detector and a classifier through Triton against ONNX Runtime in the web server's process, 1 and 6 clients.
+`memory`: the memory of each worker over 10,000 requests.
 """
 
 _DEFAULTS = {"null": ("load",), "sim_gpu": ("load", "batching"), YOLO: ("load", "in_process")}
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     plans = list(make_plans(options.contests or _DEFAULTS[options.model], options.model, options.clients, options.only, before))
     contests: list[Contest] = []
     try:
-        with fixture_triton(with_yolo=any(model == YOLO for plan in plans for _, model in plan.contestants)) as triton:
+        with fixture_triton(set[str]().union(*map(_models, plans)) & {YOLO, CLASSIFIER}) as triton:
             for plan in plans:
                 contests += _hold(plan, triton, before, options)
     except KeyboardInterrupt:
@@ -117,10 +118,10 @@ def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) 
                 pair = [(BATCH1, "sim_gpu_batch1"), (nereid, "sim_gpu")]
                 yield Plan(kind=kind, title=title, contestants=pair, clients=_BATCHING_CLIENTS)
             case "in_process":
-                some = [(name, YOLO) for name in ("in_process", "nereid_inline", "nereid_shm") if name in names]
-                for count in _IN_PROCESS_CLIENTS:
-                    title = f"ONNX Runtime in the process against Triton, {count} client{'s' if count > 1 else ''}"
-                    yield Plan(kind=kind, title=title, contestants=some, clients=count)
+                three = [name for name in names if name in {"in_process", "nereid_inline", "nereid_shm"}]
+                for asked, count in product((YOLO, CLASSIFIER), _IN_PROCESS_CLIENTS):
+                    title = f"{asked}: ONNX Runtime in the process against Triton, {count} client{'s' if count > 1 else ''}"
+                    yield Plan(kind=kind, title=title, contestants=[(name, asked) for name in three], clients=count)
             case "memory":
                 some = [(name, asked) for name, asked in everyone if only or name in _MEMORY_NAMES]
                 yield Plan(kind=kind, title=f"{model}, memory", contestants=some, clients=clients)
@@ -128,7 +129,8 @@ def _plans(kinds: Sequence[str], model: str, clients: int, only: Sequence[str]) 
 
 def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Namespace) -> list[Contest]:
     """Run and print one contest; return nothing for kinds that are only printed."""
-    load = Load(_samples(plan, options.images), plan.clients, options.seconds)
+    path = "/classify" if _models(plan) == {CLASSIFIER} else "/detect"
+    load = Load(_samples(plan, options.images), plan.clients, options.seconds, path=path)
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
         lineup = Lineup(triton, options.workers, Path(logs), before=before)
         if plan.kind == "memory":
@@ -140,9 +142,15 @@ def _hold(plan: Plan, triton: Triton, before: Path | None, options: argparse.Nam
     return [contest]
 
 
+def _models(plan: Plan) -> set[str]:
+    return {model for _, model in plan.contestants}
+
+
 def _samples(plan: Plan, folder: Path | None) -> Sequence[Sample]:
-    """Choose images; for the real model without a folder, images with known contents."""
-    is_real = all(model == YOLO for _, model in plan.contestants)
+    """Choose images; for a real model without a folder, images with known contents."""
+    if _models(plan) == {CLASSIFIER}:
+        return classifier_samples(folder)
+    is_real = _models(plan) == {YOLO}
     if plan.kind == "photo":
         photo = large_sample()
         return [photo if is_real else photo._replace(expected=frozenset())]

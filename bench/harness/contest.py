@@ -31,6 +31,7 @@ class Load(msgspec.Struct, frozen=True):
     """Duration of each round."""
     keep_alive: bool = True
     """Whether a client keeps its connection, or opens one per request."""
+    path: str = "/detect"
 
 
 def hold_contest(  # noqa: PLR0913, PLR0917 - the parts of a contest
@@ -121,7 +122,7 @@ def _drive(server: Running, load: Load, seconds: float) -> Outcome:
     try:
         return run(
             drive_closed_loop(
-                f"{server.url}/detect", load.samples, clients=load.clients, seconds=seconds, keep_alive=load.keep_alive
+                f"{server.url}{load.path}", load.samples, clients=load.clients, seconds=seconds, keep_alive=load.keep_alive
             )
         )
     except OSError as error:

@@ -1,6 +1,6 @@
 """A separate embedded Triton for a measurement, with its own socket, log and models."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from app.settings.schema import Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
-from bench.models.repository import YOLO, write_models
+from bench.models.repository import write_models
 
 
 class Triton(NamedTuple):
@@ -106,17 +106,17 @@ def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
 
 
 @contextmanager
-def fixture_triton(*, with_yolo: bool = False) -> Iterator[Triton]:
-    """Run an embedded Triton with the fixtures of `bench.models` and, with `with_yolo`, `yolo11n` for UINT8 and for FP32 input.
+def fixture_triton(names: Collection[str] = ()) -> Iterator[Triton]:
+    """Run an embedded Triton with the fixtures of `bench.models` and pulled models; `yolo11n` for UINT8 and for FP32 input.
 
     Raises:
-        ContestantError: `yolo11n` has not been pulled.
+        ContestantError: A model has not been pulled.
         CommandError: As for `embedded_triton`.
     """
     pulled = Path(environment.load().model_repository)
-    if with_yolo and YOLO not in loadable_models(pulled):
-        raise ContestantError(f"{YOLO} has not been pulled; run: ./just pull {YOLO}")
+    if missing := [name for name in names if name not in loadable_models(pulled)]:
+        raise ContestantError(f"{missing[0]} has not been pulled; run: ./just pull {missing[0]}")
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
-        write_models(Path(folder), pulled if with_yolo else None)
+        write_models(Path(folder), [pulled / name for name in names])
         with embedded_triton(Path(folder), "null") as triton:
             yield triton

@@ -15,6 +15,8 @@ COCO_FOLDER = _ROOT.parent / "shared" / "images"
 """Images of COCO; optional."""
 EXPECTED = {"astronaut": frozenset({"person"}), "chelsea": frozenset({"cat"}), "coffee": frozenset({"cup"})}
 """Classes that every detector must find in the sample images."""
+# Classes of ImageNet that a classifier must find where a detector finds those of COCO.
+_IMAGENET = {"cat": "Egyptian Mau", "cup": "espresso"}
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 SEED = 4603
 SIZES = {
@@ -61,6 +63,12 @@ def unlabelled_samples(folder: Path | None = None) -> list[Sample]:
     """Return COCO-sized images for models that find nothing; without a folder, COCO's own images if available."""
     samples = coco_samples(folder or (COCO_FOLDER if COCO_FOLDER.is_dir() else None))
     return [sample._replace(expected=frozenset()) for sample in samples]
+
+
+def classifier_samples(folder: Path | None = None) -> list[Sample]:
+    """Return COCO-sized images with the classes that a classifier of ImageNet must find in them."""
+    found = coco_samples(folder)
+    return [each._replace(expected=frozenset(_IMAGENET[name] for name in each.expected & {*_IMAGENET})) for each in found]
 
 
 def large_sample() -> Sample:

@@ -1,7 +1,7 @@
 """Model repositories for measurements."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,25 +13,23 @@ from app.triton.config_file import read_config_file
 from app.triton.repository import CONFIG_NAME, config_path
 
 YOLO = "yolo11n"
-"""The only real model in measurements."""
+"""The detector in measurements."""
+CLASSIFIER = "efficientnet_lite0"
+"""The classifier in measurements."""
 
 _FOLDER = Path(__file__).parent
 # The tensor between preprocessing and network in a composed model, named in app/zoo/compose.py.
 _PIXELS = "before/pixels"
 
 
-def write_models(repository: Path, pulled: Path | None = None) -> None:
-    """Write the fixtures into a model repository.
-
-    Args:
-        repository: The model repository.
-        pulled: The project's own repository, to add its `yolo11n` and a variant of it that takes FP32 planes; None adds neither.
-    """
+def write_models(repository: Path, pulled: Iterable[Path] = ()) -> None:
+    """Write the fixtures and copies of pulled models into a repository; of `yolo11n` also a variant that takes FP32 planes."""
     for config in sorted(_FOLDER.glob("*/config.pbtxt")):
         write_fixture(config.parent.name, repository)
-    if pulled is not None:
-        shutil.copytree(pulled / YOLO, repository / YOLO)
-        _write_fp32_variant(repository)
+    for model in pulled:
+        shutil.copytree(model, repository / model.name)
+        if model.name == YOLO:
+            _write_fp32_variant(repository)
 
 
 def write_fixture(name: str, repository: Path) -> None:
@@ -54,9 +52,9 @@ def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> 
 
 
 def read_labels(repository: Path, model: str) -> str:
-    """Return the class names of a model, separated by commas."""
+    """Return the class names of a model, one a line."""
     config = read_config_file(config_path(repository / model, is_embedded=True))
-    return ",".join(read_parameters(msgspec.convert(config, ModelConfig, strict=False)).class_names())
+    return "\n".join(read_parameters(msgspec.convert(config, ModelConfig, strict=False)).class_names())
 
 
 def _write_fp32_variant(repository: Path) -> None:

@@ -5,7 +5,7 @@ from statistics import median
 
 from bench.load.driver import BUSY_SHARE
 from bench.report.contests import Contest
-from bench.report.measurements import KINDS
+from bench.report.measurements import KINDS, PERCENTILES
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
 """Titles of the comparisons between contestants, and their figures."""
@@ -25,15 +25,16 @@ def _table(contest: Contest) -> Iterator[str]:
     count = max((len(entry.rounds) for entry in contest.entries), default=0)
     width = max([15, *(len(entry.name) for entry in contest.entries)])
     yield f"{contest.title}; {contest.workers} workers; medians of {count} interleaved rounds of {contest.seconds:g} s"
-    load = f"{'req/s':>7} {'p50 ms':>7} {'p99 ms':>7} {'errors':>7}"
+    load = f"{'req/s':>7} {'mean ms':>7} {'p50':>6} {'p90':>6} {'p95':>6} {'p99':>6} {'errors':>7}"
     cpu = f"{'gateway':>7} {'Triton':>7} {'stubs':>7} {'client':>7}"
     yield f"{'':{width}} {load} | {cpu} | {'MiB a worker':>12} {'batch':>6} {'queue':>6}  model"
-    yield f"{'':{width}} {'':31} | {'CPU, ms per request':^31} | {'(unshared)':>12} {'':>6} {'ms':>6}"
+    yield f"{'':{width}} {'':51} | {'CPU, ms per request':^31} | {'(unshared)':>12} {'':>6} {'ms':>6}"
     for entry in contest.entries:
         cpu = " ".join(f"{entry.median(f'cpu {kind}'):7.2f}" for kind in KINDS)
+        latencies = " ".join(f"{entry.median(f'p{percent}'):6.1f}" for percent in PERCENTILES)
         memory = f"{max(entry.resident_mib, default=0):.0f} ({max(entry.unshared_mib, default=0):.0f})"
         yield (
-            f"{entry.name:{width}} {entry.median('requests/s'):7.1f} {entry.median('p50'):7.1f} {entry.median('p99'):7.1f}"
+            f"{entry.name:{width}} {entry.median('requests/s'):7.1f} {entry.median('mean'):7.1f} {latencies}"
             f" {entry.median('errors %') / 100:7.1%} | {cpu} |"
             f" {memory:>12} {entry.median('mean batch'):6.1f} {entry.median('queue'):6.1f}  {entry.model}"
         )

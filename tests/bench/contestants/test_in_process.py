@@ -1,5 +1,6 @@
 """The server with its own ONNX Runtime, in the reference's environment."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -12,18 +13,25 @@ from bench.harness.lineup import Lineup
 from bench.harness.triton import Triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run
-from bench.load.images import SAMPLE_FOLDER, coco_samples
+from bench.load.images import SAMPLE_FOLDER, Sample, classifier_samples, coco_samples
 from tests.bench.support import needs_reference
 
 
 @pytest.mark.system
 @needs_reference
-def test_it_finds_what_is_in_the_images_without_a_triton(settings: Settings, tmp_path: Path) -> None:
-    """The composed network runs in its one process, so it needs no Triton; each sample contains an object that is known."""
+@pytest.mark.parametrize(
+    ("model", "path", "samples"),
+    [("yolo11n", "/detect", coco_samples), ("efficientnet_lite0", "/classify", classifier_samples)],
+    ids=["detector", "classifier"],
+)
+def test_it_finds_what_is_in_the_images_without_a_triton(
+    settings: Settings, tmp_path: Path, model: str, path: str, samples: Callable[[Path], Sequence[Sample]]
+) -> None:
+    """The composed network runs in its one process, so it needs no Triton; the samples contain objects that are known."""
     lineup = Lineup(Triton(settings, psutil.Process(), EmbeddedTriton(settings)), 2, tmp_path)
-    contestant = lineup.contestant("in_process", "yolo11n")
+    contestant = lineup.contestant("in_process", model)
     with lineup.start(contestant) as server:
-        load = drive_closed_loop(f"{server.url}/detect", coco_samples(SAMPLE_FOLDER), clients=2, seconds=60, requests=3)
+        load = drive_closed_loop(f"{server.url}{path}", samples(SAMPLE_FOLDER), clients=2, seconds=60, requests=3)
         outcome = run(load)
 
     assert outcome.statuses == {"200": 3}

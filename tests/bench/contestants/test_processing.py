@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from bench.contestants.processing import Letterboxed, describe
+from bench.contestants.processing import Letterboxed, center_crop, describe, describe_classes
+from tests.imaging.samples import encode
 
 
 def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
@@ -19,3 +21,14 @@ def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
     assert first["confidence"] == pytest.approx(0.9)
     assert [second[key] for key in ("x1", "y1", "x2", "y2")] == [0.0, 0.0, 1.0, 1.0]
     assert (answer["num_detections"], answer["status"], answer["image"]) == (2, "success", {"width": 320, "height": 160})
+
+
+def test_a_classifier_gets_the_middle_and_answers_its_five_best_classes() -> None:
+    """Of the shorter side, 7/8 are kept; here as many pixels as the classifier takes."""
+    pixels = np.random.default_rng(0).integers(0, 256, (256, 400, 3), np.uint8)
+    crop = center_crop(encode(Image.fromarray(pixels), "PNG"))
+    answer = describe_classes(list("abcdef"), np.array([[0.1, 0.05, 0.4, 0.2, 0.01, 0.24]], np.float32))
+
+    assert np.array_equal(crop, pixels[16:240, 88:312])
+    assert [one["class_name"] for one in answer["classifications"]] == ["c", "f", "d", "a", "b"]
+    assert answer["classifications"][0]["confidence"] == pytest.approx(0.4)

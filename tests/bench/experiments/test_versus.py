@@ -23,6 +23,16 @@ def test_the_server_with_its_own_network_takes_part_only_with_the_real_model() -
     assert [name for name, _ in plan("load", "null").contestants] == [name for name in NAMES if name != "in_process"]
 
 
+def test_without_triton_both_tasks_are_compared_in_one_run() -> None:
+    """A detector and a classifier, each with one client and with six."""
+    plans = list(make_plans(["in_process"], "null", 32, ()))
+
+    assert [(plan.contestants[0], plan.clients) for plan in plans] == [
+        (("in_process", model), clients) for model in ("yolo11n", "efficientnet_lite0") for clients in (1, 6)
+    ]
+    assert {name for plan in plans for name, _ in plan.contestants} == {"in_process", "nereid_inline", "nereid_shm"}
+
+
 def test_with_another_checkout_every_contestant_of_nereid_has_a_counterpart() -> None:
     only = ("reference", "nereid_shm", "nereid_file")
     expected = ["reference", "nereid_shm", "nereid_shm@before", "nereid_file", "nereid_file@before"]

@@ -23,5 +23,5 @@ def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
 
 def test_a_model_that_was_not_pulled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
-    with pytest.raises(ContestantError, match="yolo11n has not been pulled"), fixture_triton(with_yolo=True):
+    with pytest.raises(ContestantError, match="yolo11n has not been pulled"), fixture_triton(["yolo11n"]):
         pass

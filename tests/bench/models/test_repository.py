@@ -8,11 +8,11 @@ from bench.models.repository import read_labels, write_model, write_models
 
 def test_the_fp32_variant_of_the_real_model_takes_floats(tmp_path: Path, settings: Settings) -> None:
     """The reference's yolo11n is the same network without its first nodes."""
-    write_models(tmp_path, Path(settings.model_repository))
+    write_models(tmp_path, [Path(settings.model_repository) / "yolo11n"])
     text = (tmp_path / "yolo11n_fp32" / "config.pbtxt").read_text()
 
     assert 'name: "images" data_type: TYPE_FP32 dims: [ 3, 640, 640 ]' in text
-    assert read_labels(tmp_path, "yolo11n_fp32").startswith("person,bicycle,car")
+    assert read_labels(tmp_path, "yolo11n_fp32").startswith("person\nbicycle\ncar\n")
     assert read_labels(tmp_path, "yolo11n") == read_labels(tmp_path, "yolo11n_fp32")
 
 
