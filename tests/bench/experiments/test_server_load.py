@@ -151,7 +151,7 @@ def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("http://127.0.0.1:1", "no server listens"), ("http://10.1.2.3", "to this machine")],
+    [("http://127.0.0.1:1", "no server listens"), ("http://192.0.2.1", "without --yes")],
     ids=["nobody", "elsewhere"],
 )
 def test_what_the_caller_can_correct_is_one_line(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
