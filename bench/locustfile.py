@@ -12,7 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+import gevent
 from locust import FastHttpUser, events, tag, task
+from locust.exception import StopUser
 
 _sent = count()
 _stages: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
@@ -81,9 +83,11 @@ class Caller(FastHttpUser):
         return self.retry_after
 
     def _send(self, path: str) -> None:
-        if next(_sent) >= self.environment.parsed_options.requests:
-            self.environment.runner.quit()
-            return
+        left = self.environment.parsed_options.requests - next(_sent)
+        if left == 0:
+            gevent.spawn(self.environment.runner.quit)  # which waits for this client, too
+        if left <= 0:
+            raise StopUser
         response = self.client.post(path, data=random.choice(self.images), headers={"Content-Type": "image/jpeg"})  # noqa: S311
         seconds = (response.headers or {}).get("Retry-After", "")
         self.retry_after = float(seconds) if self.environment.parsed_options.polite and seconds.isdigit() else 0.0

@@ -51,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
         service = reach(options, url, Plan(options.clients, options.seconds))
         if service.is_elsewhere or service.target.tls:  # Locust would follow redirects, and repeat a failure for each request
             check_warm_up(url, driver.run(drive_closed_loop(service.target, samples, clients=1, seconds=30, requests=1)))
-    print(places(describe_machine(), service.server))
     with TemporaryDirectory(prefix="nereid-locust-") as folder:
         for place, sample in enumerate(samples):
             Path(folder, f"{place}.jpg").write_bytes(sample.body)
@@ -60,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if done.returncode:
         raise ContestantError(f"Locust ended with exit code {done.returncode}")
     entries = sorted(msgspec.json.decode(done.stdout, type=list[Entry]), key=lambda entry: TASKS.index(entry.name.strip("/")))
+    print(places(describe_machine(), service.server))
     print(summary(entries))
     return 1 if any(entry.num_failures for entry in entries) or not entries else 0
 

@@ -59,7 +59,6 @@ class Session:
         self._service = reach(options, self._url, _plan(options))
         is_unknown = self._service.is_elsewhere and not options.triton
         self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
-        print(places(describe_machine(), self._service.server))
 
     def closed(self, clients: int, seconds: float) -> Run:
         """Load the server with clients that wait for responses."""
@@ -103,6 +102,7 @@ class Session:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
             outcome = self._drive_clients(warm_up, WARM_UP_SECONDS, self._service.warm_up_requests)
             check_warm_up(self._url, outcome)
+            print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
         meters = Meters(self._find_processes, self._tritons, self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"

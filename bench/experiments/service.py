@@ -114,9 +114,8 @@ def one_line(url: str) -> Iterator[None]:
     except ssl.SSLCertVerificationError as error:
         raise ContestantError(f"the certificate of {url} is not valid: {error.verify_message}; --ca names another CA") from error
     except ssl.SSLError as error:
-        reason = error.reason.replace("_", " ").lower()
-        hint = " (it does not speak HTTP/1.1)" if "application protocol" in reason else ""
-        raise ContestantError(f"no TLS connection to {url}: {reason}{hint}") from error
+        hint = ": it does not speak HTTP/1.1" if "application protocol" in str(error).replace("_", " ").lower() else ""
+        raise ContestantError(f"no TLS connection to {url}{hint}: {error.strerror}") from error
     except (OSError, ValueError) as error:
         raise ContestantError(str(error)) from error
 

@@ -13,7 +13,7 @@ import pytest
 
 from bench.__main__ import main
 from bench.experiments import server_load, service
-from bench.experiments.service import Plan, Service, reach, with_route
+from bench.experiments.service import Plan, Service, one_line, reach, with_route
 from bench.harness.errors import ContestantError
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.records import load_record
@@ -166,6 +166,14 @@ def test_a_server_without_tls_is_not_one_with_it(capsys: pytest.CaptureFixture[s
 
     (line,) = capsys.readouterr().err.splitlines()
     assert "no TLS connection to https://" in line
+
+
+def test_a_server_that_refuses_http_1_is_named_as_such() -> None:
+    with (
+        pytest.raises(ContestantError, match=r"https://example\.org: it does not speak HTTP/1\.1"),
+        one_line("https://example.org"),
+    ):
+        raise ssl.SSLError(1, "[SSL] tlsv1 alert no application protocol")
 
 
 @pytest.mark.parametrize(
