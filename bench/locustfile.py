@@ -17,7 +17,7 @@ from locust import FastHttpUser, events, tag, task
 from locust.exception import StopUser
 
 _sent = count()
-_stages: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+_stages: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 _SAMPLES = Path(__file__).parents[1] / "tests" / "images"
 
 
@@ -48,13 +48,14 @@ def _add_timing(name: str, response: Any, exception: Exception | None, **_: Any)
     timing = None if exception else response.headers.get("Server-Timing")
     for entry in timing.split(",") if timing else ():
         stage, _, parameters = entry.strip().partition(";")
-        _stages[name, stage].append(float(parameters.partition("dur=")[2].partition(";")[0] or 0))
+        _stages[name][stage].append(float(parameters.partition("dur=")[2].partition(";")[0] or 0))
 
 
 @events.quitting.add_listener
 def _show_details(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
-    for (name, stage), times in _stages.items():
-        print(f"Server-Timing {name} {stage}: {sum(times) / len(times):.2f} ms", file=sys.stderr)
+    for name, stages in _stages.items():
+        means = ", ".join(f"{stage} {sum(times) / len(times):.3g}" for stage, times in stages.items())
+        print(f"Server-Timing {name}: {means} ms", file=sys.stderr)
     for error in environment.stats.errors.values():
         print(f"{error.occurrences} x {error.method} {error.name}: {error.error}", file=sys.stderr)
 

@@ -126,7 +126,7 @@ class Session:
 
     def _missing(self) -> str:
         if not self._tritons:
-            return "not asked; name its gRPC endpoint with --triton"
+            return "Triton was not asked; name its gRPC endpoint with --triton"
         return "the answers do not name the model; name it with --model"
 
     def _find_processes(self) -> dict[str, list[psutil.Process]]:

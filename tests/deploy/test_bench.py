@@ -210,5 +210,5 @@ def test_locust_measures_it_too(deployment: Deployment) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "0 of 20" in done.stdout
-    assert "Server-Timing /detect infer: " in done.stderr
+    assert "Server-Timing /detect: " in done.stderr
     assert refused.returncode == 1
