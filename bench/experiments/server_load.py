@@ -37,8 +37,8 @@ SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
 MAX_CLIENTS = 256
 """Maximum number of clients in `sustained`."""
-
-_MAX_TRIES = 13  # of `find_best`: doubled from 1 to 256, and two refinements of two
+MAX_TRIES = 13
+"""Maximum number of runs in `sustained`: doubled from 1 to 256, and two refinements of two."""
 
 
 class Session:
@@ -216,7 +216,7 @@ def _run(function: Callable[[Session], int], options: argparse.Namespace) -> int
 def _plan(options: argparse.Namespace) -> Plan:
     """Return the load of an experiment, at most."""
     if options.name == "sustained":
-        return Plan(MAX_CLIENTS, options.duration, _MAX_TRIES)
+        return Plan(MAX_CLIENTS, options.duration, MAX_TRIES)
     if options.name == "sweep":
         return Plan(max(SWEEP), options.duration, len(SWEEP))
     if options.name == "open":
