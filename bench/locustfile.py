@@ -5,30 +5,57 @@
 """
 
 import random
+import ssl
 import sys
+from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
-from locust import FastHttpUser, constant, events, tag, task
+import gevent
+from locust import FastHttpUser, events, tag, task
+from locust.exception import StopUser
 
+_sent = count()
+_stages: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 _SAMPLES = Path(__file__).parents[1] / "tests" / "images"
 
 
 @events.init_command_line_parser.add_listener
 def _add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
     parser.add_argument("--images", default=str(_SAMPLES), help="folder of the JPEGs that are sent")
+    parser.add_argument("--key-file", help="file with the API key")
+    parser.add_argument("--ca", help="PEM file of the CAs to trust, instead of the system's")
+    parser.add_argument("--requests", type=int, default=sys.maxsize, help="maximum number of requests")
+    parser.add_argument("--polite", action="store_true", help="wait for the time in Retry-After")
 
 
 @events.init.add_listener
-def _read_images(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
-    folder = Path(environment.parsed_options.images)
+def _read_files(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
+    options = environment.parsed_options
+    folder = Path(options.images)
     Caller.images = [path.read_bytes() for path in sorted(folder.glob("*.jpg"))]
     if not Caller.images:
         sys.exit(f"{folder} contains no JPEG")
+    if options.key_file:
+        Caller.default_headers = {"Authorization": f"Bearer {Path(options.key_file).read_text(encoding='ascii').strip()}"}
+    context = ssl.create_default_context(cafile=options.ca)
+    Caller.ssl_context_factory = lambda *_: context
+
+
+@events.request.add_listener
+def _add_timing(name: str, response: Any, exception: Exception | None, **_: Any) -> None:  # noqa: ANN401 - Locust's
+    timing = None if exception else response.headers.get("Server-Timing")
+    for entry in timing.split(",") if timing else ():
+        stage, _, parameters = entry.strip().partition(";")
+        _stages[name][stage].append(float(parameters.partition("dur=")[2].partition(";")[0] or 0))
 
 
 @events.quitting.add_listener
-def _show_errors(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
+def _show_details(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
+    for name, stages in _stages.items():
+        means = ", ".join(f"{stage} {sum(times) / len(times):.3g}" for stage, times in stages.items())
+        print(f"Server-Timing {name}: {means} ms", file=sys.stderr)
     for error in environment.stats.errors.values():
         print(f"{error.occurrences} x {error.method} {error.name}: {error.error}", file=sys.stderr)
 
@@ -36,8 +63,9 @@ def _show_errors(environment: Any, **_: Any) -> None:  # noqa: ANN401 - Locust's
 class Caller(FastHttpUser):
     """A client that sends its next image as soon as it has a response."""
 
-    wait_time = constant(0)
+    insecure = False
     images: ClassVar[list[bytes]] = []
+    retry_after = 0.0
 
     @tag("detect")
     @task
@@ -51,5 +79,16 @@ class Caller(FastHttpUser):
         """Request a classification."""
         self._send("/classify")
 
+    def wait_time(self) -> float:
+        """Return the pause after the last response, in seconds."""
+        return self.retry_after
+
     def _send(self, path: str) -> None:
-        self.client.post(path, data=random.choice(self.images), headers={"Content-Type": "image/jpeg"})  # noqa: S311 - not a secret
+        left = self.environment.parsed_options.requests - next(_sent)
+        if left == 0:
+            gevent.spawn(self.environment.runner.quit)  # which waits for this client, too
+        if left <= 0:
+            raise StopUser
+        response = self.client.post(path, data=random.choice(self.images), headers={"Content-Type": "image/jpeg"})  # noqa: S311
+        seconds = (response.headers or {}).get("Retry-After", "")
+        self.retry_after = float(seconds) if self.environment.parsed_options.polite and seconds.isdigit() else 0.0

@@ -94,8 +94,9 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
 
 
 def write_certificate(folder: Path, *names: str) -> ssl.SSLContext:
-    """Write `tls.crt` for host names or addresses, with `tls.key`, into a folder; return what trusts it."""
+    """Write `tls.crt` for host names or addresses, with `tls.key` and its `ca.crt`, into a folder; return what trusts it."""
     authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.crt")
     certificate = authority.issue_cert(*names)
     for number, blob in enumerate(certificate.cert_chain_pems):
         blob.write_to_path(folder / "tls.crt", append=number > 0)

@@ -1,10 +1,9 @@
-"""Loads on a running server: quick, full, sustained, sweep, open."""
+"""Loads on a running server, here or on another host: quick, full, sustained, sweep, open."""
 
 import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 
@@ -12,24 +11,34 @@ from app.settings import environment
 from bench.experiments.options import Commands, add_shared, count, describe, positive
 from bench.experiments.progress import with_bar
 from bench.experiments.search import find_best
-from bench.harness.errors import ContestantError
+from bench.experiments.service import (
+    WARM_UP_CLIENTS,
+    WARM_UP_SECONDS,
+    Plan,
+    add_service,
+    check_warm_up,
+    one_line,
+    reach,
+    with_route,
+)
 from bench.harness.meters import Meters, children, listeners
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import Progress, run
 from bench.load.images import given_samples
-from bench.load.open_loop import drive_open_loop
+from bench.load.open_loop import CONNECTIONS, drive_open_loop
 from bench.load.outcome import Outcome
+from bench.report.machine import describe_machine
 from bench.report.measurements import UNKNOWN_MODEL, Run
 from bench.report.records import make_record, save_record
-from bench.report.text import overview, sheet
+from bench.report.text import overview, places, sheet
 
 QUICK_CLIENTS, QUICK_SECONDS = 16, 30.0
-WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
-"""Load before the first measurement: the first requests after a start are slower."""
 SWEEP = (1, 10, 50, 100, 256)
 """Numbers of clients that `sweep` measures."""
 MAX_CLIENTS = 256
 """Maximum number of clients in `sustained`."""
+MAX_TRIES = 13
+"""Maximum number of runs in `sustained`: doubled from 1 to 256, and two refinements of two."""
 
 
 class Session:
@@ -39,33 +48,29 @@ class Session:
         """Prepare the session without sending requests.
 
         Raises:
-            ValueError: There is no image to send.
+            ContestantError: As for `reach`.
+            ValueError: There is no image to send, or the URL is none.
         """
         self.options = options
         self.runs: list[Run] = []
         self._model: str = options.model or ""
-        self._url = _endpoint(options.url, options.model)
-        self._triton: str = options.triton or environment.load().triton_address
         self._samples = given_samples(options.image)
+        self._url = with_route(options.url, f"predict/{options.model}" if options.model else "detect")
+        self._service = reach(options, self._url, _plan(options))
+        is_unknown = self._service.is_elsewhere and not options.triton
+        self._tritons: list[str] = [] if is_unknown else [options.triton or environment.load().triton_address]
 
     def closed(self, clients: int, seconds: float) -> Run:
         """Load the server with clients that wait for responses."""
-        limit = self.options.requests
-
-        def drive(progress: Progress) -> Outcome:
-            return run(
-                drive_closed_loop(self._url, self._samples, clients=clients, seconds=seconds, requests=limit, progress=progress)
-            )
-
-        return self._measure(drive, seconds, clients=clients)
+        return self._measure(partial(self._drive_clients, clients, seconds, self._service.requests), seconds, clients=clients)
 
     def constant(self, rate: float, seconds: float) -> Run:
         """Load the server at a constant rate, independent of its speed."""
-        if self.options.requests:
-            seconds = min(seconds, self.options.requests / rate)
+        if self._service.requests:
+            seconds = min(seconds, self._service.requests / rate)
 
         def drive(progress: Progress) -> Outcome:
-            return run(drive_open_loop(self._url, self._samples, rate=rate, seconds=seconds, progress=progress))
+            return run(drive_open_loop(self._service.target, self._samples, rate=rate, seconds=seconds, progress=progress))
 
         return self._measure(drive, seconds, rate=rate)
 
@@ -74,22 +79,36 @@ class Session:
         options = self.options
         if options.json:
             settings = describe(options) | {"images": str(len(self._samples))}
-            save_record(options.json, make_record(settings, self.runs))
+            save_record(options.json, make_record(settings, self.runs, server=self._service.server))
             print(f"\nwritten: {options.json}")
         return int(any(one.outcome.statuses.get("wrong") or (one.outcome.failed and not is_search) for one in self.runs))
+
+    def _drive_clients(self, clients: int, seconds: float, requests: int | None, progress: Progress | None = None) -> Outcome:
+        load = drive_closed_loop(
+            self._service.target,
+            self._samples,
+            clients=clients,
+            seconds=seconds,
+            requests=requests,
+            progress=progress,
+            is_polite=self._service.is_elsewhere,
+        )
+        return run(load)
 
     def _measure(
         self, drive: Callable[[Progress], Outcome], seconds: float, *, clients: int | None = None, rate: float | None = None
     ) -> Run:
         if not self.runs:
             warm_up = min(clients or WARM_UP_CLIENTS, WARM_UP_CLIENTS)
-            outcome = run(drive_closed_loop(self._url, self._samples, clients=warm_up, seconds=WARM_UP_SECONDS))
+            outcome = self._drive_clients(warm_up, WARM_UP_SECONDS, self._service.warm_up_requests)
+            check_warm_up(self._url, outcome)
+            print(places(describe_machine(), self._service.server))
             self._model = outcome.model or self._model
-        meters = Meters(self._find_processes, [self._triton], self._model)
+        meters = Meters(self._find_processes, self._tritons, self._model)
         label = f"{clients} clients" if clients else f"{rate:g}/s"
         measured = meters.read(with_bar(f"{self.options.name}, {label}", seconds, drive))
         self._model = measured.outcome.model or self._model
-        note = measured.triton_note or ("" if measured.triton else "the answers do not name the model; name it with --model")
+        note = measured.triton_note or ("" if measured.triton else self._missing())
         self.runs.append(
             Run(
                 contestant=self.options.label,
@@ -105,10 +124,17 @@ class Session:
         )
         return self.runs[-1]
 
+    def _missing(self) -> str:
+        if not self._tritons:
+            return "Triton was not asked; name its gRPC endpoint with --triton"
+        return "the answers do not name the model; name it with --model"
+
     def _find_processes(self) -> dict[str, list[psutil.Process]]:
-        tritons = listeners(self._triton)
+        if self._service.is_elsewhere:
+            return {}
+        tritons = listeners(self._tritons[0])
         stubs = [child for process in tritons for child in children(process)]
-        return {"gateway": listeners(self._url), "triton": tritons, "stubs": stubs}
+        return {"gateway": listeners(f"localhost:{self._service.target.port}"), "triton": tritons, "stubs": stubs}
 
 
 def full(session: Session) -> int:
@@ -160,11 +186,10 @@ def add_to(commands: Commands) -> None:
     }
     for name, (function, description) in entries.items():
         command = commands.add_parser(name, help=f"{description} (a server must run)")
-        command.add_argument("--url", default="http://127.0.0.1:4603", help="URL of the server; with a path, if it is not Nereid")
+        add_service(command, "a path that ends in / is a prefix of Nereid's routes, another one is the route to use")
         command.add_argument(
             "--image", type=Path, metavar="FILE|DIR", help="images to send; by default 24 images, 320 pixels to 12 megapixels"
         )
-        command.add_argument("--requests", type=count, help="maximum number of requests")
         command.add_argument("--model", help="model to use; by default the server's own")
         command.add_argument("--triton", help="gRPC endpoint of the server's Triton; by default that in the settings")
         add_shared(command, json=None)
@@ -184,18 +209,16 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(function: Callable[[Session], int], options: argparse.Namespace) -> int:
-    """Run an experiment; report errors that the caller can correct in one line."""
-    try:
+    with one_line(options.url):
         return function(Session(options))
-    except ConnectionRefusedError as error:
-        raise ContestantError(f"no server listens at {options.url}; start one: ./just serve") from error
-    except (OSError, ValueError) as error:
-        raise ContestantError(str(error)) from error
 
 
-def _endpoint(url: str, model: str | None) -> str:
-    """Add the route to a URL that has none."""
-    parts = urlsplit(url)
-    if parts.path not in {"", "/"}:
-        return url
-    return urlunsplit(parts._replace(path=f"/predict/{model}" if model else "/detect"))
+def _plan(options: argparse.Namespace) -> Plan:
+    """Return the load of an experiment, at most."""
+    if options.name == "sustained":
+        return Plan(MAX_CLIENTS, options.duration, MAX_TRIES)
+    if options.name == "sweep":
+        return Plan(max(SWEEP), options.duration, len(SWEEP))
+    if options.name == "open":
+        return Plan(CONNECTIONS, options.duration, rate=options.rate)
+    return Plan(options.clients, options.duration)

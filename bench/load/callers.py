@@ -14,7 +14,7 @@ import uvloop
 from app.host.processes import raise_file_limit
 from bench.load.connection import Connection
 from bench.load.dialects import Request
-from bench.load.target import parse_target
+from bench.load.target import local_target
 
 PATIENCE_SECONDS = 10.0
 """Maximum time that the measured caller waits for a response."""
@@ -88,7 +88,7 @@ class _Base:
         self.caller = caller
         self.message = _encode(url, caller)
         self.connections: set[Connection] = set()
-        self.target = parse_target(url)
+        self.target = local_target(url)
 
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
@@ -217,7 +217,7 @@ async def _connect(owner: _Flood | _Probe) -> Connection:
 
 def _encode(url: str, caller: Caller) -> bytes:
     request = caller.request
-    headers = {"host": parse_target(url).authority, **request.headers}
+    headers = {"host": local_target(url).authority, **request.headers}
     if caller.credential:
         headers["authorization"] = f"Bearer {caller.credential}"
     lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]

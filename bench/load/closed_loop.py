@@ -1,17 +1,22 @@
 """Closed loop: a fixed number of clients, each sending its next request after the response to the previous one."""
 
+import asyncio
 import sys
 from collections.abc import Sequence
+from random import Random
 from time import perf_counter
 
 from bench.load.connection import Connection
 from bench.load.driver import PATIENCE_SECONDS, Driver, Progress
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
+from bench.load.target import Target
+
+_JITTER = 0.1  # fraction of the seconds in Retry-After
 
 
 async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
-    url: str,
+    url: str | Target,
     samples: Sequence[Sample],
     *,
     clients: int,
@@ -20,11 +25,12 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
     progress: Progress | None = None,
     patience: float = PATIENCE_SECONDS,
     keep_alive: bool = True,
+    is_polite: bool = False,
 ) -> Outcome:
     """Run clients that send their next request as soon as they have a response.
 
     Args:
-        url: URL to post to, on this machine.
+        url: URL to post to, on this machine; or another target.
         samples: Images, sent in turn.
         clients: Number of connections.
         seconds: Duration of sending.
@@ -32,12 +38,15 @@ async def drive_closed_loop(  # noqa: PLR0913 - the parts of a load
         progress: Called regularly.
         patience: Seconds to wait for a response.
         keep_alive: Whether a client keeps its connection, or opens one per request.
+        is_polite: Whether a client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not
+            retry together.
 
     Raises:
         ValueError: As for `Driver`.
         OSError: The server does not accept connections.
     """
-    return await ClosedLoop(url, samples, clients, seconds, patience, requests, keep_alive=keep_alive).measure(progress)
+    loop = PoliteLoop if is_polite else ClosedLoop
+    return await loop(url, samples, clients, seconds, patience, requests, keep_alive=keep_alive).measure(progress)
 
 
 class ClosedLoop(Driver):
@@ -45,7 +54,7 @@ class ClosedLoop(Driver):
 
     def __init__(  # noqa: PLR0913, PLR0917 - as above
         self,
-        url: str,
+        url: str | Target,
         samples: Sequence[Sample],
         clients: int,
         seconds: float,
@@ -81,3 +90,25 @@ class ClosedLoop(Driver):
 
     def _may_send(self, now: float) -> bool:
         return self.issued < self._limit and now - self.started < self.seconds
+
+
+class PoliteLoop(ClosedLoop):
+    """Clients that wait for the time in Retry-After."""
+
+    _random = Random(0)  # noqa: S311 - not a secret
+
+    def pause_after(self, connection: Connection) -> float:
+        """Return the time in Retry-After, if any, and up to a tenth more."""
+        return connection.retry_after * self._random.uniform(1, 1 + _JITTER)
+
+    def free(self, connection: Connection) -> None:
+        """Send the next request, at once or after the pause."""
+        if pause := self.pause_after(connection):
+            asyncio.get_running_loop().call_later(pause, self.resume, connection)
+        else:
+            super().free(connection)
+
+    def resume(self, connection: Connection) -> None:
+        """Send the next request, unless the connection was lost meanwhile and replaced by another one."""
+        if connection in self.connections:
+            super().free(connection)

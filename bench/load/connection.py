@@ -5,6 +5,7 @@ from typing import Protocol
 
 from bench.load.target import Target
 
+_VERSION = b"http/1.1 "
 _OK = b"http/1.1 200"
 
 
@@ -87,10 +88,12 @@ class Connection(asyncio.Protocol):
         """Parse the required headers of a response; return whether the head is complete and valid."""
         end = buffer.find(b"\r\n\r\n")
         if end < 0:
+            if not _VERSION.startswith(buffer[: len(_VERSION)].lower()):  # another protocol, such as HTTP/2
+                self.transport.abort()
             return False
         lower = buffer[: end + 2].lower()
         length = _header(lower, lower, b"content-length")
-        if not length.isdigit() or not lower.startswith(b"http/1.1 "):
+        if not length.isdigit() or not lower.startswith(_VERSION):
             self.transport.abort()
             return False
         self._body_start = end + 4
@@ -112,6 +115,8 @@ def encode_request(target: Target, body: bytes, *, keep_alive: bool = True) -> b
         f"POST {target.path} HTTP/1.1\r\nHost: {target.authority}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
     )
+    if target.key:
+        head += f"Authorization: Bearer {target.key}\r\n"
     if not keep_alive:
         head += "Connection: close\r\n"
     return f"{head}\r\n".encode("ascii") + body

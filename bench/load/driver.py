@@ -17,7 +17,7 @@ from bench.load.connection import Connection, encode_request
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
 from bench.load.tally import Tally
-from bench.load.target import parse_target
+from bench.load.target import Target, local_target
 
 PATIENCE_SECONDS = 30.0
 """Maximum time to wait for a response."""
@@ -40,14 +40,14 @@ class Driver(ABC):
     """One run: its parameters and results so far. A subclass decides when to send."""
 
     def __init__(  # noqa: PLR0913 - the parts of a load
-        self, url: str, samples: Sequence[Sample], width: int, seconds: float, patience: float, *, keep_alive: bool = True
+        self, url: str | Target, samples: Sequence[Sample], width: int, seconds: float, patience: float, *, keep_alive: bool = True
     ) -> None:
         """Prepare to send `samples` in turn over `width` connections for `seconds`, one request per connection unless `keep_alive`.
 
         Raises:
-            ValueError: The URL is not on this machine, or there are no samples or no connections.
+            ValueError: A URL is not on this machine, or there are no samples or no connections.
         """
-        self._target = parse_target(url)
+        self._target = url if isinstance(url, Target) else local_target(url)
         if not samples or width < 1:
             raise ValueError("there is nothing to send, or no connection to send it over")
         self.seconds = seconds
@@ -87,7 +87,7 @@ class Driver(ABC):
     async def measure(self, progress: Progress | None) -> Outcome:
         """Run the load."""
         try:
-            await asyncio.gather(*(self.connect() for _ in range(self._width)))
+            await self._connect_all()
             cpu, self.started = thread_time(), perf_counter()
             self.tally.start()
             self.begin()
@@ -135,8 +135,16 @@ class Driver(ABC):
     async def connect(self) -> Connection:
         """Open a connection."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: Connection(self), self._target.host, self._target.port)
+        host, port, tls, name = self._target.host, self._target.port, self._target.tls, self._target.name
+        _, connection = await loop.create_connection(lambda: Connection(self), host, port, ssl=tls, server_hostname=name)
         return connection
+
+    async def _connect_all(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await asyncio.gather(*(self.connect() for _ in range(self._width)))
+        except TimeoutError as error:
+            raise TimeoutError(f"no connection within {self._patience:g} s") from error
 
     async def _reconnect(self, pause: float) -> None:
         await asyncio.sleep(pause)

@@ -9,13 +9,14 @@ from bench.load.connection import Connection
 from bench.load.driver import PATIENCE_SECONDS, Driver, Progress
 from bench.load.images import Sample
 from bench.load.outcome import Outcome
+from bench.load.target import Target
 
 CONNECTIONS = 256
 """Maximum number of requests in progress."""
 
 
 async def drive_open_loop(  # noqa: PLR0913 - the parts of a load
-    url: str,
+    url: str | Target,
     samples: Sequence[Sample],
     *,
     rate: float,
@@ -37,7 +38,7 @@ class OpenLoop(Driver):
     """The schedule of one run, and its free connections."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - as above
-        self, url: str, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
+        self, url: str | Target, samples: Sequence[Sample], connections: int, seconds: float, patience: float, rate: float
     ) -> None:
         super().__init__(url, samples, connections, seconds, patience)
         if rate <= 0:

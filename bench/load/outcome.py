@@ -28,6 +28,8 @@ class Outcome(msgspec.Struct, dict=True):
     """Share of one core that the load driver used."""
     overhead_p50: float = 0.0
     """Median milliseconds of correct responses outside of `decode` and `infer`, measured by the client."""
+    codes: dict[str, list[str]] = {}
+    """Codes of errors by status, from the responses that were parsed, which are not all."""
     model: str = ""
     """Name of the model according to the responses; empty if they do not contain it."""
     rejections: str = ""

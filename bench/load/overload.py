@@ -3,9 +3,8 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from random import Random
 
-from bench.load.closed_loop import ClosedLoop
+from bench.load.closed_loop import PoliteLoop
 from bench.load.connection import Connection
 from bench.load.images import Sample
 from bench.load.open_loop import OpenLoop
@@ -16,8 +15,6 @@ CONNECTIONS = 2000
 """Maximum number of requests in progress in `drive_arrivals`."""
 PATIENCE_SECONDS = 15.0
 """Maximum time to wait for a response; longer than the gateway's deadline."""
-
-_JITTER = 0.1  # fraction of the seconds in Retry-After
 
 
 async def drive_arrivals(  # noqa: PLR0913 - the parts of a load
@@ -48,8 +45,8 @@ async def drive_crowd(  # noqa: PLR0913 - as above
 ) -> Outcome:
     """Run clients that send their next request after a response.
 
-    A polite client waits for the time in Retry-After, with a jitter of up to a tenth, so that the clients do not retry together.
-    The latency excludes requests without a response. Other arguments and errors as for `drive_closed_loop`.
+    A polite client waits as in `drive_closed_loop`. The latency excludes
+    requests without a response. Other arguments and errors as for `drive_closed_loop`.
     """
     return await _Crowd(url, samples, clients, seconds, patience, is_polite=is_polite).measure(None)
 
@@ -93,32 +90,20 @@ class _Arrivals(OpenLoop):
             self.send_scheduled(connection, number)
 
 
-class _Crowd(ClosedLoop):
+class _Crowd(PoliteLoop):
     def __init__(  # noqa: PLR0913 - as above
         self, url: str, samples: Sequence[Sample], clients: int, seconds: float, patience: float, *, is_polite: bool
     ) -> None:
         super().__init__(url, samples, clients, seconds, patience, None)
         self.tally = Tally([sample.expected for sample in samples], math.inf, seconds)
         self._is_polite = is_polite
-        self._random = Random(0)  # noqa: S311 - not a secret
 
     def begin(self) -> None:
         """Spread the first requests of the clients over a tenth of the time."""
         loop = asyncio.get_running_loop()
         pause = self.seconds / 10 / len(self.connections)
         for index, connection in enumerate(list(self.connections)):
-            loop.call_later(index * pause, self._resume, connection)
+            loop.call_later(index * pause, self.resume, connection)
 
     def pause_after(self, connection: Connection) -> float:
-        return connection.retry_after * self._random.uniform(1, 1 + _JITTER) if self._is_polite else 0.0
-
-    def free(self, connection: Connection) -> None:
-        if pause := self.pause_after(connection):
-            asyncio.get_running_loop().call_later(pause, self._resume, connection)
-        else:
-            super().free(connection)
-
-    def _resume(self, connection: Connection) -> None:
-        """Send the next request, unless the connection was lost meanwhile and replaced by another one."""
-        if connection in self.connections:
-            super().free(connection)
+        return super().pause_after(connection) if self._is_polite else 0.0

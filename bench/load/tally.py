@@ -4,6 +4,7 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -54,7 +55,12 @@ class _Answer(msgspec.Struct):
         return name if isinstance(name, str) else ""
 
 
+class _Problem(msgspec.Struct):
+    code: str = ""
+
+
 _decoder = msgspec.json.Decoder(_Answer)
+_problem_decoder = msgspec.json.Decoder(_Problem)
 
 
 class Tally:
@@ -79,6 +85,7 @@ class Tally:
         self._seconds = seconds
         self._in_time = 0
         self._statuses: Counter[str] = Counter()
+        self._codes: defaultdict[str, set[str]] = defaultdict(set)
         self._latency = array("d")
         self._rejections = array("d")
         self._delays = array("d")
@@ -112,8 +119,11 @@ class Tally:
             self._latency.append(elapsed)
             if timing:
                 self._add_timing(timing, elapsed)
-        elif status in REJECTIONS:
-            self._rejections.append(elapsed)
+        else:
+            if status in REJECTIONS:
+                self._rejections.append(elapsed)
+            if status != "wrong" and (number < count or not number % CHECK_EVERY):
+                self._add_code(status, body)
 
     def gave_up(self, since: float) -> None:
         """Count a request without a response; its time counts only after the full wait."""
@@ -136,6 +146,7 @@ class Tally:
             seconds=seconds,
             requests=self.ended,
             statuses=dict(sorted(self._statuses.items())),
+            codes={status: sorted(codes) for status, codes in sorted(self._codes.items())},
             latency=encode_latencies(self._latency),
             rejections=encode_latencies(self._rejections) if self._rejections else "",
             goodput=self._in_time / min(seconds, self._seconds),
@@ -161,6 +172,12 @@ class Tally:
         results = [answer] if answer.results is None else answer.results
         found = [result.names for result in results]
         return None not in found and expected <= {name for names in found for name in names or ()}
+
+    def _add_code(self, status: str, body: bytes) -> None:
+        """Store the code of an error in Nereid's format, from the gateway or NGINX."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if code := _problem_decoder.decode(body).code:
+                self._codes[status].add(code)
 
     def _add_timing(self, timing: bytes, elapsed: float) -> None:
         self._timed += 1

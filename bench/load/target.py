@@ -1,41 +1,80 @@
-"""The target of load, always on this machine."""
+"""The target of load."""
 
 import ipaddress
+import ssl
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 
 class Target(NamedTuple):
-    """A server on this machine and the path of a request."""
+    """A server and the path of a request."""
 
     host: str
+    """Name or address to connect to."""
     port: int
     authority: str
     """Value of the Host header."""
     path: str
     """Path with the query."""
+    key: str = ""
+    """API key; empty for none."""
+    tls: ssl.SSLContext | None = None
+    """None for plain HTTP."""
+    name: str | None = None
+    """Name in the certificate, with TLS."""
 
 
-def parse_target(url: str) -> Target:
-    """Parse a URL.
+def local_target(url: str) -> Target:
+    """Parse the URL of a server on this machine, without TLS.
 
     Raises:
         ValueError: Its scheme is not http, or its host is not a loopback address.
     """
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme != "http":
+    target = parse_target(url)
+    if target.tls:
         raise ValueError(f"{url} does not start with http://")
-    if not _is_loopback(host):
-        raise ValueError(f"load may only be sent to this machine (127.0.0.1, ::1 or localhost), not to {host}")
+    if not is_loopback(target.host):
+        raise ValueError(f"load may only be sent to this machine (127.0.0.1, ::1 or localhost), not to {target.host}")
+    return target
+
+
+def parse_target(url: str, key: str = "", ca: Path | None = None) -> Target:
+    """Parse the URL of any server.
+
+    Args:
+        url: With the scheme http or https.
+        key: API key for the header Authorization.
+        ca: PEM file of the only CAs to trust; None for those of the system.
+
+    Raises:
+        ValueError: The URL has another scheme, no host, or a user; or the file contains no certificate.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{url} does not start with http:// or https:// and a host")
+    if "@" in parts.netloc:
+        raise ValueError("a URL must not contain a user or password; --key-file names the file of an API key")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(host, parts.port or 80, parts.netloc, path)
+    if parts.scheme == "http":
+        return Target(parts.hostname, parts.port or 80, parts.netloc, path, key)
+    return Target(parts.hostname, parts.port or 443, parts.netloc, path, key, _trust(ca), parts.hostname)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is `localhost` or a loopback address; no other name is resolved."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ValueError(f"cannot read CA certificates from {ca}: {error.strerror}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

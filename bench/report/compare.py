@@ -32,7 +32,9 @@ def _title(run: Run) -> str:
 def _differences(before: Record, after: Record) -> list[str]:
     lines = [f"before: {before.when}, commit {before.commit or '?'}", f"after:  {after.when}, commit {after.commit or '?'}"]
     if before.machine != after.machine:
-        lines.append(f"NOT THE SAME MACHINE: {before.machine} against {after.machine}")
+        lines.append(f"NOT THE SAME MACHINE: {before.machine!r} against {after.machine!r}")
+    if before.server != after.server:
+        lines.append(f"NOT THE SAME SERVER: {before.server or 'of the bench'} against {after.server or 'of the bench'}")
     names = sorted({*before.versions, *after.versions})
     changed = [name for name in names if before.versions.get(name) != after.versions.get(name)]
     lines += [f"{name}: {before.versions.get(name, '-')} -> {after.versions.get(name, '-')}" for name in changed]

@@ -1,5 +1,6 @@
-"""The machine and versions of a record."""
+"""The machines and versions of a record."""
 
+import ipaddress
 import platform
 import shutil
 import subprocess
@@ -14,13 +15,36 @@ PACKAGES = ("nereid", "granian", "litestar", "msgspec", "numpy", "pillow", "pill
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine of a record."""
+    """The machine of a record, where the load came from."""
 
     system: str
     processor: str
     cores: int
     memory_gib: float
     python: str
+
+    def __str__(self) -> str:
+        return f"{self.processor}, {self.cores} cores, {self.system}"
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Where the server of a record was."""
+
+    host: str
+    """Name or address, and the port if the URL had one."""
+    address: str
+    """The IP address of the connections."""
+    is_here: bool
+    """Whether it is an address of the machine that the load came from."""
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address}), {'this machine' if self.is_here else 'another machine'}"
+
+
+def describe_server(host: str, address: str) -> Server:
+    """Describe the server at an IP address."""
+    own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+    return Server(host, address, address in own or ipaddress.ip_address(address).is_loopback)
 
 
 def describe_machine() -> Machine:

@@ -54,6 +54,7 @@ class Measurement(msgspec.Struct, kw_only=True):
         numbers = {"requests/s": outcome.rate, "mean": outcome.mean}
         numbers |= {f"p{percent}": outcome.percentile(percent) for percent in PERCENTILES}
         numbers |= {"max": outcome.max, "errors %": outcome.failed * 100}
+        numbers |= {f"{status} %": count / outcome.requests * 100 for status, count in outcome.statuses.items() if status != "200"}
         if outcome.rejections:
             numbers |= {f"rejected p{percent}": outcome.rejection_percentile(percent) for percent in (50, 99)}
         numbers |= {f"cpu {kind}": value for kind, value in self.cpu_ms.items()}

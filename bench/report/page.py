@@ -38,8 +38,9 @@ def _preformatted(text: str) -> str:
 
 
 def _about(record: Record) -> str:
-    machine = record.machine
-    summary = f"{record.when}, commit {record.commit or '?'}, {machine.processor}, {machine.cores} cores, {machine.system}"
+    summary = f"{record.when}, commit {record.commit or '?'}, {record.machine}"
+    if record.server:
+        summary += f"; server: {record.server}"
     details = ", ".join(f"{key} {value}" for key, value in (record.versions | record.settings).items())
     return f"<p>{escape(summary)}</p><details><summary>versions and settings</summary>{escape(details)}</details>"
 

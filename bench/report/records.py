@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from bench.report.contests import Contest
-from bench.report.machine import Machine, describe_machine, package_versions, read_commit
+from bench.report.machine import Machine, Server, describe_machine, package_versions, read_commit
 from bench.report.measurements import Run
 from bench.report.scaling import Scaling
 
@@ -24,6 +24,8 @@ class Record(msgspec.Struct, kw_only=True):
     runs: list[Run]
     contests: list[Contest]
     scalings: list[Scaling] = []
+    server: Server | None = None
+    """None if the bench started the servers itself, on this machine."""
 
     @property
     def all_runs(self) -> list[Run]:
@@ -33,7 +35,11 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def make_record(
-    settings: Mapping[str, str], runs: Sequence[Run] = (), contests: Sequence[Contest] = (), scalings: Sequence[Scaling] = ()
+    settings: Mapping[str, str],
+    runs: Sequence[Run] = (),
+    contests: Sequence[Contest] = (),
+    scalings: Sequence[Scaling] = (),
+    server: Server | None = None,
 ) -> Record:
     """Make a record of measurements, with this machine and the versions."""
     return Record(
@@ -45,6 +51,7 @@ def make_record(
         runs=list(runs),
         contests=list(contests),
         scalings=list(scalings),
+        server=server,
     )
 
 

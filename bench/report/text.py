@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from bench.report.machine import Machine, Server
 from bench.report.measurements import PERCENTILES, Run
 
 _BATCHES_SHOWN = 6
@@ -41,6 +42,11 @@ def sheet(run: Run) -> str:
     return "\n".join(f"{name:<16} {value}" for name, value in lines)
 
 
+def places(machine: Machine, server: Server) -> str:
+    """Say where the load came from, and where the server was."""
+    return f"{'client':<16} {machine}\n{'server':<16} {server}"
+
+
 def overview(runs: Iterable[Run]) -> str:
     """Format a table of several runs."""
     runs = list(runs)
@@ -48,6 +54,7 @@ def overview(runs: Iterable[Run]) -> str:
     rows += [[run.load, *(number(run.figures.get(figure)) for figure in _OVERVIEW.values())] for run in runs]
     models = ", ".join(dict.fromkeys(run.model for run in runs))
     notes = [f"{run.load}: {_statuses(run)}" for run in runs if run.outcome.failed]
+    notes += [f"{run.load}: Server-Timing {_milliseconds(run.outcome.stages)}" for run in runs if run.outcome.stages]
     notes += sorted({run.triton_note for run in runs if run.triton_note})
     return "\n".join([table(rows), f"{models}; times in ms; gateway, Triton, stubs: CPU per request", *notes])
 
@@ -76,7 +83,8 @@ def _milliseconds(values: Mapping[str, float]) -> str:
 
 
 def _statuses(run: Run) -> str:
-    return ", ".join(f"{status}: {count:,}" for status, count in run.outcome.statuses.items())
+    codes = {status: f" ({', '.join(found)})" for status, found in run.outcome.codes.items()}
+    return ", ".join(f"{status}: {count:,}{codes.get(status, '')}" for status, count in run.outcome.statuses.items())
 
 
 def _triton(run: Run) -> str:

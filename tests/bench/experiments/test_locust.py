@@ -10,6 +10,7 @@ import pytest
 from bench.__main__ import main
 from bench.experiments import locust
 from bench.experiments.locust import Entry, arguments, summary
+from bench.experiments.service import Plan, reach
 from bench.harness.environments import LOCUST
 from tests.support import IMAGES
 
@@ -22,8 +23,8 @@ ENTRIES = [
 def test_tasks_are_put_side_by_side() -> None:
     _, _, detect, classify = summary(ENTRIES).splitlines()
 
-    assert detect.split() == ["/detect", "10.1", "15.0", "40.0", "0", "of", "101"]
-    assert classify.split() == ["/classify", "2.00", "3.00", "3.00", "3", "of", "4"]
+    assert detect.split() == ["/detect", "10.1", "15.0", "15.0", "15.0", "40.0", "0", "of", "101"]
+    assert classify.split() == ["/classify", "2.00", *["3.00"] * 4, "3", "of", "4"]
 
 
 @pytest.mark.parametrize(("failures", "code"), [(0, 0), (1, 1)])
@@ -49,7 +50,8 @@ def test_locust_accepts_the_file_and_the_options() -> None:
     parser = argparse.ArgumentParser()
     locust.add_to(parser.add_subparsers())
     options = parser.parse_args(["locust", "--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"])
-    done = subprocess.run([str(LOCUST.python()), *arguments(options, IMAGES)], capture_output=True, check=True)
+    service = reach(options, options.url, Plan(2, 4))
+    done = subprocess.run([str(LOCUST.python()), *arguments(options, service, IMAGES)], capture_output=True, check=True)
     names = {entry["name"] for entry in json.loads(done.stdout)}
 
     assert names == {"/detect", "/classify"}

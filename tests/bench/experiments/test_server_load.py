@@ -15,6 +15,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer, add
 
 from bench.__main__ import main
 from bench.experiments import server_load
+from bench.experiments.search import find_best
+from bench.experiments.server_load import MAX_CLIENTS
 from bench.load.images import SAMPLE_FOLDER
 from bench.report.measurements import TritonUse
 from bench.report.records import load_record
@@ -140,6 +142,22 @@ def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR09
     assert ("the answers do not name the model; name it with --model" in capsys.readouterr().out) == (named == "-")
 
 
+def test_a_search_has_no_more_runs_than_its_plan() -> None:
+    """Wherever the best number of clients is."""
+
+    def runs(best: int) -> int:
+        tried = []
+
+        def holds(clients: int) -> bool:
+            tried.append(clients)
+            return True
+
+        find_best(holds, lambda clients: min(clients / best, best / clients), MAX_CLIENTS)
+        return len(tried)
+
+    assert max(map(runs, range(1, MAX_CLIENTS + 1))) == server_load.MAX_TRIES
+
+
 def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are on record all the same; of the answers after the first pass over the images, only some are checked."""
     monkeypatch.setattr(Everything, "answer", b'{"detections":[]}')
@@ -151,7 +169,7 @@ def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("url", "message"),
-    [("http://127.0.0.1:1", "no server listens"), ("http://10.1.2.3", "to this machine")],
+    [("http://127.0.0.1:1", "no server listens"), ("http://192.0.2.1", "without --yes")],
     ids=["nobody", "elsewhere"],
 )
 def test_what_the_caller_can_correct_is_one_line(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

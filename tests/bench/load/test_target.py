@@ -3,7 +3,7 @@
 import pytest
 
 from bench.load.closed_loop import drive_closed_loop
-from bench.load.target import Target, parse_target
+from bench.load.target import Target, local_target
 from tests.bench.support import SAMPLE
 
 
@@ -25,5 +25,5 @@ async def test_another_host_is_rejected(url: str) -> None:
 
 def test_a_target_has_host_port_and_path() -> None:
     """The port and the path have defaults; IPv6 loopback is this machine, too."""
-    assert parse_target("http://[::1]:82/detect?a=b") == Target("::1", 82, "[::1]:82", "/detect?a=b")
-    assert parse_target("http://localhost") == Target("localhost", 80, "localhost", "/")
+    assert local_target("http://[::1]:82/detect?a=b") == Target("::1", 82, "[::1]:82", "/detect?a=b")
+    assert local_target("http://localhost") == Target("localhost", 80, "localhost", "/")

@@ -9,6 +9,7 @@ import pytest
 
 from bench.report.compare import compare
 from bench.report.contests import ContestantResult
+from bench.report.machine import Server
 from bench.report.records import load_record, make_record
 from tests.bench.support import make_contest, make_measurement, make_overload_runs, make_run, make_runs_record
 
@@ -70,3 +71,11 @@ def test_phases_of_overload_are_compared_whatever_their_rate() -> None:
     text = compare(before, after)
     assert "nereid, overload, open_10, wait_20" in text
     assert "only in" not in text
+
+
+def test_records_of_different_servers_are_named_as_such() -> None:
+    """One may be of a server that the bench started."""
+    before, after = make_record({}), make_record({}, server=Server("example.org", "192.0.2.2", is_here=False))
+
+    assert "NOT THE SAME SERVER: of the bench against example.org (192.0.2.2), another machine" in compare(before, after)
+    assert "NOT THE SAME SERVER" not in compare(after, after)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.report.contest_text import contest_text
+from bench.report.machine import Server
 from bench.report.page import page
 from bench.report.records import Record, load_record, make_record
 from bench.report.scaling import scaling_text
@@ -43,10 +44,11 @@ STRANGE = make_run(contestant="<script>alert(1)</script>")
         (make_record({}, scalings=[SCALING]), [scaling_text(SCALING), "1 Triton", "2 Tritons", "p99, ms"]),
         (make_runs_record(*make_overload_runs("nereid", "nereid@before")), ["goodput/s", "requests/s offered", "worker 1"]),
         (make_record({}, contests=[make_contest(entries=[])]), []),
+        (make_record({}, server=Server("example.org", "192.0.2.2", is_here=False)), ["example.org (192.0.2.2), another machine"]),
         (make_runs_record(DEAD), []),
         (make_runs_record(STRANGE, make_run(), make_run()), []),
     ],
-    ids=["contest", "scaling", "overload", "nothing", "dead", "script"],
+    ids=["contest", "scaling", "overload", "nothing", "server", "dead", "script"],
 )
 def test_any_record_can_be_drawn(record: Record, parts: list[str]) -> None:
     """What the terminal shows is there beside the charts; a server may not have answered, and names may be HTML or alike."""

@@ -1,0 +1,262 @@
+"""Load on a service that is deployed: TLS, the key, and what another host gets only after a question."""
+
+import argparse
+import io
+import ssl
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from bench.__main__ import main
+from bench.experiments import server_load, service
+from bench.experiments.service import Plan, Service, one_line, reach, with_route
+from bench.harness.errors import ContestantError
+from bench.load.images import SAMPLE_FOLDER
+from bench.report.records import load_record
+from tests.fakes.http import serving
+from tests.nginx import write_certificate
+
+KEY = "bench.0123456789"
+PLAN = Plan(connections=16, seconds=30)
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Answers each request as told, and keeps the keys that came with them."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+    keys: ClassVar[set[str | None]] = set()
+    status = 200
+    header = "server-timing", "decode;dur=2, infer;dur=5, total;dur=9"
+    answer = b'{"detections":[{"class_name":"cat"}]}'
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.keys.add(self.headers["authorization"])
+        self.send_response(self.status)
+        self.send_header(*self.header)
+        self.send_header("content-length", str(len(self.answer)))
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+class OnlyHttp2(Gateway):
+    def handle(self) -> None:
+        self.request.sendall(b"\0\0\0\4\0\0\0\0\0")  # SETTINGS, with which a server begins
+        self.request.recv(1)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    """TLS with a certificate for 127.0.0.1, and `ca.crt` in the test's folder."""
+    write_certificate(tmp_path, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    return context
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No address is this machine's."""
+    monkeypatch.setattr(service, "is_loopback", lambda _host: False)
+
+
+@pytest.fixture(autouse=True)
+def handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gateway]]:
+    monkeypatch.setattr(server_load, "WARM_UP_SECONDS", 0.05)
+    yield Gateway
+    Gateway.keys.clear()
+
+
+def command(url: str, *more: object) -> list[str]:
+    image = SAMPLE_FOLDER / "chelsea.jpg"
+    return ["full", "--clients", "2", "--requests", "20", "--url", url, "--image", str(image), *map(str, more)]
+
+
+def options(**changes: object) -> argparse.Namespace:
+    return argparse.Namespace(**({"key_file": None, "ca": None, "yes": False, "requests": None} | changes))
+
+
+def test_a_service_with_tls_and_keys_is_measured(
+    tls: ssl.SSLContext, tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway]
+) -> None:
+    """Percentiles, stages and the places of client and server are shown and on record; the key is in neither."""
+    (tmp_path / "key").write_text(f"{KEY}\n", encoding="ascii")
+    file = tmp_path / "out.json"
+    given = "--key-file", tmp_path / "key", "--ca", tmp_path / "ca.crt", "--json", file
+    with serving(handler, tls) as url:
+        assert main(command(url, *given)) == 0
+    record, printed = load_record(file), capsys.readouterr().out
+
+    assert handler.keys == {f"Bearer {KEY}"}
+    assert record.runs[0].outcome.statuses == {"200": 20}
+    assert record.server is not None
+    assert record.server.is_here
+    assert f"{record.server.host} (127.0.0.1), this machine" in printed
+    assert {"p50", "p90", "p95", "p99", "stage infer"} <= {*record.runs[0].figures}
+    assert "decode 2.00, infer 5.00, total 9.00 ms" in printed
+    assert KEY not in printed + file.read_text(encoding="utf-8")
+
+
+def test_errors_are_counted_by_status_and_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "status", 401)
+    monkeypatch.setattr(handler, "answer", b'{"code":"unauthorized"}')
+    with serving(handler) as url:
+        assert main(command(url, "--json", tmp_path / "out.json")) == 1
+
+    assert "401: 20 (unauthorized)" in capsys.readouterr().out
+    assert load_record(tmp_path / "out.json").runs[0].figures["401 %"] == 100
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_clients_of_another_host_wait_as_long_as_they_were_told(
+    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two sends one request within the time."""
+    monkeypatch.setattr(handler, "status", 429)
+    monkeypatch.setattr(handler, "header", ("retry-after", "60"))
+    monkeypatch.setattr(handler, "answer", b'{"code":"rate_limited"}')
+    with serving(handler) as url:
+        assert main(command(url, "--duration", "0.5", "--yes")) == 1
+
+    assert "429: 2 (rate_limited)" in capsys.readouterr().out
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(
+    tls: ssl.SSLContext, capsys: pytest.CaptureFixture[str], handler: type[Gateway]
+) -> None:
+    with serving(handler, tls) as url:
+        assert main(command(url)) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the certificate of {url} is not valid" in line
+    assert handler.keys == set()
+
+
+def test_a_redirect_is_not_followed(
+    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "status", 308)
+    with serving(handler) as url:
+        assert main(command(url)) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "answers with a redirect (308)" in line
+
+
+def test_a_server_with_only_http_2_is_refused(tls: ssl.SSLContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(OnlyHttp2, tls) as url:
+        assert main(command(url, "--ca", tmp_path / "ca.crt")) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "does not answer in HTTP/1.1" in line
+
+
+def test_a_server_without_tls_is_not_one_with_it(capsys: pytest.CaptureFixture[str], handler: type[Gateway]) -> None:
+    with serving(handler) as url:
+        assert main(command(url.replace("http", "https"))) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no TLS connection to https://" in line
+
+
+def test_a_server_that_refuses_http_1_is_named_as_such() -> None:
+    with (
+        pytest.raises(ContestantError, match=r"https://example\.org: it does not speak HTTP/1\.1"),
+        one_line("https://example.org"),
+    ):
+        raise ssl.SSLError(1, "[SSL] tlsv1 alert no application protocol")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read"), ("\n", "one API key"), ("one two", "one API key"), ("ä", "one API key")]
+)
+def test_a_key_file_without_a_key_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+
+    with pytest.raises(ContestantError, match=message) as refused:
+        reach(options(key_file=path), "http://127.0.0.1", PLAN)
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_without_authorities_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot read CA certificates from .*missing"):
+        reach(options(ca=tmp_path / "missing"), "https://127.0.0.1", PLAN)
+
+
+def test_a_url_holds_no_credentials() -> None:
+    """They would be on record with the options."""
+    with pytest.raises(ValueError, match="must not contain a user"):
+        reach(options(), "https://user:secret@127.0.0.1", PLAN)
+
+
+@pytest.mark.parametrize(
+    ("url", "complete"),
+    [
+        ("https://example.org", "https://example.org/detect"),
+        ("https://example.org/", "https://example.org/detect"),
+        ("https://example.org/vision/?x=1", "https://example.org/vision/detect?x=1"),
+        ("https://example.org/predict/m?x=1", "https://example.org/predict/m?x=1"),
+    ],
+)
+def test_a_path_that_ends_in_a_slash_is_a_prefix(url: str, complete: str) -> None:
+    assert with_route(url, "detect") == complete
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, answer: str, plan: Plan = PLAN, **given: object) -> Service:
+    """Ask at a terminal whether 192.0.2.1 may be loaded."""
+    terminal = io.StringIO(f"{answer}\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    return reach(options(**given), "https://192.0.2.1:8443/detect", plan)
+
+
+def test_another_host_is_loaded_after_a_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says where the load goes and how much it is at most."""
+    reached = ask(monkeypatch, "y", requests=500)
+
+    expected = "Load 192.0.2.1:8443 (192.0.2.1) with TLS: up to 16 connections for 31 s, at most 600 requests? [y/N] "
+    assert capsys.readouterr().err == expected
+    assert reached.is_elsewhere
+    assert not reached.server.is_here
+    assert reached.requests == 500
+
+
+def test_without_a_yes_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ContestantError, match="nothing is sent"):
+        ask(monkeypatch, "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(ContestantError, match="without --yes"):
+        reach(options(), "http://192.0.2.1", PLAN)
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit"),
+    [
+        (Plan(connections=257, seconds=1), "at most 256 connections"),
+        (Plan(connections=1, seconds=1, rate=1001), "at most 1,000 requests per second"),
+        (Plan(connections=1, seconds=60, runs=10), "at most 600 seconds"),
+    ],
+)
+def test_another_host_gets_no_more_than_the_limits(plan: Plan, limit: str) -> None:
+    with pytest.raises(ContestantError, match=limit):
+        reach(options(yes=True), "http://192.0.2.1", plan)
+    assert not reach(options(), "http://127.0.0.1", plan).is_elsewhere
+
+
+def test_the_runs_of_a_command_share_the_requests() -> None:
+    """With the warm-up, they are no more than the limit."""
+    reached = reach(options(yes=True, requests=90_000), "http://192.0.2.1", Plan(connections=1, seconds=1, runs=5))
+
+    assert reached.requests == 19_980
+    assert reached.warm_up_requests == 100
