@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -49,6 +50,13 @@ def test_without_locks_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     message = rf"{tmp_path}/\.lock cannot be locked: {os.strerror(code)}; write to a local folder"
     with pytest.raises(CommandError, match=message), Repository(tmp_path).writing():
         pass
+
+
+def test_closed_repository_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+    monkeypatch.setattr("os.listdir", Mock(side_effect=closed))
+    with pytest.raises(CommandError, match=rf"^{tmp_path}: Permission denied$"):
+        Repository(tmp_path).models()
 
 
 @pytest.mark.system
