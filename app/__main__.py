@@ -300,11 +300,11 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
     repository = Repository(Path(settings.model_repository))
-    if not (repository.path / require_name(options.name)).is_dir():
-        raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
-    if not loads:
-        _require_not_default(settings, options.name)
     with repository.writing():
+        if not (repository.path / require_name(options.name)).is_dir():
+            raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
+        if not loads:
+            _require_not_default(settings, options.name)
         later = control.apply(settings, options.name, loads=loads)
     say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
 

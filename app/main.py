@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -161,7 +162,8 @@ def deployment_of(settings: Settings) -> Deployment:
 def _models(settings: Settings) -> Models:
     """Name the models.
 
-    Those that could be pulled are left out where there is no model repository, and if their list became invalid after the start.
+    Those that could be pulled are left out without a model repository that this user can read, and if their list became invalid
+    after the start.
     """
     repository = Path(settings.model_repository)
     models = Models(
@@ -173,7 +175,7 @@ def _models(settings: Settings) -> Models:
     )
     try:
         path = registry.path_for(repository)
-        known = registry.load(path) if repository.is_dir() else {}
+        known = registry.load(path) if os.access(repository, os.R_OK) else {}
         return models._replace(pullable=frozenset(known))
     except CommandError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file

@@ -1,5 +1,6 @@
 """Programs that are not Python packages, and that tests run."""
 
+import os
 import shutil
 
 import pytest
@@ -10,3 +11,8 @@ def require_program(name: str, package: str) -> str:
     if path is None:
         pytest.skip(f"{name} is not installed; on Debian: apt-get install {package}")
     return path
+
+
+def obeying_modes() -> list[str]:
+    """Return what precedes a command so that the modes of files are binding for it, even if root runs it."""
+    return [] if os.getuid() else [require_program("setpriv", "util-linux"), "--bounding-set=-dac_override,-dac_read_search"]

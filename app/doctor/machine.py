@@ -67,12 +67,14 @@ def _check_libraries() -> Iterator[Finding]:
 
 
 def _check_repository(settings: Settings) -> Finding:
-    """Check that the embedded Triton finds the default model. An external Triton has its own repository."""
+    """Check that the embedded Triton finds the default model. A Triton elsewhere has its own repository."""
     repository = Path(settings.model_repository)
     try:
         models = loadable_models(repository)
     except OSError as error:
         text = f"{error.filename or repository}: {error.strerror}"
+        if settings.triton_endpoints and not settings.triton_loads_models:
+            return ok("model_repository", f"{text}; it is not needed: Triton reads its own")
         return failure("model_repository", text, "let this user read the model repository")
     text = f"the model repository {repository.absolute()} has {', '.join(models) or 'no model that was pulled'}"
     try:

@@ -53,13 +53,15 @@ async def examine(
 
 def check_file(settings: Settings) -> Iterator[Finding]:
     """Check the default model's config in the model repository, if it exists; used when Triton does not return the config."""
-    path = _config_path(settings)
-    if not path.is_file():
-        return
     try:
+        path = _config_path(settings)
+        if not path.is_file():
+            return
         model: dict[str, Any] = {**read_config_file(path), "name": settings.model}
     except ConfigFileError as error:
         yield failure("model_config", str(error), "correct it, as Triton's documentation of model configurations says")
+        return
+    except OSError:  # reported by the check of the repository
         return
     yield from batching.check(batching.read(model), str(path))
     yield batching.check_delay(batching.read(model), str(path), None)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import time
@@ -31,6 +32,7 @@ _READY_SECONDS = 60.0
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
+_MAX_LOG_BYTES = 10 * 2**20
 # A BYTES element with an empty file consists of its length.
 _EMPTY_FILE = np.zeros(4, np.uint8)
 # Triton's errors when it works, but is overloaded.
@@ -60,6 +62,7 @@ class EmbeddedTriton:
         self._repository = Path(settings.model_repository).resolve()
         self._folder = TritonFolder(settings)
         self.log = Path(settings.triton_home).resolve() / "triton.log"
+        self._previous_log = self.log.with_suffix(".log.1")
         self._process: subprocess.Popen[bytes] | None = None
         self._client = BlockingClient(f"unix:{self._folder.socket}")
 
@@ -142,7 +145,8 @@ class EmbeddedTriton:
         return 0 if self._process is None else self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code; None while the server runs."""
+        """Return the exit code; None while the server runs. Call this regularly: it also keeps the log short."""
+        self._shorten_log()
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
@@ -177,11 +181,19 @@ class EmbeddedTriton:
         """Begin a log, and keep the last one, which may tell why its Triton ended; without room for one, Triton has none."""
         try:
             if self.log.exists():
-                self.log.replace(self.log.with_suffix(".log.1"))
-            return self.log.open("wb")
+                self.log.replace(self._previous_log)
+            return self.log.open("ab")  # after it was shortened, Triton goes on at its new end
         except OSError as error:
             say(f"warning: {self.log} cannot be written: {error.strerror}")
             return Path(os.devnull).open("wb")
+
+    def _shorten_log(self) -> None:
+        """Move a log that has become long to `triton.log.1`. What is written meanwhile is lost; on a full disk, all of it."""
+        with suppress(OSError):  # there is no log, or no room for it
+            if self.log.stat().st_size > _MAX_LOG_BYTES:
+                with suppress(OSError):
+                    shutil.copyfile(self.log, self._previous_log)
+                os.truncate(self.log, 0)
 
     def _wait(self) -> None:
         model = self._settings.model

@@ -38,9 +38,16 @@ class Unloadable(NamedTuple):
 
 
 def unloadable_models(repository: Path, loaded: Container[str] = (), *, is_embedded: bool) -> dict[str, Unloadable]:
-    """Return the models, except the loaded ones, with a config that cannot be read, and the networks without one."""
-    found = {}
-    for folder in model_folders(repository):
+    """Return the models, except the loaded ones, with a config that cannot be read, and the networks without one.
+
+    There are none if this user cannot read the repository, of which a gateway with a Triton elsewhere needs nothing.
+    """
+    found: dict[str, Unloadable] = {}
+    try:
+        folders = model_folders(repository)
+    except OSError:
+        return found
+    for folder in folders:
         if folder.name in loaded:
             continue
         config = config_path(folder, is_embedded=is_embedded)

@@ -104,7 +104,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
     load = partial(repository.load, name, is_published=request.published is not None)
     load()  # says what is wrong with the name before a download
-    with repository.writing() as scratch:
+    with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with _interruptible():
             file = _find(request, scratch)
         old = load()

@@ -1,5 +1,6 @@
 """The list of models that `pull` supports: `published/models.toml` or, if it exists, `models.toml` in the model repository."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,16 +59,9 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def path_for(repository: Path) -> Path:
-    """Return the path of the registry: that in the model repository if it exists, otherwise that of the program.
-
-    Raises:
-        CommandError: This user may not look into the model repository.
-    """
+    """Return the path of the registry: that in the model repository if this user can see one, otherwise that of the program."""
     own = repository / _FILE
-    try:
-        return own if own.exists() else PUBLISHED
-    except OSError as error:
-        raise CommandError(f"{own}: {error.strerror}") from error
+    return own if os.path.exists(own) else PUBLISHED  # noqa: PTH110 - Path's fails in a folder that this user may not enter
 
 
 def load(path: Path) -> dict[str, PublishedModel]:

@@ -33,7 +33,10 @@ def require_name(name: str) -> str:
 
 
 class Repository:
-    """A model repository in which added models are written, one writer at a time. What is killed leaves the previous state."""
+    """A model repository in which added models are written, one writer at a time, also of several hosts that share it.
+
+    A writer that is killed leaves the previous state.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,9 +58,17 @@ class Repository:
         return found
 
     def models(self) -> dict[str, Description]:
-        """Return the descriptions of all added models by name; warn of those that are not valid."""
+        """Return the descriptions of all added models by name; warn of those that are not valid.
+
+        Raises:
+            CommandError: The repository cannot be read.
+        """
+        try:
+            folders = model_folders(self.path)
+        except OSError as error:
+            raise CommandError(f"{error.filename}: {error.strerror}") from error
         found = {}
-        for folder in model_folders(self.path):
+        for folder in folders:
             try:
                 if (one := description.load(folder)) is not None:
                     found[folder.name] = one
@@ -66,31 +77,41 @@ class Repository:
         return found
 
     @contextmanager
-    def writing(self) -> Iterator[Path]:
+    def writing(self, *, waits: bool = False) -> Iterator[Path]:
         """Keep other writers out; yield a folder on the same disk for unfinished files.
 
         Raises:
-            CommandError: Another process writes, or the disk cannot be written.
+            CommandError: Another process writes, and this one does not wait for it; or the disk cannot be locked or written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            # Not opened for writing, because it may be another user's, or a link.
-            lock = os.open(self.path / LOCK, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            lock = _open_lock(self.path / LOCK)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock(lock, waits=waits)
                 for abandoned in self.path.glob(f"{_SCRATCH}*"):
                     shutil.rmtree(abandoned, ignore_errors=True)
                 with TemporaryDirectory(dir=self.path, prefix=_SCRATCH) as scratch:
                     yield Path(scratch)
             finally:
                 os.close(lock)
-        except BlockingIOError as error:
-            raise Busy(f"another process changes the models in {self.path}; try again when it has ended") from error
         except OSError as error:
             raise CommandError(f"{error.filename or self.path}: {error.strerror or error}") from error
 
+    def _lock(self, lock: int, *, waits: bool) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not waits:
+                raise Busy(f"another process changes the models in {self.path}; try again when it has ended") from error
+            say(f"waiting for another process that changes the models in {self.path}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            text = f"{self.path / LOCK} cannot be locked: {error.strerror}"
+            raise CommandError(f"{text}; write to a local folder, and copy the model from there") from error
+
     def put(self, name: str, network: Path, new: Description) -> None:
         """Put a file, on the same disk, as the default version of its description; call it while `writing`."""
+        _sync(network)
         folder, version = self.path / name, str(new.default_version)
         found, existing = description.load(folder), folder / version / NETWORK
         if existing.is_file() and (found is None or version in found.versions):  # pulled again
@@ -223,13 +244,29 @@ def _write(folder: Path, name: str, new: Description) -> None:
     """Write the description and the configs, as far as they differ; the description first, so that no config has a version more."""
     texts = {} if description.load(folder) == new else {Path(DESCRIPTION): description.dump(new)}
     texts |= configs.outdated(folder, name, new)
-    unfinished = {path: (folder / path).with_name(f".{path.name}.{os.getpid()}") for path in texts}
+    unfinished = {path: (folder / path).with_name(f".{path.name}.unfinished") for path in texts}
     try:
         for path, text in texts.items():
             unfinished[path].parent.mkdir(exist_ok=True)
             unfinished[path].write_text(text, encoding="utf-8")
+            _sync(unfinished[path])
         for path in texts:
             unfinished[path].replace(folder / path)
     finally:
         for path in unfinished.values():
             path.unlink(missing_ok=True)
+
+
+def _open_lock(path: Path) -> int:
+    """Open the file of the lock, which may not be a link, and return its descriptor."""
+    flags = os.O_CREAT | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | flags, 0o644)  # NFS locks only what is open for writing
+    except PermissionError:  # another user's
+        return os.open(path, os.O_RDONLY | flags, 0o644)
+
+
+def _sync(path: Path) -> None:
+    """Write a file to the disk, so that after a power failure it is not empty under its final name."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -69,7 +69,7 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
         ContestantError: The key or the host does not exist, the plan is above a limit, or the user does not agree.
         ValueError: As for `parse_target`.
     """
-    target = parse_target(url, _read_key(options.key_file) if options.key_file else "", options.ca)
+    target = parse_target(url, read_key(options.key_file) if options.key_file else "", options.ca)
     try:
         address = str(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -83,6 +83,23 @@ def reach(options: argparse.Namespace, url: str, plan: Plan) -> Service:
         _ask(target, address, plan, requests)
     # Connect to the address in the question, whatever the name stands for later.
     return Service(target._replace(host=address), server, is_elsewhere=True, requests=requests, warm_up_requests=_WARM_UP_REQUESTS)
+
+
+def read_key(path: Path) -> str:
+    """Return the API key in a file.
+
+    Raises:
+        ContestantError: The file does not contain one key, and nothing else.
+    """
+    try:
+        words = path.read_text(encoding="ascii").split()
+    except OSError as error:
+        raise ContestantError(f"the key file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        words = []
+    if len(words) != 1:
+        raise ContestantError(f"the key file {path} does not contain one API key, and nothing else")
+    return words[0]
 
 
 def with_route(url: str, route: str) -> str:
@@ -118,18 +135,6 @@ def one_line(url: str) -> Iterator[None]:
         raise ContestantError(f"no TLS connection to {url}{hint}: {error.strerror}") from error
     except (OSError, ValueError) as error:
         raise ContestantError(str(error)) from error
-
-
-def _read_key(path: Path) -> str:
-    try:
-        words = path.read_text(encoding="ascii").split()
-    except OSError as error:
-        raise ContestantError(f"the key file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        words = []
-    if len(words) != 1:
-        raise ContestantError(f"the key file {path} does not contain one API key, and nothing else")
-    return words[0]
 
 
 def _check(plan: Plan) -> None:

@@ -13,6 +13,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.experiments.service import read_key
 from bench.harness.errors import ContestantError
 from bench.harness.meters import cpu_seconds, family, listeners
 from bench.harness.py_spy import recording
@@ -110,7 +111,7 @@ def _address(worker: psutil.Process) -> str:
 
 def _connect(url: str, key_file: Path | None) -> httpx.Client:
     path = url.removeprefix("unix:") if url.startswith("unix:") else None
-    headers = {"X-API-Key": key_file.read_text(encoding="utf-8").strip()} if key_file else {}
+    headers = {"X-API-Key": read_key(key_file)} if key_file else {}
     transport = httpx.HTTPTransport(uds=path)
     return httpx.Client(transport=transport, base_url="http://localhost" if path else url, headers=headers, timeout=30)
 

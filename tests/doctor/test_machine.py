@@ -12,6 +12,7 @@ from app.doctor import machine
 from app.doctor.finding import Finding, Severity
 from app.settings.schema import Settings
 from tests.doctor.setups import assert_useful, run_command
+from tests.programs import obeying_modes
 
 PREPARED = "import sys; {}; from app.__main__ import main; sys.exit(main(['doctor', '--json']))"
 
@@ -100,6 +101,22 @@ def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
     finding = check(embedded(tmp_path))["model_repository"]
 
     assert_useful(finding, Severity.FAILURE, says=[f"{tmp_path}: Permission denied"], fix="let this user read")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("endpoint", "severity", "says"),
+    [("", Severity.FAILURE, "{}: Permission denied"), ("127.0.0.1:1", Severity.OK, "{}: Permission denied; it is not needed")],
+)
+def test_a_closed_repository_without_a_triton(tmp_path: Path, endpoint: str, severity: Severity, says: str) -> None:
+    """Its models are examined as far as they can be read."""
+    (closed := tmp_path / "closed").mkdir(mode=0)
+    settings = {"NEREID_MODEL_REPOSITORY": str(closed), "NEREID_TRITON_ENDPOINTS": endpoint}
+    _, found = run_command(*obeying_modes(), sys.executable, "-m", "app", "doctor", "--json", **settings)
+
+    assert found["triton"].severity is Severity.FAILURE
+    assert found["model_repository"].severity is severity
+    assert found["model_repository"].message.startswith(says.format(closed))
 
 
 def test_a_model_that_is_not_in_the_repository(tmp_path: Path) -> None:

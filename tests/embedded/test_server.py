@@ -362,6 +362,32 @@ def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     assert server.log.with_name(f"{server.log.name}.1").read_text(encoding="utf-8") == "second\n"
 
 
+def test_log_stays_short_while_the_server_runs(stand_in: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("app.embedded.server._MAX_LOG_BYTES", 1000)
+    script(stand_in, f"head -c 2000 /dev/zero; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo after; exec sleep 60")
+    server = EmbeddedTriton(stand_in)
+    previous = server.log.with_name(f"{server.log.name}.1")
+    try:
+        server.spawn()
+        wait_for(lambda: server.poll() is None and previous.is_file() and server.log.stat().st_size == 0)
+        (tmp_path / "go").touch()
+        wait_for(lambda: server.log.read_bytes() == b"after\n")
+    finally:
+        server.stop()
+
+    assert previous.read_bytes() == bytes(2000)
+
+
+@pytest.mark.system
+def test_full_disk_of_the_log_does_not_stop_the_server(server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("ab") as full:
+        monkeypatch.setattr(server, "_open_log", lambda: full)
+        server.start()
+    server.check()
+
+    assert server.poll() is None
+
+
 def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)

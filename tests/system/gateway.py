@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -32,15 +32,17 @@ class RunningGateway(NamedTuple):
 
 
 @asynccontextmanager
-async def running_gateway(triton_address: str, folder: Path, **settings: object) -> AsyncIterator[RunningGateway]:
-    """Run the API until the block ends; it leaves its log in the folder."""
+async def running_gateway(
+    triton_address: str, folder: Path, prefix: Sequence[str] = (), /, **settings: object
+) -> AsyncIterator[RunningGateway]:
+    """Run the API until the block ends, with `prefix` before its command; it leaves its log in the folder."""
     port = free_port()
     given = {"port": port, "triton_endpoints": triton_address, "model": "tiny", "model_repository": REPOSITORY, **settings}
     environ = {**os.environ, **{f"NEREID_{name.upper()}": str(value) for name, value in given.items()}}
     log = folder / "gateway.log"
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: ASYNC220 - it takes no time
-            [sys.executable, "-m", "app", "api"],
+            [*prefix, sys.executable, "-m", "app", "api"],
             cwd=ROOT,
             env=environ,
             stdout=output,

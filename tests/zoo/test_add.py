@@ -343,12 +343,6 @@ def test_description_may_be_edited(repository: Repository, tmp_path: Path) -> No
         repository.load("doors")
 
 
-def test_another_writer_is_refused(repository: Repository, tmp_path: Path) -> None:
-    source = save(network(), tmp_path / "best.onnx")
-    with repository.writing(), refused(repository, "another process changes the models"):
-        added(source, repository)
-
-
 @pytest.mark.system
 def test_killed_at_any_moment(repository: Repository, tmp_path: Path) -> None:
     """The old version stays, nothing is half-written, and the next addition succeeds."""
