@@ -64,6 +64,7 @@ class Caller(FastHttpUser):
     """A client that sends its next image as soon as it has a response."""
 
     insecure = False
+    max_redirects = 0  # they could lead the load to any host
     images: ClassVar[list[bytes]] = []
     retry_after = 0.0
 
@@ -89,6 +90,9 @@ class Caller(FastHttpUser):
             gevent.spawn(self.environment.runner.quit)  # which waits for this client, too
         if left <= 0:
             raise StopUser
-        response = self.client.post(path, data=random.choice(self.images), headers={"Content-Type": "image/jpeg"})  # noqa: S311
+        image, headers = random.choice(self.images), {"Content-Type": "image/jpeg"}  # noqa: S311
+        with self.client.post(path, data=image, headers=headers, catch_response=True) as response:
+            if 300 <= response.status_code < 400:  # noqa: PLR2004
+                response.failure("a redirect")
         seconds = (response.headers or {}).get("Retry-After", "")
         self.retry_after = float(seconds) if self.environment.parsed_options.polite and seconds.isdigit() else 0.0

@@ -3,6 +3,7 @@
 import argparse
 import json
 import subprocess
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from bench.experiments import locust
 from bench.experiments.locust import Entry, arguments, summary
 from bench.experiments.service import Plan, reach
 from bench.harness.environments import LOCUST
+from tests.fakes.http import serving
 from tests.support import IMAGES
 
 ENTRIES = [
@@ -47,12 +49,36 @@ def test_failed_requests_make_the_command_fail(
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
     """Whether or not a server runs: each request fails, and is counted and named."""
-    parser = argparse.ArgumentParser()
-    locust.add_to(parser.add_subparsers())
-    options = parser.parse_args(["locust", "--url", "http://127.0.0.1:1", "--seconds", "4", "--clients", "2"])
-    service = reach(options, options.url, Plan(2, 4))
-    done = subprocess.run([str(LOCUST.python()), *arguments(options, service, IMAGES)], capture_output=True, check=True)
+    done = run_locust("http://127.0.0.1:1")
     names = {entry["name"] for entry in json.loads(done.stdout)}
 
     assert names == {"/detect", "/classify"}
     assert b"POST /classify: [Errno 111] Connection refused" in done.stderr
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
+def test_locust_does_not_follow_a_redirect() -> None:
+    """It would take the load to a host for which nobody was asked."""
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(307)
+            self.send_header("Location", "http://127.0.0.1:1")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with serving(Redirecting) as url:
+        done = run_locust(url)
+    errors = {line.partition(" x ")[2] for line in done.stderr.decode().splitlines()}
+
+    assert errors == {"POST /detect: a redirect", "POST /classify: a redirect"}
+
+
+def run_locust(url: str) -> "subprocess.CompletedProcess[bytes]":
+    parser = argparse.ArgumentParser()
+    locust.add_to(parser.add_subparsers())
+    options = parser.parse_args(["locust", "--url", url, "--seconds", "4", "--clients", "2"])
+    service = reach(options, url, Plan(2, 4))
+    return subprocess.run([str(LOCUST.python()), *arguments(options, service, IMAGES)], capture_output=True, check=True)
