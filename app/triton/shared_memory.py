@@ -130,7 +130,7 @@ def room() -> int | None:
         return None
     nbytes = shutil.disk_usage(SHM).free
     for path in SHM.iterdir():
-        with suppress(FileNotFoundError):  # removed meanwhile
+        with suppress(OSError):  # removed meanwhile, or a link of another user
             nbytes += path.stat().st_size if _NAME.fullmatch(path.name) else 0
     return nbytes
 
