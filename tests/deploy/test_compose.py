@@ -77,7 +77,8 @@ def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None
     assert set(service.get("cap_add", [])) <= {"CHOWN"}
     assert "no-new-privileges:true" in service["security_opt"]
     assert service.get("read_only") or service["image"].endswith("-embedded")
-    assert set(limits(service)) == {"cpus", "memory"}
+    assert set(limits(service)) - {"pids"} == {"cpus", "memory"}
+    assert "pids_limit" not in service  # Compose refuses it beside these limits
     assert "max-size" in service["logging"]["options"]
 
 

@@ -53,7 +53,7 @@ def essence(service: dict[str, Any]) -> dict[str, Any]:
     mounts = [mount for mount in service.get("volumes", []) if isinstance(mount, dict) and mount["type"] == "tmpfs"]
     return {name: service.get(name) for name in SAME} | {
         "image": defaults(service["image"]),
-        "limits": {"pids": service.get("pids_limit")} | service["deploy"]["resources"]["limits"],
+        "limits": service["deploy"]["resources"]["limits"],
         "tmpfs": {path.partition(":")[0]: nbytes(size) for path, size in sizes.items()}
         | {mount["target"]: mount["tmpfs"]["size"] for mount in mounts},
     }
