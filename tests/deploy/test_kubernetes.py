@@ -8,7 +8,7 @@ from app.api.application import table_of
 from app.api.dialects import dialect
 from app.host.ports import is_loopback
 from app.settings.schema import DIALECTS, Settings
-from tests.deploy.kubernetes import COMBINATIONS, Cluster, plain, selects, volume
+from tests.deploy.kubernetes import COMBINATIONS, Cluster, example, plain, selects, volume
 from tests.deploy.needs import (
     EMBEDDED_TRITON_SECONDS,
     IMAGE,
@@ -189,14 +189,15 @@ def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
 
 
 def test_models_have_a_source(cluster: Cluster) -> None:
-    """A claim that exists, or a bucket, which Triton may reach and has credentials for."""
+    """A claim that exists, or the bucket of a user's copy, which Triton may reach and has credentials for."""
     secret = cluster.triton["envFrom"][-1]
     repository = cluster.variables(cluster.triton)["MODEL_REPOSITORY"]
     source = volume(cluster.triton_pod, "models")
 
     assert "--model-repository=$(MODEL_REPOSITORY)" in cluster.triton["args"]
-    if repository.startswith("s3://"):
-        policies = cluster.all_of("NetworkPolicy")
+    if "emptyDir" in source:
+        policies, own = cluster.all_of("NetworkPolicy"), example(cluster.overlay, "s3", has_options=True)
+        assert own.variables(own.triton)["MODEL_REPOSITORY"].startswith("s3://")
         assert source == {"name": "models", "emptyDir": {}}
         assert secret["secretRef"]["name"] == "nereid-models"
         assert any({"ports": [{"port": 443}]} in policy["spec"]["egress"] for policy in policies)
