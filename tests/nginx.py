@@ -77,7 +77,7 @@ def prepare(servers: Sequence[str], folder: Path, changes: Mapping[str, str] | N
     (folder / "nereid.conf").write_text(_changed("nereid.conf", own), encoding="utf-8")
     own = {
         "user www-data;": "user root;" if os.geteuid() == 0 else "",  # who owns the folder
-        "pid /run/": f"daemon off; pid {folder}/",
+        "events {": f"daemon off;\npid {folder}/nginx.pid;\nevents {{",
         "/var/log/nginx/": f"{folder}/",
         "    include /etc/nginx/conf.d/*.conf;\n": _HTTP.format(folder=folder),
     }

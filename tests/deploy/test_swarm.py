@@ -42,7 +42,7 @@ SAME = (
     *("command", "user", "read_only", "cap_drop", "logging", "healthcheck", "stop_signal", "stop_grace_period", "ulimits"),
     "sysctls",
 )
-DIFFERENT = {("nginx", "healthcheck"), ("prometheus", "command")}
+DIFFERENT = {("nginx", "command"), ("nginx", "healthcheck"), ("nginx", "tmpfs"), ("prometheus", "command")}
 
 each_service = pytest.mark.parametrize("name", SERVICES)
 
@@ -86,6 +86,7 @@ def test_swarm_takes_all_of_it(name: str) -> None:
     assert isinstance(service["networks"], list)
     assert all(set(port) == {"target", "published", "mode"} for port in service.get("ports", []))
     assert "max_replicas_per_node" not in service["deploy"]["placement"]
+    assert essence(service)["tmpfs"].keys() <= {"/tmp"}  # noqa: S108 - the only folder that is everybody's in the images
 
 
 @each_service
