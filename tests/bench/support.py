@@ -1,6 +1,7 @@
 """What tests of the bench need: a server on a real socket that answers as told, and made-up measurements."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -25,6 +26,12 @@ DOG = b'{"detections":[{"class_name":"dog"}]}'
 SAMPLE = Sample("chelsea", b"\xff\xd8image", frozenset({"cat"}))
 
 needs_reference = pytest.mark.skipif(not REFERENCE.is_installed(), reason=REFERENCE.missing)
+
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+needs_ptrace = pytest.mark.skipif(
+    os.geteuid() != 0 and _YAMA.exists() and _YAMA.read_text(encoding="ascii") != "0\n",
+    reason="py-spy needs root, or kernel.yama.ptrace_scope = 0",
+)
 
 Reply = Callable[[int, bytes], Awaitable[bytes | None]]
 """Called with the number of a request and its head and body; None closes the connection without an answer."""

@@ -18,15 +18,12 @@ from bench.__main__ import main
 from bench.harness.lineup import Lineup
 from bench.harness.processes import ROOT, environment_of, variables
 from bench.harness.triton import Triton
+from tests.bench.support import needs_ptrace
 from tests.processes import wait_for
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 
 _STOP_SECONDS = 30
-_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 and _YAMA.exists() and _YAMA.read_text(encoding="ascii") != "0\n",
-    reason="py-spy needs root, or kernel.yama.ptrace_scope = 0",
-)
+pytestmark = needs_ptrace
 
 # Sends a PNG of 3 MB again and again; a request for it takes more than 5 ms.
 _CALLS = """
