@@ -32,7 +32,7 @@ from tests.deploy.needs import (
 from tests.deploy.test_prometheus import promtool
 from tests.support import ROOT
 
-FILES = ["compose.yaml", "compose.cpu.yaml", "compose.gpus.yaml", "compose.outside.yaml"]
+FILES = ["compose.yaml", "compose.cpu.yaml", "compose.gpus.yaml", "compose.outside.yaml", "compose.models.yaml"]
 ALONE = FILES[:2]
 """Those that are not overlays of the first one."""
 PROJECTS = {name: read(name) if name in ALONE else read("compose.yaml", name) for name in FILES}
@@ -60,12 +60,12 @@ def seconds(duration: str) -> int:
 
 
 def test_the_files_are_valid(tmp_path: Path) -> None:
-    """Each, and overlays and examples together with the files that they change."""
+    """Each, also the stack, and overlays and examples together with the files that they change."""
     merged = [tmp_path / f"{name}.json" for name in PROJECTS if name not in ALONE]
     for path in merged:
         path.write_bytes(msgspec.json.encode(PROJECTS[path.stem]))
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES, *map(str, merged)]
-    done = subprocess.run(command, cwd=DEPLOY, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, *FILES, "stack.yaml", *merged], cwd=DEPLOY, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
 

@@ -18,7 +18,7 @@ from tests.deploy.needs import (
     stop_seconds,
     upstream,
 )
-from tests.deploy.units import COMPOSE, NEREID, TRITON, UNITS, environment, triton_options
+from tests.deploy.units import COMPOSE, MODELS, NEREID, TRITON, UNITS, environment, triton_options
 from tests.programs import require_program
 from tests.prometheus import CONFIG, uncommented
 from tests.test_model_repository import PRODUCTION, generated
@@ -46,13 +46,15 @@ def analyze(*arguments: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_unit_is_valid(unit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("unit", "drop_ins"), [*((unit, []) for unit in UNITS), ("tritonserver@.service", [MODELS])])
+def test_the_unit_is_valid(unit: str, drop_ins: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n", encoding="ascii")
     program.chmod(0o755)
-    text = (DEPLOY / "systemd" / unit).read_text(encoding="utf-8")
-    (tmp_path / unit).write_text(re.sub(r"^(ExecSt\w+=)\S+", rf"\1{program}", text, flags=re.MULTILINE), encoding="utf-8")
+    (tmp_path / f"{unit}.d").mkdir()
+    for name, copy in {unit: unit, **{name: f"{unit}.d/{name}" for name in drop_ins}}.items():
+        text = (DEPLOY / "systemd" / name).read_text(encoding="utf-8")
+        (tmp_path / copy).write_text(re.sub(r"^(ExecSt\w+=)\S+", rf"\1{program}", text, flags=re.MULTILINE), encoding="utf-8")
     (tmp_path / "docker.service").write_text(f"[Service]\nExecStart={program}\n", encoding="ascii")
 
     assert analyze("verify", "--man=no", tmp_path / unit) == ""

@@ -6,6 +6,8 @@ import shlex
 from tests.deploy.needs import DEPLOY
 
 UNITS = ["nereid.service", "tritonserver@.service", "nereid-compose.service"]
+MODELS = "tritonserver-models.conf"
+"""A drop-in for `tritonserver@.service`."""
 
 
 def read(unit: str) -> dict[str, list[str]]:
