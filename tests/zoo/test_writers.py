@@ -21,6 +21,7 @@ SIZE = (256, 128)
 IN_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child"]
 """Gives a process the id 1: the processes of two hosts may have the same."""
 Flock = Callable[[int, int], None]
+_START_SECONDS = 60.0
 
 
 def nfs(flock: Flock, descriptor: int, operation: int) -> None:
@@ -68,9 +69,10 @@ def test_writers_of_several_hosts_lose_nothing(tmp_path: Path) -> None:
     """One is killed while it writes; the others wait, and each becomes a version."""
     folder = tmp_path / "repository"
     killed = adding(tmp_path, folder, "killed", is_complete=False)
-    wait_for(lambda: any(folder.glob(".add-*/*")))
+    wait_for(lambda: any(folder.glob(".add-*/*")), _START_SECONDS)
     others = [adding(tmp_path, folder, f"{index}") for index in range(3)]
-    wait_for(lambda: all((tmp_path / f"{index}.log").read_text().count("waiting for another process") for index in range(3)))
+    logs = [tmp_path / f"{index}.log" for index in range(3)]
+    wait_for(lambda: all("waiting for another process" in log.read_text() for log in logs), _START_SECONDS)
     assert killed.poll() is None
     killed.kill()
     killed.communicate()
