@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from bench.experiments.options import Commands, add_shared
-from bench.experiments.service import Plan, Service, add_service, check_warm_up, one_line, reach, with_route
+from bench.experiments.service import Plan, Service, add_service, check_warm_up, one_line, reach
 from bench.harness.environments import LOCUST
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT
@@ -17,11 +17,11 @@ from bench.load import driver
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.images import given_samples
 from bench.report.machine import describe_machine
+from bench.report.measurements import PERCENTILES
 from bench.report.text import number, places, table
 
 TASKS = ("detect", "classify")
 """Tasks of the client: tags in `bench/locustfile.py`."""
-PERCENTILES = (50, 90, 95, 99)
 
 _STOP_SECONDS = 20
 """Maximum time for requests in progress at the end."""
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     python = LOCUST.python()
     with one_line(options.url):
         samples = given_samples(options.images)
-        url = with_route(options.url, options.tasks[0])
+        url = f"{options.url.rstrip('/')}/{options.tasks[0]}"
         service = reach(options, url, Plan(options.clients, options.seconds))
         if service.is_elsewhere or service.target.tls:  # Locust would follow redirects, and repeat a failure for each request
             check_warm_up(url, driver.run(drive_closed_loop(service.target, samples, clients=1, seconds=30, requests=1)))

@@ -86,8 +86,8 @@ def _listeners(url: str) -> list[psutil.Process]:
     if not url.startswith("unix:"):
         try:
             host = urlsplit(url).hostname or ""
-            kind, *_, (ip, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-            with socket.socket(kind) as probe:
+            version, *_, (ip, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+            with socket.socket(version) as probe:
                 probe.bind((ip, 0))
         except OSError as error:
             raise ContestantError(f"{url} is not on this machine, whose processes alone can be recorded") from error
@@ -133,6 +133,6 @@ def _count_slow(client: httpx.Client, slow_ms: int) -> float:
         raise ContestantError(f"{response.url} needs an API key with the scope health: --key-file")
     if response.status_code != httpx.codes.OK:
         raise ContestantError(f"{response.url} answers with status {response.status_code}")
-    samples = [one for family in text_string_to_metric_families(response.text) for one in family.samples if one.name == _BUCKET]
+    samples = [one for metric in text_string_to_metric_families(response.text) for one in metric.samples if one.name == _BUCKET]
     signs = {math.inf: 1, slow_ms / 1e3: -1}
     return math.fsum(signs.get(float(one.labels["le"]), 0) * one.value for one in samples if one.labels["endpoint"] != "/metrics")

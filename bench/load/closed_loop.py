@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from random import Random
+from random import uniform
 from time import perf_counter
 
 from bench.load.connection import Connection
@@ -95,11 +95,9 @@ class ClosedLoop(Driver):
 class PoliteLoop(ClosedLoop):
     """Clients that wait for the time in Retry-After."""
 
-    _random = Random(0)  # noqa: S311 - not a secret
-
     def pause_after(self, connection: Connection) -> float:
         """Return the time in Retry-After, if any, and up to a tenth more."""
-        return connection.retry_after * self._random.uniform(1, 1 + _JITTER)
+        return connection.retry_after * uniform(1, 1 + _JITTER)  # noqa: S311 - not a secret
 
     def free(self, connection: Connection) -> None:
         """Send the next request, at once or after the pause."""

@@ -45,8 +45,7 @@ async def drive_crowd(  # noqa: PLR0913 - as above
 ) -> Outcome:
     """Run clients that send their next request after a response.
 
-    A polite client waits as in `drive_closed_loop`. The latency excludes
-    requests without a response. Other arguments and errors as for `drive_closed_loop`.
+    The latency excludes requests without a response. Other arguments and errors as for `drive_closed_loop`.
     """
     return await _Crowd(url, samples, clients, seconds, patience, is_polite=is_polite).measure(None)
 
