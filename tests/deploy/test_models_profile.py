@@ -7,6 +7,7 @@ import pytest
 
 from tests.deploy import compose, units
 from tests.deploy.needs import DEPLOY, IMAGE
+from tests.deploy.units import options_of
 
 OVERLAY = "compose.models.yaml"
 WITHOUT, SERVICES = (compose.read(*files)["services"] for files in (["compose.yaml"], ["compose.yaml", OVERLAY]))
@@ -21,10 +22,6 @@ class Profile(NamedTuple):
     """When Triton makes its socket."""
     mode: int
     """Of the folder of its socket."""
-
-
-def options_of(command: list[str]) -> dict[str, str]:
-    return dict(option.removeprefix("--").split("=", 1) for option in command if "=" in option)
 
 
 def profiles() -> dict[str, Profile]:

@@ -32,5 +32,9 @@ def triton_command(gpu: int, **changes: str) -> list[str]:
     return [re.sub(r"\$\{(\w+)\}", lambda found: variables[found[1]], word) for word in command]
 
 
+def options_of(command: list[str]) -> dict[str, str]:
+    return dict(word.removeprefix("--").split("=", 1) for word in command if "=" in word)
+
+
 def triton_options(gpu: int) -> dict[str, str]:
-    return dict(word.removeprefix("--").split("=", 1) for word in triton_command(gpu)[1:])
+    return options_of(triton_command(gpu))
