@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import gevent
 from locust import FastHttpUser, events, tag, task
-from locust.exception import StopUser
 
+_FOR_EVER = 1e6
 _sent = count()
 _stages: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 _SAMPLES = Path(__file__).parents[1] / "tests" / "images"
@@ -66,7 +66,7 @@ class Caller(FastHttpUser):
     insecure = False
     max_redirects = 0  # they could lead the load to any host
     images: ClassVar[list[bytes]] = []
-    retry_after = 0.0
+    pause = 0.0
 
     @tag("detect")
     @task
@@ -81,18 +81,19 @@ class Caller(FastHttpUser):
         self._send("/classify")
 
     def wait_time(self) -> float:
-        """Return the pause after the last response, in seconds."""
-        return self.retry_after
+        """Return the pause before the next request, in seconds."""
+        return self.pause
 
     def _send(self, path: str) -> None:
         left = self.environment.parsed_options.requests - next(_sent)
         if left == 0:
             gevent.spawn(self.environment.runner.quit)  # which waits for this client, too
         if left <= 0:
-            raise StopUser
+            self.pause = _FOR_EVER  # until it is stopped; Locust warns of a client that has ended by itself meanwhile
+            return
         image, headers = random.choice(self.images), {"Content-Type": "image/jpeg"}  # noqa: S311
         with self.client.post(path, data=image, headers=headers, catch_response=True) as response:
             if 300 <= response.status_code < 400:  # noqa: PLR2004
                 response.failure("a redirect")
         seconds = (response.headers or {}).get("Retry-After", "")
-        self.retry_after = float(seconds) if self.environment.parsed_options.polite and seconds.isdigit() else 0.0
+        self.pause = float(seconds) if self.environment.parsed_options.polite and seconds.isdigit() else 0.0

@@ -79,6 +79,6 @@ def test_locust_does_not_follow_a_redirect() -> None:
 def run_locust(url: str) -> "subprocess.CompletedProcess[bytes]":
     parser = argparse.ArgumentParser()
     locust.add_to(parser.add_subparsers())
-    options = parser.parse_args(["locust", "--url", url, "--seconds", "4", "--clients", "2"])
-    service = reach(options, url, Plan(2, 4))
+    options = parser.parse_args(["locust", "--url", url, "--seconds", "60", "--clients", "2", "--requests", "100"])
+    service = reach(options, url, Plan(2, 60))
     return subprocess.run([str(LOCUST.python()), *arguments(options, service, IMAGES)], capture_output=True, check=True)
