@@ -29,7 +29,7 @@ class Outcome(msgspec.Struct, dict=True):
     overhead_p50: float = 0.0
     """Median milliseconds of correct responses outside of `decode` and `infer`, measured by the client."""
     codes: dict[str, list[str]] = {}
-    """Codes of errors by status, from the responses that were parsed, which are not all."""
+    """Codes of errors by status: the first one, and others of the responses that were parsed, which are not all."""
     model: str = ""
     """Name of the model according to the responses; empty if they do not contain it."""
     rejections: str = ""

@@ -106,11 +106,8 @@ class Tally:
     def answered(self, number: int, since: float, status: str, body: bytes, timing: bytes) -> None:
         """Count a response. Arguments as for `connection.Owner.answered`."""
         count = len(self._expected)
-        if (
-            status == "200"
-            and (number < count or not number % CHECK_EVERY)
-            and not self._check(body, self._expected[number % count])
-        ):
+        is_read = number < count or not number % CHECK_EVERY
+        if status == "200" and is_read and not self._check(body, self._expected[number % count]):
             status = "wrong"
         self._count(status)
         elapsed = self._last - since
@@ -122,7 +119,7 @@ class Tally:
         else:
             if status in REJECTIONS:
                 self._rejections.append(elapsed)
-            if status != "wrong" and (number < count or not number % CHECK_EVERY):
+            if status != "wrong" and (is_read or status not in self._codes):
                 self._add_code(status, body)
 
     def gave_up(self, since: float) -> None:

@@ -48,7 +48,8 @@ async def test_every_seventeenth_of_the_later_answers_is_checked() -> None:
 
 
 async def test_statuses_are_counted_separately() -> None:
-    responses = [answer(CAT), answer(b"{}", "503 Service Unavailable"), answer(b"{}", "413 Content Too Large")]
+    """Each with its codes of errors, of which only some answers are read, but one at least."""
+    responses = [answer(CAT), answer(b"{}", "503 Service Unavailable"), answer(b'{"code":"too_large"}', "413 Content Too Large")]
 
     async def reply(number: int, _request: bytes) -> bytes:
         return responses[number % 3]
@@ -57,6 +58,7 @@ async def test_statuses_are_counted_separately() -> None:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=9)
 
     assert outcome.statuses == {"200": 3, "413": 3, "503": 3}
+    assert outcome.codes == {"413": ["too_large"]}
     assert outcome.failed == pytest.approx(2 / 3)
 
 
