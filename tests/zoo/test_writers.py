@@ -90,14 +90,14 @@ def test_writers_of_several_hosts_lose_nothing(tmp_path: Path) -> None:
 
 
 def adding(tmp_path: Path, folder: Path, name: str, *, is_complete: bool = True) -> "subprocess.Popen[bytes]":
-    """Start to add a network, or half of one, as another host does; its messages are in `name`.log."""
+    """Start to add a network as another host does, or to wait for its file, to which nothing comes; messages are in `name`.log."""
     names = {0: "door", 1: "window", 2: "gate"}
     network = exported(head_tensors("yolo", SIZE), SIZE, names=names, version=name).SerializeToString()
     command = [*IN_NAMESPACE, *program.command("app", "add"), "-", "--name", "doors", "--out", str(folder)]
     with (tmp_path / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=program.environment(), stdin=subprocess.PIPE, stderr=log)
     assert process.stdin is not None
-    process.stdin.write(network if is_complete else network[:1000])
     if is_complete:
+        process.stdin.write(network)
         process.stdin.close()
     return process
