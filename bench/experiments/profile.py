@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
+
 from app.telemetry.metrics import REQUEST_BOUNDS
 from bench.experiments import slow_requests
 from bench.experiments.options import Commands, add_shared, count
@@ -24,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     if options.pid or options.url:
         try:
             print(slow_requests.record(options.pid, options.url, options.key_file, options.slow, options.seconds, options.out))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, httpx.InvalidURL) as error:
             raise ContestantError(str(error)) from error
         return 0
     samples = unlabelled_samples()
