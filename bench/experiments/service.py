@@ -15,6 +15,7 @@ from bench.harness.errors import ContestantError
 from bench.load.outcome import Outcome
 from bench.load.target import Target, is_loopback, parse_target
 from bench.report.machine import Server, describe_server
+from bench.report.text import responses
 
 WARM_UP_CLIENTS, WARM_UP_SECONDS = 4, 1.0
 """Load before the first measurement: the first requests after a start are slower."""
@@ -22,6 +23,8 @@ MAX_CONNECTIONS, MAX_RATE, MAX_SECONDS, MAX_REQUESTS = 256, 1000.0, 600.0, 100_0
 """The most that another host gets from one command: connections, requests per second, seconds and requests."""
 
 _WARM_UP_REQUESTS = 100
+_REFUSALS = {"400", "401", "403", "404", "405", "413", "415", "422"}
+"""Statuses of requests that will not succeed later, either."""
 _LIMITS = (
     f"Another host than this one is loaded only after a question, or with --yes, and gets at most {MAX_CONNECTIONS} connections, "
     f"{MAX_RATE:,.0f} requests per second (of a constant rate), {MAX_SECONDS:,.0f} seconds and {MAX_REQUESTS:,} requests."
@@ -109,7 +112,7 @@ def with_route(url: str, route: str) -> str:
 
 
 def check_warm_up(url: str, outcome: Outcome) -> None:
-    """Check that a service speaks HTTP/1.1, and does not redirect.
+    """Check that a service speaks HTTP/1.1, does not redirect, and accepts the key, the path or the images.
 
     Raises:
         ContestantError: It does not.
@@ -118,6 +121,8 @@ def check_warm_up(url: str, outcome: Outcome) -> None:
         raise ContestantError(f"{url} answers with a redirect ({', '.join(redirects)}); give the URL to which it leads")
     if {*outcome.statuses} <= {"error"}:
         raise ContestantError(f"{url} does not answer in HTTP/1.1 with a Content-Length")
+    if not {*outcome.statuses} & {"200", "wrong"} and any(status in _REFUSALS for status in outcome.statuses):
+        raise ContestantError(f"{url} accepts no request: {responses(outcome)}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from bench.load.outcome import Outcome
 from bench.report.machine import Machine, Server
 from bench.report.measurements import PERCENTILES, Run
 
@@ -33,7 +34,7 @@ def sheet(run: Run) -> str:
         *((f"p{percent}", f"{number(outcome.percentile(percent))} ms") for percent in PERCENTILES),
         ("max", f"{number(outcome.max)} ms"),
         ("error rate", f"{outcome.failed:.2%}"),
-        ("responses", _statuses(run)),
+        ("responses", responses(outcome)),
         ("Server-Timing", _milliseconds(outcome.stages) or "- (the server sends none)"),
         ("Triton", _triton(run)),
         ("CPU per request", _milliseconds(run.cpu_ms)),
@@ -53,7 +54,7 @@ def overview(runs: Iterable[Run]) -> str:
     rows = [["load", *_OVERVIEW]]
     rows += [[run.load, *(number(run.figures.get(figure)) for figure in _OVERVIEW.values())] for run in runs]
     models = ", ".join(dict.fromkeys(run.model for run in runs))
-    notes = [f"{run.load}: {_statuses(run)}" for run in runs if run.outcome.failed]
+    notes = [f"{run.load}: {responses(run.outcome)}" for run in runs if run.outcome.failed]
     notes += [f"{run.load}: Server-Timing {_milliseconds(run.outcome.stages)}" for run in runs if run.outcome.stages]
     notes += sorted({run.triton_note for run in runs if run.triton_note})
     return "\n".join([table(rows), f"{models}; times in ms; gateway, Triton, stubs: CPU per request", *notes])
@@ -71,6 +72,12 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def responses(outcome: Outcome) -> str:
+    """List the number of responses by status, with the codes of errors."""
+    codes = {status: f" ({', '.join(found)})" for status, found in outcome.codes.items()}
+    return ", ".join(f"{status}: {count:,}{codes.get(status, '')}" for status, count in outcome.statuses.items())
+
+
 def number(value: float | None) -> str:
     """Format a number with three significant digits, or all digits of a larger one; None as a dash."""
     if value is None:
@@ -80,11 +87,6 @@ def number(value: float | None) -> str:
 
 def _milliseconds(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in values.items()) + " ms" if values else ""
-
-
-def _statuses(run: Run) -> str:
-    codes = {status: f" ({', '.join(found)})" for status, found in run.outcome.codes.items()}
-    return ", ".join(f"{status}: {count:,}{codes.get(status, '')}" for status, count in run.outcome.statuses.items())
 
 
 def _triton(run: Run) -> str:

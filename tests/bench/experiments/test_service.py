@@ -109,13 +109,27 @@ def test_a_service_with_tls_and_keys_is_measured(
 def test_errors_are_counted_by_status_and_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "status", 401)
-    monkeypatch.setattr(handler, "answer", b'{"code":"unauthorized"}')
+    monkeypatch.setattr(handler, "status", 503)
+    monkeypatch.setattr(handler, "answer", b'{"code":"triton_unavailable"}')
     with serving(handler) as url:
         assert main(command(url, "--json", tmp_path / "out.json")) == 1
 
-    assert "401: 20 (unauthorized)" in capsys.readouterr().out
-    assert load_record(tmp_path / "out.json").runs[0].figures["401 %"] == 100
+    assert "503: 20 (triton_unavailable)" in capsys.readouterr().out
+    assert load_record(tmp_path / "out.json").runs[0].figures["503 %"] == 100
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_no_load_is_sent_to_a_service_that_refuses_every_request(
+    capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "status", 401)
+    monkeypatch.setattr(handler, "answer", b'{"code":"unauthorized"}')
+    with serving(handler) as url:
+        assert main(command(url, "--yes")) == 1
+
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"{url}/detect accepts no request: 401: ")
+    assert not printed.out
 
 
 @pytest.mark.usefixtures("elsewhere")
