@@ -43,8 +43,8 @@ def _differences(before: Record, after: Record) -> list[str]:
 
 
 def _figures(before: Run, after: Run) -> str:
-    counts = len(before.rounds), len(after.rounds)
-    note = "" if _is_enough(*counts) else f": cannot be judged by {counts[0]} and {counts[1]} rounds, but by 5 and 5"
+    counts = max(1, len(before.rounds)), max(1, len(after.rounds))
+    note = "" if _is_enough(*counts) else f": {counts[0]} and {counts[1]} runs are too few to judge a change"
     rows = [["", "before", "after", "after / before (min..max)", ""]]
     for name in dict.fromkeys([*before.figures, *after.figures]):
         old, new = before.values(name), after.values(name)
