@@ -25,7 +25,7 @@ def find_obstacle(settings: Settings) -> str:
     """
     if settings.triton_endpoints:
         tritons = "a Triton" if settings.triton_loads_models else f"the Triton at {settings.triton_endpoints}"
-        return f"when {tritons} has loaded it"
+        return f"when {tritons} has loaded the change"
     if settings.triton_ports:
         return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
     folder = TritonFolder(settings)

@@ -89,7 +89,7 @@ async def test_a_model_that_triton_cannot_load_has_its_reason(settings: Settings
 @pytest.mark.parametrize(
     ("others", "obstacle"),
     [
-        ({"triton_endpoints": "127.0.0.1:1"}, "when the Triton at 127.0.0.1:1 has loaded it"),
+        ({"triton_endpoints": "127.0.0.1:1"}, "when the Triton at 127.0.0.1:1 has loaded the change"),
         ({"triton_ports": 5001}, "when Triton starts again: NEREID_TRITON_PORTS lets it load nothing meanwhile"),
     ],
 )

@@ -103,7 +103,7 @@ def test_each_triton_loads_what_is_added(tmp_path: Path, repository: Path, trito
     environment |= {**environment_of(ROOT), f"{PREFIX}MODEL_REPOSITORY": str(repository)}
     with serving(tritons[0], tmp_path, settings=given) as gateway:
         service = Service(gateway.url, tmp_path, repository, environment)
-        assert "uses it when a Triton has loaded it" in service.add(1)
+        assert "uses it when a Triton has loaded the change" in service.add(1)
         for address in addresses:
             wait_for(partial(has, address, is_wanted=True))
         assert service.answer("doors") == (200, "1")
