@@ -41,6 +41,8 @@ class Examination(NamedTuple):
     """Whether tensors may use this machine's shared memory."""
     spec: ModelSpec | None = None
     """Spec of the default model; None if unknown."""
+    lacks_model: bool = False
+    """Whether this Triton answers, but does not have the default model."""
 
 
 async def examine(target: Target, settings: Settings) -> Examination:
@@ -69,7 +71,9 @@ async def examine(target: Target, settings: Settings) -> Examination:
         found, spec = await model.examine(client, settings, state, is_here=is_here)
         others = [name for name in states if states[name].is_ready and name != settings.model]
         dead = [finding for finding in await asyncio.gather(*(_check_process(client, name) for name in others)) if finding]
-        return Examination([*findings, memory, *models, *dead, *found], maps_memory, spec)
+        return Examination(
+            [*findings, memory, *models, *dead, *found], maps_memory, spec, lacks_model=spec is None and state is None
+        )
     except GatewayError as error:
         return Examination([_unreachable(target.address, settings, error), *model.check_file(settings)], is_here)
     finally:

@@ -26,16 +26,23 @@ async def examine(settings: Settings) -> Examination:
             unresolved.append(failure("triton", f"the name in {address} cannot be resolved: {error.strerror or error}", fix))
     examined = [await triton.examine(target, settings) for target in targets]
     return Examination(
-        [*unresolved, *_gather_findings(targets, examined), *_compare(settings.model, targets, examined)],
+        [*unresolved, *_gather_findings(settings.model, targets, examined), *_compare(settings.model, targets, examined)],
         any(one.maps_memory for one in examined),
         next((one.spec for one in examined if one.spec is not None), None),
     )
 
 
-def _gather_findings(targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
+def _gather_findings(model: str, targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
     """Iterate over the findings of all Tritons; if there are several, prepend the address."""
+    is_usable = any(one.spec for one in examined)
     for target, one in zip(targets, examined, strict=True):
-        for finding in one.findings:
+        for each in one.findings:
+            finding = each
+            if is_usable and one.lacks_model and each.code == "model":
+                text = f"Triton does not have {model}: only others answer requests for it"
+                finding = warning(
+                    "model", text, "nothing, if it is for other models; or put it into its repository, and start it again"
+                )
             message = finding.message if len(targets) == 1 else f"{target.address}: {finding.message}"
             yield msgspec.structs.replace(finding, message=message)
 

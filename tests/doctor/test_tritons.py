@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from grpc import StatusCode
 
 from app.doctor.finding import Severity
 from app.settings.schema import Settings
@@ -55,3 +56,13 @@ def test_a_name_that_has_no_address(without_triton: Settings, capsys: Capture) -
     examined = examine(msgspec.structs.replace(without_triton, triton_endpoints="dns:///no-such-name.invalid:8001"), capsys)
 
     assert_useful(examined["triton"], Severity.FAILURE, says=["dns:///no-such-name.invalid:8001", "resolved"], fix="headless")
+
+
+def test_a_triton_for_other_models_is_no_failure(without_triton: Settings, fakes: list[FakeTriton], capsys: Capture) -> None:
+    """Another one has the default model."""
+    fakes[1].model_refusal, fakes[1].index = (StatusCode.NOT_FOUND, "Request for unknown model: 'a' is not found"), []
+    with fake_in_a_thread(fakes[0]), fake_in_a_thread(fakes[1]):
+        urls = ",".join(fake.url for fake in fakes)
+        examined = examine(msgspec.structs.replace(without_triton, triton_endpoints=urls, model="a"), capsys)
+
+    assert_useful(examined.all("model")[1], Severity.WARNING, says=[fakes[1].url, "does not have a"], fix="other models")
