@@ -36,6 +36,14 @@ def positive(text: str) -> float:
     return value
 
 
+def new_file(text: str) -> Path:
+    """Parse the path of a file in a folder that exists, which is known before a long measurement."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
 _SHARED: dict[str, dict[str, Any]] = {
     "images": {"type": Path, "metavar": "DIR", "help": "images to send: a folder of JPEGs, scaled down to COCO's size"},
     "clients": {"type": count, "help": "number of concurrent clients"},
@@ -43,6 +51,6 @@ _SHARED: dict[str, dict[str, Any]] = {
     "seconds": {"type": positive, "help": "seconds per measurement"},
     "rounds": {"type": count, "help": "rounds per server, interleaved"},
     "before": {"type": Path, "metavar": "PATH", "help": "another checkout of this project, to measure its Nereid beside today's"},
-    "json": {"type": Path, "metavar": "OUT", "help": "write the results here, for compare and report"},
+    "json": {"type": new_file, "metavar": "OUT", "help": "write the results here, for compare and report"},
 }
 """Arguments of `add_argument` by name."""
