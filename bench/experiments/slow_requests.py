@@ -61,7 +61,10 @@ def _find_workers(pid: int | None, url: str | None) -> list[psutil.Process]:
     if pid:
         found, where = family(_process(pid)), f"process {pid} is not a Nereid: it is no worker, and has none"
     else:
-        found, where = _listeners(url or ""), f"no worker of a Nereid that this user may watch listens at {url} on this machine"
+        found, where = (
+            _listeners(url or ""),
+            f"no worker that this user may watch listens at {url}; behind NGINX: unix:PATH, or --pid",
+        )
     workers = [*filter(_is_worker, found)]
     if not workers:
         raise ContestantError(where)

@@ -106,7 +106,7 @@ def test_a_process_that_needs_a_key_at_a_unix_socket_is_recorded(
         (["--pid", 2**22 + 1], f"there is no process {2**22 + 1}"),
         (["--pid", os.getpid()], f"process {os.getpid()} is not a Nereid: it is no worker, and has none"),
         (["--url", "http://192.0.2.1:4603"], "http://192.0.2.1:4603 is not on this machine, whose processes alone can be recorded"),
-        (["--url", "unix:/none"], "no worker of a Nereid that this user may watch listens at unix:/none on this machine"),
+        (["--url", "unix:/none"], "no worker that this user may watch listens at unix:/none; behind NGINX: unix:PATH, or --pid"),
     ],
     ids=["no process", "another program", "another machine", "nobody"],
 )
