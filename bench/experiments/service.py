@@ -138,8 +138,10 @@ def one_line(url: str) -> Iterator[None]:
     except ssl.SSLError as error:
         hint = ": it does not speak HTTP/1.1" if "application protocol" in str(error).replace("_", " ").lower() else ""
         raise ContestantError(f"no TLS connection to {url}{hint}: {error.strerror}") from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise ContestantError(str(error)) from error
+    except OSError as error:
+        raise ContestantError(f"{error.filename or url}: {error.strerror or error}") from error
 
 
 def _check(plan: Plan) -> None:
