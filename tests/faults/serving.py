@@ -65,13 +65,14 @@ class Gateway(NamedTuple):
 
 
 @contextmanager
-def serving(
+def serving(  # noqa: PLR0913 - what tests vary
     triton: Triton,
     folder: Path,
     *,
     wrapper: Sequence[str] = (),
     program: Sequence[str] = ("-m", "app"),
     settings: Mapping[str, object] | None = None,
+    ready: str = "/readyz",
 ) -> Iterator[Gateway]:
     """Run a gateway until the block ends.
 
@@ -81,6 +82,7 @@ def serving(
         wrapper: A command that runs the gateway in an environment of its own, such as `prlimit`.
         program: What Python runs instead of the gateway.
         settings: Settings by name, in addition to what a test needs.
+        ready: Path that answers 200 when the gateway is ready for the test.
     """
     (port,) = find_free(1)
     log = folder / "gateway.log"
@@ -94,7 +96,7 @@ def serving(
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in wanted.items()}
     command = [*wrapper, sys.executable, *program, "api"]
-    with running(command, environment, port, "/readyz", log) as server:
+    with running(command, environment, port, ready, log) as server:
         yield Gateway(server.url, server.process, log)
 
 

@@ -126,6 +126,22 @@ async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_pa
     assert refused["summary"] == "The file api_keys of Nereid on 127.0.0.1 is not valid"
 
 
+async def test_a_missing_default_model_is_a_page(watched: Watched, tmp_path: Path) -> None:
+    """Triton answers, and nothing counts as a failure; a load balancer asks, and sends no requests."""
+    write_short_rules(tmp_path)
+    settings = {"model": "nowhere", "log_level": "warning"}
+    with serving(watched.triton, tmp_path, settings=settings, ready="/livez") as gateway:
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{watched.triton.settings.triton_ports + 1}"}
+        with running_prometheus(targets, tmp_path, scrape_seconds=SCRAPE_SECONDS, rules=tmp_path) as prometheus:
+            here = Watched(gateway, watched.triton, prometheus)
+            async with asking(gateway, encode(b"", "/readyz", "GET"), _GOOD, every=0.5) as statuses:
+                await here.until_firing("NereidNotReady")
+                firing = await here.firing()
+
+    assert set(statuses) == {404, 503}
+    assert firing == {"NereidNotReady"}
+
+
 async def test_slow_answers_are_a_page(watched: Watched) -> None:
     """The model takes three seconds; the gateway is not full."""
     slow = encode(_IMAGE, "/predict/wait_3000", Content_Type="image/png")
