@@ -173,7 +173,7 @@ bench *args:
 tune *args:
     @python -m bench tune {{ args }}
 
-# Record a flame graph of a worker under load with py-spy
+# Record a flame graph of a worker with py-spy, under load or, with --url or --pid, while its requests are slow
 [group('develop')]
 profile seconds="60" out="profile.svg" *args:
     @python -m bench profile {{ seconds }} {{ out }} {{ args }}
