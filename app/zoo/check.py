@@ -184,7 +184,7 @@ def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tole
     for found, expected in ((one, other), (other, one)):
         best = _take(found, slice(_COMPARED))
         hits = 0
-        for box, score, class_id in zip(*best, strict=True):
+        for box, score, class_id in zip(best.boxes, best.scores, best.class_ids, strict=True):
             alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
             hits += bool((_overlaps(box, expected.boxes[alike]) >= min_overlap).any())
         counts.append((hits, len(best.scores)))
