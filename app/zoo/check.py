@@ -1,6 +1,7 @@
 """Check a composed model: it must find in photos what its network finds with a textbook post-processing."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -160,7 +161,7 @@ def detections(outputs: Tensors, confidence: float = 0.0) -> Found:
     (count,) = outputs["num_dets"][0]
     boxes, scores, classes = (outputs[name][0, :count] for name in ("det_boxes", "det_scores", "det_classes"))
     features = [outputs[name][0, :count] for name in ("det_masks", "det_keypoints", "det_angles") if name in outputs]
-    columns = features[0].reshape(count, -1) if features else np.empty((count, 0), np.float32)
+    columns = features[0].reshape(count, prod(features[0].shape[1:])) if features else np.empty((count, 0), np.float32)
     return _take(Found(boxes, scores, classes, columns), scores >= confidence)
 
 
