@@ -23,6 +23,7 @@ from app.host import allocator, cores, memory
 from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
+from app.model.heads import TASKS
 from app.pipeline.pipeline import Limits, Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.remote.address import parse_origin
@@ -168,7 +169,7 @@ def _models(settings: Settings) -> Models:
     repository = Path(settings.model_repository)
     models = Models(
         settings.model,
-        settings.task_models,
+        {task: settings.models_by_task.get(task, settings.model) for task in TASKS},
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
         # Otherwise nobody here lets the Tritons load a changed model.
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),

@@ -16,7 +16,7 @@ from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import guard_model
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
-from app.api.batch.route import detect_batch
+from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
 from app.api.caller.keys import ApiKeys, Scope
 from app.api.dependencies import Deployment, WorkerResources, providers
@@ -38,7 +38,7 @@ from app.triton.pool import TritonPool
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES = [*ROUTES, detect_batch]
+_MODEL_ROUTES = [*ROUTES, *batch.ROUTES]
 
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]

@@ -1,9 +1,10 @@
-"""POST /detect, /classify and /predict/{model}: routes that run a model on one image."""
+"""POST /detect, /classify, /segment, /pose, /obb and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from litestar import Request
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
@@ -13,37 +14,35 @@ from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, operation_for
 from app.api.parameters.parse import Pairs, Parameters
-from app.api.parameters.tasks import FORMS, ClassifyParameters, DetectParameters, PathModel
+from app.api.parameters.tasks import FORMS, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.routes import ModelRoute
-from app.model.heads import ClassificationHead, DetectionHead
+from app.model.heads import Task
 
 P = TypeVar("P", bound=Parameters)
 
 
-@ModelRoute(
-    "/detect",
-    summary="Detect objects in an image",
-    operation_class=operation_for(DetectionHead.task),
-    responses={**describe(200, DetectResponse | list[CocoResult], "The detections"), **PROBLEMS},
-)
-async def detect(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
-    """Detect objects with the default model, or with the one that the parameter `model` names."""
-    return await handle_image(request, worker, DetectParameters)
+def _route(
+    task: Task, path: str, summary: str, description: str, results: Any = DetectResponse | list[CocoResult]
+) -> HTTPRouteHandler:
+    """Make the route of a task."""
 
+    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+        return await handle_image(request, worker, FORMS[task].parameters)
 
-@ModelRoute(
-    "/classify",
-    task=ClassificationHead.task,
-    summary="Classify an image",
-    operation_class=operation_for(ClassificationHead.task),
-    responses={**describe(200, ClassifyResponse, "The classes"), **PROBLEMS},
-)
-async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
-    """Classify an image with the default classifier, or with the one that the parameter `model` names."""
-    return await handle_image(request, worker, ClassifyParameters)
+    route = ModelRoute(
+        path,
+        task=task,
+        name=path,
+        summary=summary,
+        description=f"{description}, with the default model for this, or with the one that the parameter `model` names.",
+        operation_class=operation_for(task),
+        responses={**describe(200, results, f"The {FORMS[task].results}"), **PROBLEMS},
+    )
+    handle.__name__ = path.strip("/")
+    return route(handle)
 
 
 @ModelRoute(
@@ -54,18 +53,25 @@ async def classify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespo
         **describe(
             200,
             DetectResponse | list[CocoResult] | ClassifyResponse,
-            "The detections of a detector, or the classes of a classifier",
+            "The classes of a classifier, or the detections of another model",
         ),
         **PROBLEMS,
     },
 )
 async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
-    """Detect objects or classify the image with the model in the path. The response is that of `/detect` or `/classify`."""
+    """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`."""
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
 
 
-ROUTES = [detect, classify, predict]
+ROUTES = [
+    _route("detection", "/detect", "Detect objects in an image", "Detect objects"),
+    _route("classification", "/classify", "Classify an image", "Classify an image", ClassifyResponse),
+    _route("segmentation", "/segment", "Segment objects in an image", "Detect objects and their masks"),
+    _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
+    _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
+    predict,
+]
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request

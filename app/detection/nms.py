@@ -26,11 +26,19 @@ class Candidates(NamedTuple):
     """Shape (n,), 0 to 1."""
     class_ids: NDArray[np.int32]
     """Shape (n,)."""
+    features: NDArray[np.float32] | None = None
+    """Shape (n, features) as the model's head says; None without features."""
+
+    def take(self, indices: NDArray[np.intp]) -> "Candidates":
+        """Return the candidates with these indices (m,)."""
+        features = None if self.features is None else self.features[indices]
+        return Candidates(self.boxes[indices], self.scores[indices], self.class_ids[indices], features)
 
 
-def from_yolo(head: NDArray[np.float32], floor: float = MIN_SCORE) -> Candidates:
-    """Decode a head (4 + classes, anchors): centre and size of the box in pixels of the input, then final scores."""
-    return _candidates(head[:4].T, head[4:].T, floor)
+def from_yolo(head: NDArray[np.float32], floor: float = MIN_SCORE, features: int = 0) -> Candidates:
+    """Decode a head (4 + classes + features, anchors): centre and size of the box in pixels of the input, then final scores."""
+    end = len(head) - features
+    return _candidates(head[:4].T, head[4:end].T, floor, head[end:].T if features else None)
 
 
 def from_yolov5(head: NDArray[np.float32], floor: float = MIN_SCORE) -> Candidates:
@@ -47,7 +55,9 @@ def from_yolox(head: NDArray[np.float32], input_size: tuple[int, int], floor: fl
     return _candidates(np.concatenate([centres, sizes], axis=1), head[:, 4:5] * head[:, 5:], floor)
 
 
-def _candidates(boxes: NDArray[np.float32], scores: NDArray[np.float32], floor: float) -> Candidates:
+def _candidates(
+    boxes: NDArray[np.float32], scores: NDArray[np.float32], floor: float, features: NDArray[np.float32] | None = None
+) -> Candidates:
     """Keep the best `MAX_CANDIDATES` above `floor` of boxes (anchors, 4) centre x y width height by scores (anchors, classes)."""
     winners = scores.argmax(axis=1)
     best = scores[np.arange(len(scores)), winners]
@@ -55,7 +65,7 @@ def _candidates(boxes: NDArray[np.float32], scores: NDArray[np.float32], floor: 
     order = order[best[order] > floor]
     centres, half = boxes[order, :2], boxes[order, 2:] / 2
     corners = np.concatenate([centres - half, centres + half], axis=1)
-    return Candidates(corners, best[order], winners[order].astype(np.int32))
+    return Candidates(corners, best[order], winners[order].astype(np.int32), None if features is None else features[order])
 
 
 def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:

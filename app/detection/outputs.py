@@ -10,7 +10,7 @@ from app.detection import nms
 from app.detection.nms import Candidates
 from app.errors import InvalidModelOutput
 from app.model.anchors import count_anchors
-from app.model.heads import DetectionHead, OutputFormat
+from app.model.heads import HEADS, DetectionHead, ObbHead, OutputFormat
 from app.model.outputs import expect_shape, take_outputs
 from app.model.spec import ModelSpec
 
@@ -23,19 +23,19 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
     """Decode the output tensors for one image, given by name; a batch dimension must be 1.
 
     Raises:
-        WrongTask: The model is not a detector.
+        WrongTask: The model finds no boxes.
         InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
     """
-    head, tensors = spec.expect_head(DetectionHead), take_outputs(spec, outputs)
+    head, tensors = spec.expect_head(HEADS.get(spec.head.task, DetectionHead)), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[head.output_format](spec, tensors)
         if head.has_normalized_boxes:
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
     if not len(found.scores):
         return found
-    if not np.isfinite(found.boxes).all():
-        raise InvalidModelOutput(f"{spec.name} returned boxes that are not finite")
+    if not np.isfinite(found.boxes).all() or (found.features is not None and not np.isfinite(found.features).all()):
+        raise InvalidModelOutput(f"{spec.name} returned objects with values that are not finite")
     if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
     if found.class_ids.min() < 0:
@@ -44,7 +44,7 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
 
 
 def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    count, boxes, scores, classes = tensors
+    count, boxes, scores, classes, *more = tensors
     expect_shape(spec, count, (1,))
     expect_shape(spec, boxes, (*boxes.shape[:1], 4))
     for tensor in (scores, classes):
@@ -52,22 +52,35 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
     n = int(count[0])
     if not 0 <= n <= len(boxes):
         raise InvalidModelOutput(f"{spec.name} returned a count of {n} for {len(boxes)} rows")
-    return Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
+    found = Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
+    if not (features := _features(spec)):
+        return found
+    table = more[0].reshape(len(more[0]), -1)
+    expect_shape(spec, table, (len(boxes), features))
+    return found._replace(features=table[:n].astype(np.float32))
 
 
 def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    (table,) = tensors
-    expect_shape(spec, table, (None, 6))
+    table, features = tensors[0], _features(spec)
+    expect_shape(spec, table, (None, 6 + features))
     table = table.astype(np.float32)
     table = table[~(table[:, 4] <= 0)]  # drops padding, but keeps NaN, which is rejected later
-    return Candidates(table[:, :4], table[:, 4], _to_class_ids(table[:, 5]))
+    boxes = table[:, :4]
+    if isinstance(spec.head, ObbHead):  # centre and size
+        half = boxes[:, 2:] / 2
+        boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+    return Candidates(boxes, table[:, 4], _to_class_ids(table[:, 5]), table[:, 6:] if features else None)
 
 
 def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    (tensor,) = tensors
+    tensor, features = tensors[0], _features(spec)
     expect_shape(spec, tensor, (None, None))
-    _expect_classes(spec, tensor, len(tensor) - 4)
-    return nms.from_yolo(tensor.astype(np.float32))
+    _expect_classes(spec, tensor, len(tensor) - 4 - features)
+    return nms.from_yolo(tensor.astype(np.float32), features=features)
+
+
+def _features(spec: ModelSpec) -> int:
+    return spec.head.features if isinstance(spec.head, DetectionHead) else 0
 
 
 def _decode_yolov5_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:

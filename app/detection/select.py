@@ -1,7 +1,7 @@
 """Select the requested detections from a model's candidates."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,15 @@ from app.model.heads import RAW_HEADS, DetectionHead
 _ID = re.compile(r"[0-9]{1,9}")
 
 
+Suppress = Callable[[Candidates, NDArray[np.int32] | None, float], NDArray[np.intp]]
+"""Chooses of candidates, by descending score, as `suppress_boxes` does."""
+
+
+def suppress_boxes(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
+    """Choose candidates as `nms.suppress` does."""
+    return suppress(found.boxes, classes, iou)
+
+
 class Suppression(NamedTuple):
     """Rule for duplicate boxes, of which only the best is kept."""
 
@@ -22,6 +31,7 @@ class Suppression(NamedTuple):
     """Intersection over union, 0 to 1, above which two boxes count as one object."""
     is_agnostic: bool
     """Whether boxes of different classes can count as one object."""
+    suppress: Suppress
 
 
 def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozenset[int] | None:
@@ -43,7 +53,9 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
     return frozenset(ids)
 
 
-def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool) -> Suppression | None:
+def to_suppression(
+    iou: float | None, head: DetectionHead, *, is_agnostic: bool, suppress: Suppress = suppress_boxes
+) -> Suppression | None:
     """Return the suppression to apply to a model's boxes; None if the model's own suppression is sufficient.
 
     With suppression in both places, a few boxes may differ from a single NMS at the lower threshold: the model may have dropped
@@ -56,7 +68,7 @@ def to_suppression(iou: float | None, head: DetectionHead, *, is_agnostic: bool)
         raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")
     if not is_agnostic and head.output_format not in RAW_HEADS and iou in {None, head.max_iou}:
         return None
-    return Suppression(head.iou if iou is None else iou, is_agnostic)
+    return Suppression(head.iou if iou is None else iou, is_agnostic, suppress)
 
 
 def select(
@@ -73,18 +85,14 @@ def select(
     if class_ids is not None:
         keep &= np.isin(found.class_ids, list(class_ids))
     chosen = np.flatnonzero(keep)
-    kept = _take(found, chosen[np.argsort(-found.scores[chosen], kind="stable")])
+    kept = found.take(chosen[np.argsort(-found.scores[chosen], kind="stable")])
     if suppression is None:
         return kept
     with np.errstate(over="ignore", invalid="ignore"):  # areas of huge boxes may overflow
-        return _take(kept, suppress(kept.boxes, None if suppression.is_agnostic else kept.class_ids, suppression.iou))
+        return kept.take(suppression.suppress(kept, None if suppression.is_agnostic else kept.class_ids, suppression.iou))
 
 
-def keep_best(found: Candidates, max_detections: int) -> Candidates:
-    """Keep the first candidates that have an area, of those clipped to the image: boxes in the padding have none."""
-    x1, y1, x2, y2 = found.boxes.T
-    return _take(found, np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections])
-
-
-def _take(found: Candidates, indices: NDArray[np.intp]) -> Candidates:
-    return Candidates(found.boxes[indices], found.scores[indices], found.class_ids[indices])
+def choose_best(boxes: NDArray[np.float32], max_detections: int) -> NDArray[np.intp]:
+    """Choose the first boxes (n, 4) that have an area, of those clipped to the image: boxes in the padding have none."""
+    x1, y1, x2, y2 = boxes.T
+    return np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections]

@@ -58,3 +58,10 @@ class ImageTransform(NamedTuple):
             return fractions * np.array([self.image_width, self.image_height] * 2, np.float32)
         left, top, width, height = self.crop
         return fractions * np.array([width, height] * 2, np.float32) + np.array([left, top] * 2, np.float32)
+
+    def points_to_image(self, points: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Map points (..., 2) x y from pixels of the canvas to pixels of the image; those outside stay outside."""
+        left, top, width, height = self.crop or (0, 0, self.image_width, self.image_height)
+        scale = np.array([width / self.width, height / self.height], np.float32)
+        mapped: NDArray[np.float32] = (points - np.array([self.left, self.top], np.float32)) * scale
+        return mapped + np.array([left, top], np.float32)

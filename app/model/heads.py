@@ -4,7 +4,7 @@ Formats are identified by the names, types and shapes in the model's config and 
 """
 
 from enum import Enum
-from typing import ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -12,10 +12,13 @@ from app.errors import UnsupportedModel
 from app.model.anchors import possible_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
-Task = Literal["detection", "classification"]
+Task = Literal["detection", "classification", "segmentation", "pose", "obb"]
 """The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
+_ULTRALYTICS: dict[str, object] = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
+_FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pose", "det_angles": "obb"}
+"""Names of the outputs of the models that `add` composes, for what a row has beyond its box, score and class."""
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7
 _MAX_QUERIES = 300
@@ -58,6 +61,8 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     """Default intersection over union above which two boxes of a class count as one object."""
     max_iou: float
     """Maximum `iou` that callers may request: the threshold of the model's own NMS; 1 if it has none."""
+    features: int = 0
+    """Number of values of an object beyond its box, score and class."""
 
     @property
     def finds_once(self) -> bool:
@@ -79,6 +84,34 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
         return InputDefaults("letterbox")
 
 
+class SegmentationHead(DetectionHead, frozen=True, kw_only=True):
+    """Output of a segmentation model: an object's features are the coefficients of its mask.
+
+    The last tensor are the prototypes (coefficients, height, width): a mask is their sum, weighted by the coefficients.
+    """
+
+    task: ClassVar[Task] = "segmentation"
+    noun: ClassVar[str] = "segmentation model"
+    route: ClassVar[str] = "/segment"
+
+
+class PoseHead(DetectionHead, frozen=True, kw_only=True):
+    """Output of a pose model: an object's features are x, y and, if there are three values, the visibility of each keypoint."""
+
+    task: ClassVar[Task] = "pose"
+    noun: ClassVar[str] = "pose model"
+    route: ClassVar[str] = "/pose"
+    keypoint_names: tuple[str, ...]
+
+
+class ObbHead(DetectionHead, frozen=True, kw_only=True):
+    """Output of a model of oriented boxes: an object's feature is the angle in radians by which its box is turned."""
+
+    task: ClassVar[Task] = "obb"
+    noun: ClassVar[str] = "model of oriented boxes"
+    route: ClassVar[str] = "/obb"
+
+
 class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     """Output of a classifier: one score per class."""
 
@@ -96,8 +129,10 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
 
 
-Head = DetectionHead | ClassificationHead
+Head = DetectionHead | ClassificationHead | SegmentationHead | PoseHead | ObbHead
 HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
+HEADS: dict[Task, type[DetectionHead]] = {head.task: head for head in (DetectionHead, SegmentationHead, PoseHead, ObbHead)}
+"""Heads with boxes, by task."""
 
 
 def read_head(
@@ -108,19 +143,27 @@ def read_head(
     Raises:
         UnsupportedModel: No head matches, or the labels do not match the head.
     """
-    if hints.task not in (None, "detect", "classify"):
-        raise UnsupportedModel(f"{model.name} is a model for the task {hints.task!r}; only detectors and classifiers are supported")
+    task: object = hints.named_task or _ULTRALYTICS.get(f"{hints.task}", hints.task)
+    if task not in (None, *TASKS):
+        raise UnsupportedModel(f"{model.name} is a model for the task {task!r}; supported are {', '.join(TASKS)}")
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
+    extra: dict[str, list[int]] = {}
+    if task != "classification":
+        extra = {name: shapes.pop(name) for name in (*shapes,) if name in _FEATURES or len(shapes[name]) == 3}  # noqa: PLR2004
+    kind, features, more = _read_features(model, hints, task, extra)
     names: tuple[str, ...]
     default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
     match list(shapes.items()):
-        case [(name, [classes])] if hints.head is None and types[name] in _FLOATS and (classes > 1 or classes == -1):
+        case [(name, [classes])] if (
+            hints.head is None and kind is DetectionHead and types[name] in _FLOATS and (classes > 1 or classes == -1)
+        ):
             _check_labels(model, hints, classes)
             return ClassificationHead(classes=classes, scores=hints.scores or default), (name,)
         case [(name, [_, _] as dims)]:
-            output_format, names = _identify_table(model, hints, dims, input_size), (name,)
-            _check_labels(model, hints, _count_classes(output_format, dims))
+            identify = _identify_rows if features else _identify_table
+            output_format, names = identify(model, hints, dims, input_size, features), (name,)
+            _check_labels(model, hints, _count_classes(output_format, dims) - features)
         case [_, _, _, _] if hints.head in (None, "end_to_end"):
             output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
         case _:
@@ -128,16 +171,63 @@ def read_head(
     iou = _DEFAULT_IOU if hints.iou is None else hints.iou
     # Models with rows of six are trained to find each object once, unless their config sets `iou` for an NMS in the model.
     suppresses = output_format is OutputFormat.END_TO_END or (output_format is OutputFormat.SIX_COLUMNS and hints.iou is not None)
-    head = DetectionHead(
+    if len(names) == 1 and extra.keys() & _FEATURES.keys():
+        raise unsupported(model)
+    head = kind(
         output_format=output_format,
         has_normalized_boxes=output_format is OutputFormat.RTDETR or hints.box_units == "normalized",
         iou=iou,
         max_iou=iou if suppresses else 1.0,
+        features=features,
+        **more,
     )
-    return head, names
+    return head, (*names, *sorted(extra, key=lambda name: name not in _FEATURES))
 
 
-def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int]) -> OutputFormat:
+def _read_features(
+    model: ModelConfig, hints: ModelParameters, task: object, extra: dict[str, list[int]]
+) -> tuple[type[DetectionHead], int, dict[str, Any]]:
+    """Return the type of a head, the number of its `features`, and its further fields.
+
+    `extra` are the shapes of the tensors of features, and of prototypes.
+    """
+    named = next((name for name in extra if name in _FEATURES), None)
+    if task is None and extra:
+        task = _FEATURES[named] if named else "segmentation"
+    match task, [(*extra[named],)] if named else [], [dims for name, dims in extra.items() if name not in _FEATURES]:
+        case "segmentation", [] | [(_, _)], [[count, _, _]] if count > 0:
+            return SegmentationHead, count, {}
+        case "pose", [] | [(_, _, 2 | 3)], []:
+            shape = (*extra[named][1:],) if named else hints.keypoint_shape()
+            if shape is None:
+                raise UnsupportedModel(
+                    f"{model.name} is a pose model; its config must have the exporter's `metadata` with `kpt_shape`"
+                )
+            count, values = shape
+            return PoseHead, count * values, {"keypoint_names": hints.keypoint_names(count)}
+        case "obb", [] | [(_,)], []:
+            return ObbHead, 1, {}
+        case ((None | "detection" | "classification"), [], []):
+            return DetectionHead, 0, {}
+    raise unsupported(model)
+
+
+def _identify_rows(
+    model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int], features: int
+) -> OutputFormat:
+    """Identify the format of a single two-dimensional output whose objects have features, by `head` or by its shape."""
+    rows, columns = dims
+    anchors = possible_anchors(input_size)
+    if hints.head in (None, "end_to_end") and columns == 6 + features and rows not in anchors:
+        return OutputFormat.SIX_COLUMNS
+    if hints.head in (None, "yolo") and (rows == -1 or rows > 4 + features) and columns in (-1, *anchors):
+        return OutputFormat.YOLO_HEAD
+    raise unsupported(model)
+
+
+def _identify_table(
+    model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int], _: int
+) -> OutputFormat:
     """Identify the format of a single two-dimensional output, by `head` or by its shape."""
     rows, columns = dims
     anchors = possible_anchors(input_size)
@@ -183,8 +273,7 @@ def _check_labels(model: ModelConfig, hints: ModelParameters, classes: int) -> N
     labels = len(hints.class_names())
     if labels and classes > 0 and labels != classes:
         raise UnsupportedModel(
-            f"{model.name} has {labels} labels for {classes} classes; its config needs one label for each class, or another `head` "
-            "(keypoints, masks and rotated boxes are not supported)"
+            f"{model.name} has {labels} labels for {classes} classes; its config needs one label for each class, or another `head` or `task`"
         )
 
 

@@ -81,10 +81,10 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     labels: tuple[str, ...]
 
     def expect_head(self, kind: type[HeadType]) -> HeadType:
-        """Return the head; raise `WrongTask` if it has another type."""
-        if isinstance(self.head, kind):
-            return self.head
+        """Return the head; raise `WrongTask` if it has another task."""
         own = self.head
+        if own.task == kind.task and isinstance(own, kind):
+            return own
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
 
     def class_name(self, class_id: int) -> str:

@@ -32,7 +32,9 @@ Its `parameters` specify what the tensors do not, with these defaults:
                 in Ultralytics' `metadata` is `classify`)
     iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
                                     model suppresses boxes itself
-    metadata                        a Python dict as text, written by Ultralytics' exporter; its `task` must be detect or classify
+    task        detection | classification | segmentation | pose | obb  (the `task` in `metadata`, or by the outputs)
+    keypoints   names of a pose model's keypoints, as `labels` (`kpt_names` in `metadata`, or their numbers)
+    metadata                        a Python dict as text, written by Ultralytics' exporter
     default_version  number         version that the model's name alone stands for (the newest)
     device      cpu | gpu           device of an ensemble, whose config does not specify it (cpu)
     source, licence                 shown by /models
@@ -133,14 +135,17 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     iou: Annotated[float, Meta(ge=0, le=1)] | None = None
     device: Literal["cpu", "gpu"] = "cpu"
     metadata: str = ""
+    keypoints: str = ""
+    named_task: str | None = msgspec.field(default=None, name="task")
 
     def __post_init__(self) -> None:
-        """Reject labels that start with `[` but are not a valid JSON array."""
-        self._labels()
+        """Reject names that start with `[` but are not a valid JSON array."""
+        _split(self.labels, "labels")
+        _split(self.keypoints, "keypoints")
 
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
-        if labels := self._labels():
+        if labels := _split(self.labels, "labels"):
             return tuple(label.strip() for label in labels)
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
@@ -170,13 +175,19 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
                 return side, side
         return None
 
-    def _labels(self) -> list[str]:
-        if not self.labels.startswith("["):
-            return self.labels.split(",") if self.labels else []
-        try:
-            return msgspec.json.decode(self.labels, type=list[str])
-        except msgspec.DecodeError as error:
-            raise ValueError(f"labels begin with [, but are not a JSON array of texts: {error}") from error
+    def keypoint_shape(self) -> tuple[int, int] | None:
+        """Return the number of keypoints and of the values of each, 2 or 3; None if `metadata` does not tell them."""
+        match self._exporter_metadata().get("kpt_shape"):
+            case [int(count), int(values)] if count > 0 and values in {2, 3}:
+                return count, values
+        return None
+
+    def keypoint_names(self, count: int) -> tuple[str, ...]:
+        """Return the names of a pose model's keypoints, or their numbers."""
+        names: Any = _split(self.keypoints, "keypoints") or self._exporter_metadata().get("kpt_names")
+        if isinstance(names, dict):  # the same for each class
+            names = names.get(0)
+        return tuple(map(str, names if isinstance(names, list) and len(names) == count else range(count)))
 
     def _exporter_metadata(self) -> dict[str, Any]:
         try:
@@ -184,6 +195,16 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # everything that literal_eval raises
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _split(names: str, parameter: str) -> list[str]:
+    """Split a parameter with names, separated by commas or in a JSON array."""
+    if not names.startswith("["):
+        return names.split(",") if names else []
+    try:
+        return msgspec.json.decode(names, type=list[str])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{parameter} begin with [, but are not a JSON array of texts: {error}") from error
 
 
 def read_parameters(model: ModelConfig) -> ModelParameters:

@@ -1,6 +1,6 @@
 """Types of a call of the pipeline: question, context and result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -11,18 +11,25 @@ from app.classification.outputs import decode_outputs as decode_scores
 from app.classification.outputs import rank
 from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
-from app.detection.select import keep_best, select, to_class_ids, to_suppression
+from app.detection.select import choose_best, select, suppress_boxes, to_class_ids, to_suppression
 from app.imaging.transform import ImageTransform
-from app.model.heads import ClassificationHead, DetectionHead, Task
+from app.model.heads import HEADS, ClassificationHead, DetectionHead, ObbHead, PoseHead, SegmentationHead, Task
+from app.model.outputs import take_outputs
 from app.model.spec import ModelSpec
+from app.obb import boxes as oriented
+from app.pose.keypoints import read_keypoints
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
+from app.segmentation.masks import Mask, MaskFormat, make_masks
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
 
 MAX_DETECTIONS = 300
 """Maximum of `DetectOptions.max_detections` that callers may request."""
+
+# A mask in the image's size, and what its encoding takes.
+_MASK_BYTES = 6
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -31,10 +38,12 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Reader(NamedTuple, Generic[Result_co]):
     """Reads the result of an inference."""
 
-    read: Callable[[InferResult, ImageTransform], Result_co]
-    """Makes the answer from the result for one image and the position of that image in the model's input."""
+    read: Callable[[InferResult, ImageTransform, Deadline], Result_co]
+    """Makes the answer from the result for one image, the position of that image in the model's input, and the deadline."""
     is_heavy: bool
     """Whether `read` takes milliseconds and must run in a thread."""
+    pixel_bytes: int = 0
+    """Memory that `read` needs for each pixel of the image, if it is heavy."""
 
 
 class Question(Protocol[Result_co]):
@@ -82,25 +91,31 @@ class DetectOptions(NamedTuple):
     default_iou: float | None = None
     """Used if `iou` is None, except for models without duplicate boxes; None for the threshold in the model's config."""
 
-    @property
-    def task(self) -> Task:
-        """Task of the model."""
-        return DetectionHead.task
+    task: Task = DetectionHead.task
+    """Task of the model, one of `HEADS`."""
+    masks: MaskFormat = "polygon"
+    """How the masks of a segmentation are encoded."""
 
     def reader(self, spec: ModelSpec) -> Reader["Detections"]:
         """Return the reader of detections.
 
         Raises:
-            WrongTask: The model is not a detector.
+            WrongTask: The model has another task.
             InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
         """
-        head = spec.expect_head(DetectionHead)
+        head = spec.expect_head(HEADS[self.task])
         class_ids = to_class_ids(self.classes, spec.labels)
         iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
         iou = min(iou, head.max_iou) if self.lowers_iou and iou is not None else iou
-        suppression = to_suppression(iou, head, is_agnostic=self.agnostic)
+        suppress = oriented.suppress if isinstance(head, ObbHead) else suppress_boxes
+        suppression = to_suppression(iou, head, is_agnostic=self.agnostic, suppress=suppress)
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
-        return Reader(partial(_read_detections, spec, wanted, self.max_detections), is_heavy=suppression is not None)
+        has_masks = isinstance(head, SegmentationHead) and self.masks != "none"
+        return Reader(
+            partial(_read_detections, spec, wanted, self),
+            is_heavy=suppression is not None or has_masks,
+            pixel_bytes=_MASK_BYTES if has_masks and self.masks != "polygon" else 0,
+        )
 
 
 class ClassifyOptions(NamedTuple):
@@ -173,6 +188,18 @@ class Detections(NamedTuple):
     spec: ModelSpec
     version: str
     """Version of the model that answered."""
+    masks: Sequence[Mask] | None = None
+    """(n,) for a segmentation with masks."""
+    keypoints: NDArray[np.float32] | None = None
+    """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
+    corners: NDArray[np.float32] | None = None
+    """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise; the first edge is a long one."""
+
+    @property
+    def rotations(self) -> NDArray[np.float32]:
+        """(n,) angles of oriented boxes in radians, from 0 to pi, clockwise from the x axis to the first edge."""
+        assert self.corners is not None  # noqa: S101 - of oriented boxes only
+        return oriented.to_rotations(self.corners)
 
 
 class Classifications(NamedTuple):
@@ -194,33 +221,43 @@ TaskResult = Detections | Classifications
 """The result of any task."""
 
 
-_TRIVIAL: dict[Task, Callable[[str], Question[object]]] = {
-    DetectionHead.task: lambda model: DetectOptions(model, 1.0, None, 1),
-    ClassificationHead.task: lambda model: ClassifyOptions(model, 1.0, 1),
-}
-
-
 def trivial_question(spec: ModelSpec) -> Question[object]:
     """Make a question that the model can answer, for warm-ups and probes."""
-    return _TRIVIAL[spec.head.task](spec.name)
+    if isinstance(spec.head, ClassificationHead):
+        return ClassifyOptions(spec.name, 1.0, 1)
+    return DetectOptions(spec.name, 1.0, None, 1, task=spec.head.task, masks="none")
 
 
-def _read_detections(
+def _read_detections(  # noqa: PLR0913, PLR0917 - what was asked, and what is read
     spec: ModelSpec,
     wanted: Callable[[Candidates], Candidates],
-    max_detections: int,
+    options: DetectOptions,
     result: InferResult,
     transform: ImageTransform,
+    deadline: Deadline,
 ) -> Detections:
-    """Decode the outputs, select the requested detections and map their boxes to the image."""
-    found = wanted(decode_boxes(spec, result.outputs))
-    if len(found.scores):
-        found = keep_best(found._replace(boxes=transform.to_image(found.boxes)), max_detections)
-    return Detections(*found, transform.image_width, transform.image_height, spec, result.version)
+    """Decode the outputs, select the requested detections and map them to the image."""
+    head, found = spec.head, wanted(decode_boxes(spec, result.outputs))
+    corners = oriented.to_corners(found) if isinstance(head, ObbHead) else None
+    boxes = transform.to_image(found.boxes if corners is None else oriented.enclose(corners))
+    best = choose_best(boxes, options.max_detections)
+    found = found.take(best)
+    detections = Detections(
+        boxes[best], found.scores, found.class_ids, transform.image_width, transform.image_height, spec, result.version
+    )
+    if corners is not None:
+        return detections._replace(corners=transform.points_to_image(corners[best]))
+    if isinstance(head, PoseHead) and found.features is not None:
+        return detections._replace(keypoints=read_keypoints(found.features, len(head.keypoint_names), transform))
+    if isinstance(head, SegmentationHead) and options.masks != "none":
+        prototypes = take_outputs(spec, result.outputs)[-1]
+        masks = make_masks(spec.name, found, prototypes, spec.input_size, transform, options.masks, deadline)
+        return detections._replace(masks=masks)
+    return detections
 
 
 def _read_classifications(
-    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: ImageTransform
+    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: ImageTransform, _: Deadline
 ) -> Classifications:
     best = rank(decode_scores(spec, result.outputs), top_k=options.top_k, confidence=options.confidence)
     return Classifications(*best, transform.image_width, transform.image_height, spec, result.version)

@@ -137,6 +137,8 @@ class Pipeline:
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
                 detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
+            elif detail:
+                detail += f"; add it: `yolo export model={name}.pt format=onnx dynamic=True`, then `nereid add {name}.onnx`"
             if detail:
                 raise UnknownModel(f"Triton does not have {name}{detail}") from None
             similar = suggestion(name, [*error.models, *self.pullable]) or ";"
@@ -242,8 +244,16 @@ class Pipeline:
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
         timing.lap("infer")
-        read = partial(reader.read, result, transform)
-        answer = await self.threads.run(read, deadline, permit, turn=call.turn()) if reader.is_heavy else read()
+        if reader.is_heavy:
+
+            def read() -> Result:
+                with self.admission.memory.reserve(call.caller) as memory:
+                    memory.add(reader.pixel_bytes * transform.image_width * transform.image_height)
+                    return reader.read(result, transform, deadline)
+
+            answer = await self.threads.run(read, deadline, permit, turn=call.turn())
+        else:
+            answer = reader.read(result, transform, deadline)
         timing.lap("post")
         return answer
 

@@ -10,6 +10,7 @@ from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, Unkno
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.pipeline.call import trivial_question
+from app.resilience.deadline import Deadline
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 from app.triton.status import ModelFailed
@@ -40,7 +41,7 @@ def check_result(spec: ModelSpec, result: InferResult) -> None:
         InvalidImage: The model reports that it could not decode the image.
     """
     size = spec.input_size
-    trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size))
+    trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size), Deadline.after(0))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:

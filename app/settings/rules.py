@@ -32,6 +32,10 @@ def check(settings: Settings) -> None:
         _ = settings.trusted_networks
     except ValueError as error:
         raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
+    try:
+        _ = settings.models_by_task
+    except ValueError as error:
+        raise SettingsError(f"{PREFIX}TASK_MODELS: {error}") from error
     _check_url_hosts(settings)
     _check_origins(settings)
     for name in settings.dialect_names:

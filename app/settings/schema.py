@@ -97,6 +97,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     model: Annotated[str, Meta(description="Model used when a request names none.")] = "yolo11n"
     classify_model: Annotated[str, Meta(description="Model used when a request to `/classify` names none.")] = "efficientnet_lite0"
+    task_models: Annotated[
+        str,
+        Meta(
+            description="Models used when a request to `/segment`, `/pose` or `/obb` names none, such as "
+            "`segmentation=parts,pose=people`. Default: `yolo11n-seg`, `yolo11n-pose` and `yolo11n-obb`."
+        ),
+    ] = ""
     model_repository: Annotated[
         str,
         Meta(
@@ -314,9 +321,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return tuple(ip_network(name) for name in named)
 
     @property
-    def task_models(self) -> dict[Literal["detection", "classification"], str]:
-        """The default model of each task that has one of its own."""
-        return {"classification": self.classify_model}
+    def models_by_task(self) -> dict[str, str]:
+        """The default model of each task that has one of its own.
+
+        Raises:
+            ValueError: `task_models` is not valid.
+        """
+        models: dict[str, str] = {
+            "classification": self.classify_model,
+            "segmentation": "yolo11n-seg",
+            "pose": "yolo11n-pose",
+            "obb": "yolo11n-obb",
+        }
+        for given in filter(None, map(str.strip, self.task_models.split(","))):
+            task, _, model = map(str.strip, given.partition("="))
+            if task not in models or not model:
+                raise ValueError(f"{given!r} is not one of {', '.join(models)}, followed by = and the name of a model")
+            models[task] = model
+        return models
 
     @property
     def triton_folder(self) -> Path:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from app.detection.nms import Candidates
-from app.detection.select import Suppression, keep_best, select, to_class_ids, to_suppression
+from app.detection.select import Suppression, choose_best, select, suppress_boxes, to_class_ids, to_suppression
 from app.errors import InvalidParameter
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
 

@@ -1,13 +1,17 @@
 """Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import Any
 
 import msgspec
 import numpy as np
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.api.answering.format import Format, ResponseInput
-from app.api.answering.responses import JsonResponse
+from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import (
     BoxFormat,
     Classification,
@@ -16,9 +20,12 @@ from app.api.answering.schema import (
     Detection,
     DetectResponse,
     ImageSize,
+    Keypoint,
     ModelUsed,
 )
+from app.model.heads import PoseHead
 from app.pipeline.call import Classifications, Detections
+from app.resilience.lease import Lease
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
@@ -53,9 +60,43 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
             class_=id_,
             class_id=id_,
             class_name=name,
+            **shape,
         )
-        for box, score, id_, name in objects(found, unit)
+        for (box, score, id_, name), shape in zip(objects(found, unit), _shapes(found, unit), strict=False)
     ]
+
+
+def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
+    """Return what each object has beyond its box, in the unit of its corners."""
+    digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
+    size = np.array([found.width, found.height] if unit == "normalized" else [1, 1], np.float64)
+    if found.masks is not None:
+        for mask in found.masks:
+            match mask.encoded:
+                case None:
+                    yield {"mask": [(part / size).round(digits).ravel().tolist() for part in mask.parts]}
+                case bytes():
+                    yield {"mask": mask.encoded, "mask_offset": mask.offset}
+                case _:
+                    yield {"mask": mask.encoded}
+    elif found.keypoints is not None:
+        points = found.keypoints.astype(np.float64)
+        points[..., :2] = (points[..., :2] / size).round(digits)
+        points[..., 2:] = points[..., 2:].round(_SCORE_DIGITS)
+        names = found.spec.head.keypoint_names if isinstance(found.spec.head, PoseHead) else ()
+        for own in points.tolist():
+            yield {
+                "keypoints": [
+                    Keypoint(x, y, confidence[0] if confidence else UNSET, name)
+                    for (x, y, *confidence), name in zip(own, names, strict=True)
+                ]
+            }
+    elif found.corners is not None:
+        corners: list[list[tuple[float, float]]] = (found.corners / size).round(digits).tolist()
+        for own_corners, rotation in zip(corners, found.rotations.astype(np.float64).round(_FRACTION_DIGITS).tolist(), strict=True):
+            yield {"rotation": rotation, "corners": own_corners}
+    else:
+        yield from repeat({})
 
 
 def objects(found: Detections, unit: BoxFormat, digits: int | None = None) -> Iterator[tuple[list[float], float, int, str]]:
@@ -88,10 +129,22 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
     return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
 
 
-async def _respond(given: ResponseInput[Detections]) -> JsonResponse:
+async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
     context = given.context
-    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
-    return JsonResponse(msgspec.json.encode(response))
+
+    def encode() -> bytes:
+        return msgspec.json.encode(to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id))
+
+    if given.found.masks is None:
+        return JsonResponse(encode())
+    return await _respond_with_masks(given, encode)
+
+
+async def _respond_with_masks(given: ResponseInput[Detections], encode: Callable[[], bytes]) -> LargeResponse:
+    """Encode masks, of which there may be megabytes, in a thread."""
+    with Lease() as lease:
+        body = await given.pipeline.threads.run(encode, given.call.deadline, lease, turn=given.call.turn())
+    return LargeResponse(body, "application/json", given.pipeline.admission.memory)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -121,13 +174,32 @@ CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)
 def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
     """Convert the detections in an image to COCO results with this image id, which pycocotools' `loadRes` reads."""
     return [
-        CocoResult(image_id, class_id, (x, y, width, height), score)
-        for (x, y, width, height), score, class_id, _ in objects(found, "coco")
+        CocoResult(image_id, class_id, (x, y, width, height), score, **shape)
+        for ((x, y, width, height), score, class_id, _), shape in zip(objects(found, "coco"), _coco_shapes(found), strict=False)
     ]
 
 
-async def _respond_with_results(given: ResponseInput[Detections]) -> JsonResponse:
-    return JsonResponse(msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id)))
+def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
+    """Return the fields of COCO results that each object has beyond its box; `found` has masks as RLE."""
+    if found.masks is not None:
+        yield from ({"segmentation": mask.encoded} for mask in found.masks)
+    elif found.keypoints is not None:
+        points = found.keypoints.astype(np.float64)
+        if points.shape[2] == 2:  # noqa: PLR2004 - COCO's have three values
+            points = np.concatenate([points, np.ones_like(points[..., :1])], axis=2)
+        yield from ({"keypoints": own} for own in points.round(_PIXEL_DIGITS + 2).reshape(len(points), -1).tolist())
+    elif found.corners is not None:
+        corners = found.corners.astype(np.float64).round(_PIXEL_DIGITS).reshape(-1, 8)
+        yield from ({"segmentation": [own]} for own in corners.tolist())
+    else:
+        yield from repeat({})
+
+
+async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
+    def encode() -> bytes:
+        return msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id))
+
+    return JsonResponse(encode()) if given.found.masks is None else await _respond_with_masks(given, encode)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

@@ -12,6 +12,24 @@ BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""
 
 
+class Rle(msgspec.Struct, frozen=True):
+    """A mask in COCO's compressed run-length encoding."""
+
+    size: tuple[int, int]
+    """Height and width of the upright image."""
+    counts: str
+
+
+class Keypoint(msgspec.Struct, frozen=True):
+    """A keypoint, in the unit of the box's corners."""
+
+    x: float
+    y: float
+    confidence: float | UnsetType
+    """From 0 to 1; absent if the model reports none."""
+    name: str
+
+
 class Detection(msgspec.Struct, frozen=True, kw_only=True):
     """One object: corners in the requested unit, or a `bbox` in pixels, never both.
 
@@ -28,6 +46,16 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     class_: int = msgspec.field(name="class")
     class_id: int
     class_name: str
+    mask: list[list[float]] | Rle | bytes | UnsetType = UNSET
+    """Of a segmentation: polygons x, y, x, y, ..., in the unit of the box's corners; an RLE; or a PNG in base64."""
+    mask_offset: tuple[int, int] | UnsetType = UNSET
+    """Column and row of the image at which the PNG begins."""
+    keypoints: list[Keypoint] | UnsetType = UNSET
+    """Of a pose."""
+    rotation: float | UnsetType = UNSET
+    """Of an oriented box: the angle of its first edge, a long one, in radians from 0 to pi, clockwise."""
+    corners: list[tuple[float, float]] | UnsetType = UNSET
+    """Of an oriented box: its corners, clockwise, in the unit of the box's corners; they may lie outside of the image."""
 
 
 class ImageSize(msgspec.Struct, frozen=True):
@@ -73,6 +101,10 @@ class CocoResult(msgspec.Struct, frozen=True):
     """The model's class id, from 0."""
     bbox: tuple[float, float, float, float]
     score: float
+    segmentation: Rle | list[list[float]] | UnsetType = UNSET
+    """The mask, or the corners of an oriented box."""
+    keypoints: list[float] | UnsetType = UNSET
+    """x, y in pixels and the confidence of each keypoint."""
 
 
 class Classification(msgspec.Struct, frozen=True, kw_only=True):

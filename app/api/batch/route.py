@@ -1,4 +1,4 @@
-"""POST /detect/batch: the route, its OpenAPI description, and the response in lines."""
+"""POST /detect/batch and those of other tasks: the routes, its OpenAPI description, and the response in lines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from litestar import Request
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.types import ASGIApp, Receive, Scope, Send
 
@@ -18,14 +19,15 @@ from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
-from app.api.parameters.tasks import BatchParameters
+from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.api.routes import ModelRoute
 from app.errors import ClientGone
+from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import Detections
 from app.telemetry.timing import Timing
@@ -38,7 +40,6 @@ LINES = "application/x-ndjson"
 class _Operation(ImageOperation):
     """Describes a body with several images, and the response in lines."""
 
-    kinds = (BatchParameters,)
     contents: ClassVar = {
         LINES: Schema(
             type=OpenAPIType.STRING,
@@ -61,6 +62,14 @@ class _Operation(ImageOperation):
         )
 
 
+_DESCRIPTION = """\
+Ask about up to 64 images. Each image succeeds or fails on its own.
+
+The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the default
+deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
+
+With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
+line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails."""
 _HEADERS = [
     (b"content-type", LINES.encode()),
     (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
@@ -68,28 +77,36 @@ _HEADERS = [
 ]
 
 
-@ModelRoute(
-    "/detect/batch",
-    takes="images",
-    media_types=frozenset({MULTIPART, JSON, URLENCODED}),
-    summary="Detect objects in several images",
-    operation_class=_Operation,
-    responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
-)
-async def detect_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
-    """Detect objects in up to 64 images. Each image succeeds or fails on its own.
+def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
+    """Make the route of a task."""
+    kind = FORMS[task].batch
+    assert kind is not None  # noqa: S101 - of tasks with batches only
 
-    The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the default
-    deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
+    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+        return await _handle_batch(request, worker, kind)
 
-    With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
-    line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
-    """
+    route = ModelRoute(
+        path,
+        task=task,
+        takes="images",
+        media_types=frozenset({MULTIPART, JSON, URLENCODED}),
+        name=path,
+        summary=summary,
+        description=_DESCRIPTION,
+        operation_class=type("Operation", (_Operation,), {"kinds": (kind,)}),
+        responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
+    )
+    handle.__name__ = path.strip("/").replace("/", "_")
+    return route(handle)
+
+
+async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources, kind: type[BatchParameters]) -> ASGIApp:
+    """Answer a request with several images and parameters of this kind."""
     context, pipeline = context_of(request.scope), worker.pipeline
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
         media_type = negotiate(context.accept, (JSON, LINES))
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], BatchParameters, parse_batch)
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
         if wanted.format is not None:
             media_type = JSON
         names, image_ids = content.names, wanted.ids_of(len(content.images))
@@ -157,3 +174,11 @@ async def _send_line(send: Send, line: bytes, *, more_body: bool = True) -> None
             await send({"type": "http.response.body", "body": line, "more_body": more_body})
     except TimeoutError:
         raise ClientGone("the client does not read the response") from None
+
+
+ROUTES = [
+    _route("detection", "/detect/batch", "Detect objects in several images"),
+    _route("segmentation", "/segment/batch", "Segment objects in several images"),
+    _route("pose", "/pose/batch", "Estimate poses in several images"),
+    _route("obb", "/obb/batch", "Detect oriented boxes in several images"),
+]

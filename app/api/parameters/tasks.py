@@ -1,7 +1,7 @@
 """What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
-from app.model.heads import ClassificationHead, DetectionHead, Task
+from app.model.heads import ClassificationHead, DetectionHead, ObbHead, PoseHead, SegmentationHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
@@ -33,8 +33,9 @@ _Url = Annotated[
 
 
 class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of every detection request."""
+    """Parameters of every request for objects with boxes."""
 
+    task: ClassVar[Task] = DetectionHead.task
     repeatable = frozenset({"classes"})
 
     confidence: Annotated[
@@ -77,7 +78,15 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
     def options(self) -> DetectOptions:
         """The options of the detection."""
         return DetectOptions(
-            self.model, self.confidence, split_classes(self.classes), self.max_detections, self.iou, self.agnostic, self.version
+            self.model,
+            self.confidence,
+            split_classes(self.classes),
+            self.max_detections,
+            self.iou,
+            self.agnostic,
+            self.version,
+            task=self.task,
+            masks="rle" if getattr(self, "format", None) == "coco-results" else getattr(self, "masks", "none"),
         )
 
 
@@ -163,11 +172,42 @@ class TaskForm(NamedTuple):
     formats: tuple[Format, ...]
     results: str
     """Name of the results; the log field with their number."""
+    batch: type[BatchParameters] | None = None
+    """Parameters of requests for several images; None if there are none."""
+
+
+_MASKS = Annotated[
+    Literal["polygon", "rle", "png", "none"],
+    Meta(
+        description="`polygon`: the outer contours, each a flat list x, y, x, y, ..., in the unit of `boxes`; `rle`: COCO's compressed "
+        "RLE at the size of the image; `png`: a PNG of the box, in base64, which begins at `mask_offset`; `none`: no masks."
+    ),
+]
+
+
+def _objects(task: Task, **fields: tuple[Any, Any]) -> TaskForm:
+    """Return the form of a task whose results are detections with something more; `fields` are further parameters."""
+    single, several = (
+        cast("Any", msgspec.defstruct)(
+            f"{task.title()}{base.__name__}",
+            [(name, *field) for name, field in fields.items()],
+            bases=(base,),
+            namespace={"task": task},
+            frozen=True,
+            forbid_unknown_fields=True,
+            kw_only=True,
+        )
+        for base in (DetectParameters, BatchParameters)
+    )
+    return TaskForm(single, DETECTIONS, "detections", several)
 
 
 FORMS: dict[Task, TaskForm] = {
-    DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections"),
+    DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections", BatchParameters),
     ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
+    SegmentationHead.task: _objects(SegmentationHead.task, masks=(_MASKS, "polygon")),
+    PoseHead.task: _objects(PoseHead.task),
+    ObbHead.task: _objects(ObbHead.task),
 }
 
 

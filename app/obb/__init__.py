@@ -1,0 +1,1 @@
+"""Oriented boxes, in numpy. Independent of Triton and HTTP."""

@@ -1,0 +1,1 @@
+"""Keypoints of poses, in numpy. Independent of Triton and HTTP."""
