@@ -74,16 +74,13 @@ def train(family: str, task: str, folder: Path, start: Path | None) -> Path:
         # The pictures differ enough, and a mirrored shape has its keypoints in another order.
         mosaic=0,
         fliplr=0,
-        erasing=0,
         scale=0.2,
         val=False,
         plots=False,
         amp=False,
         workers=0,
         device="cpu",
-        seed=0,
         project=folder,
-        name="run",
         verbose=False,
     )
-    return folder / "run" / "weights" / "last.pt"
+    return Path(model.trainer.last)
