@@ -1,6 +1,7 @@
 """Check a composed model: it must find in photos what its network finds with a textbook post-processing."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,16 +11,16 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import softmax
 from app.detection import nms
-from app.detection.nms import Candidates, suppress
+from app.detection.nms import Candidates
 from app.errors import GatewayError
 from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.model.spec import ModelSpec
+from app.obb import boxes as obb
 from app.zoo.inference import run
 from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, ObbRecipe, Recipe
-from app.zoo.rotated import EPSILON
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -35,9 +36,12 @@ _MIN_OVERLAP = 0.98
 _SCORE_TOLERANCE = 2e-3
 _SAME_PIXELS = 0.01
 _FEATURE_TOLERANCE = 0.02
+_FEATURES = ("det_masks", "det_keypoints", "det_angles")
+_PLANES = 3
+"""Dimensions of the prototypes of an image."""
 _BATCH_TOLERANCES = {
     **dict.fromkeys(("det_scores", "probabilities"), _SCORE_TOLERANCE),
-    **dict.fromkeys(("det_masks", "prototypes", "det_angles"), _FEATURE_TOLERANCE),
+    **dict.fromkeys(("det_masks", "det_angles", "prototypes"), _FEATURE_TOLERANCE),
     "num_dets": 0.5,
     **dict.fromkeys(("det_boxes", "det_keypoints"), 1.0),
 }
@@ -46,18 +50,6 @@ _LIMITS = PixelLimits(50_000_000, 50_000_000)
 
 Tensors = Mapping[str, NDArray[Any]]
 Canvas = NDArray[np.uint8]
-
-
-class Found(NamedTuple):
-    """What a detector found in one image, by descending score."""
-
-    boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2 in pixels of the input; of rotated boxes before the rotation."""
-    scores: NDArray[np.float32]
-    """(n,), 0 to 1."""
-    class_ids: NDArray[np.int32]
-    features: NDArray[np.float32]
-    """(n, features): coefficients of masks, keypoints or angles; none of a plain detector."""
 
 
 class Report(NamedTuple):
@@ -133,7 +125,7 @@ def check(
         expected, own = textbook(outputs, recipe, classes), detections(found)
         rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
         if (planes := found.get("prototypes")) is not None:
-            own_planes = next(tensor for tensor in outputs.values() if tensor.ndim == planes.ndim)
+            own_planes = next(tensor for tensor in outputs.values() if tensor.ndim > _PLANES)
             rates.append(float(np.allclose(planes, own_planes, 0.01, _FEATURE_TOLERANCE)))
         is_plausible &= _is_share(expected.scores) and bool((np.abs(expected.boxes[:_COMPARED]) <= 10 * max(recipe.size)).all())
         last_class = max(last_class, int(expected.class_ids.max(initial=-1)))
@@ -147,37 +139,35 @@ def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequen
     """Return how many of the boxes of two detectors agree in class and place, and how many both have on average."""
     agreeing = total = 0.0
     for canvas in canvases:
-        pair = [detections(run(session, {"image": canvas[None]}), CONFIDENCE) for session in (one, other)]
-        pair = [found._replace(features=found.features[:, :0]) for found in pair]
+        pair = [detections(run(session, {"image": canvas[None]}), CONFIDENCE)._replace(features=None) for session in (one, other)]
         count = sum(len(found.scores) for found in pair) / 2
         total += count
         agreeing += agreement(pair[0], pair[1], 0.5, 1.0) * count
     return round(agreeing), round(total)
 
 
-def detections(outputs: Tensors, confidence: float = 0.0) -> Found:
+def detections(outputs: Tensors, confidence: float = 0.0) -> Candidates:
     """Return the valid rows of a composed detector's outputs for one image."""
     (count,) = outputs["num_dets"][0]
     boxes, scores, classes = (outputs[name][0, :count] for name in ("det_boxes", "det_scores", "det_classes"))
-    features = [outputs[name][0, :count] for name in ("det_masks", "det_keypoints", "det_angles") if name in outputs]
-    columns = features[0].reshape(count, -1) if features else np.empty((count, 0), np.float32)
-    return _take(Found(boxes, scores, classes, columns), scores >= confidence)
+    features = [outputs[name][0, :count] for name in _FEATURES if name in outputs]
+    columns = features[0].reshape(count, prod(features[0].shape[1:])) if features else None
+    return Candidates(boxes, scores, classes, columns).take(np.flatnonzero(scores >= confidence))
 
 
-def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Found:
-    """Decode a detection network's outputs for one image, without a floor."""
-    tensors = {name: tensor[0].astype(np.float32) for name, tensor in outputs.items() if tensor.ndim <= 3}  # noqa: PLR2004 - no prototypes
-    first, size = next(iter(tensors.values())), np.array(recipe.size * 2, np.float32)
-    features = None
+def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candidates:
+    """Decode a detection network's outputs for one image, without a floor; boxes in pixels of the input, by descending score."""
+    tensors = {name: tensor[0].astype(np.float32) for name, tensor in outputs.items()}
+    first = next(tensor for tensor in tensors.values() if tensor.ndim < _PLANES)
+    is_obb, size = isinstance(recipe, ObbRecipe), np.array(recipe.size * 2, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # of what another head would make of these numbers
         if recipe.head == "yolox":
             found = nms.from_yolox(first, recipe.size, 0)
         elif recipe.head == "yolov5":
             found = nms.from_yolov5(first, 0)
         elif recipe.head in {"end_to_end", "rtdetr_topk"}:
-            is_centre = recipe.head == "rtdetr_topk" or isinstance(recipe, ObbRecipe)
-            boxes, features = _corners(first[:, :4]) if is_centre else first[:, :4], first[:, 6:]
-            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32))
+            boxes = first[:, :4] if recipe.head == "end_to_end" and not is_obb else _corners(first[:, :4])
+            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32), first[:, 6:] if recipe.features else None)
         elif recipe.head == "dfine":
             found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
         elif recipe.head == "rfdetr":
@@ -185,38 +175,17 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Found:
             boxes = np.repeat(_corners(tensors["dets"]), classes, axis=0)
             class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
-        elif recipe.head == "rtdetr":
-            found = nms.from_yolo(first.T, 0)
         else:
-            first, columns = np.split(first, [len(first) - recipe.features])
-            found = nms.from_yolo(first, 0)
-            features = columns.T[np.argsort(-first[4:].max(axis=0), kind="stable")[: len(found.scores)]]
+            found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0, recipe.features)
         if recipe.head in FRACTIONS or (recipe.head in PIXELS and recipe.box_units == "normalized"):
             found = found._replace(boxes=found.boxes * size)
-        whole = Found(*found, np.empty((len(found.scores), 0), np.float32) if features is None else features)
-        whole = _take(whole, whole.scores > 0)  # other rows are padding
-        whole = _take(whole, np.argsort(-whole.scores, kind="stable"))
+        found = found.take(np.flatnonzero(found.scores > 0))  # other rows are padding
+        found = found.take(np.argsort(-found.scores, kind="stable"))
         if recipe.iou == 1:
-            return whole
-        is_obb = isinstance(recipe, ObbRecipe)
-        return _take(whole, _suppress_rotated(whole, recipe.iou) if is_obb else suppress(whole.boxes, whole.class_ids, recipe.iou))
-
-
-def _suppress_rotated(found: Found, iou: float) -> NDArray[np.bool_]:
-    """Return which rotated boxes have less than a probabilistic IoU with each better one of their class, as in Ultralytics."""
-    (left, top, right, bottom), angle = found.boxes.T.astype(np.float64), found.features[:, 0].astype(np.float64)
-    width, height, cos, sin = right - left, bottom - top, np.cos(angle), np.sin(angle)
-    along, across = width**2 / 12, height**2 / 12
-    variances = along * cos**2 + across * sin**2, along * sin**2 + across * cos**2, (along - across) * cos * sin
-    xx, yy, xy = (np.add.outer(variance, variance) for variance in variances)
-    dx, dy = (np.subtract.outer(middle, middle) for middle in ((left + right) / 2, (top + bottom) / 2))
-    determinant, single = xx * yy - xy**2, np.sqrt(along * across)
-    distance = (xx * dy**2 + yy * dx**2 - 2 * xy * dx * dy) / (determinant + EPSILON) / 4
-    distance += np.log(determinant / (4 * np.multiply.outer(single, single) + EPSILON) + EPSILON) / 2
-    overlap = 1 - np.sqrt(1 - np.exp(-np.clip(distance, EPSILON, 100)) + EPSILON)
-    is_same = np.equal.outer(found.class_ids, found.class_ids)
-    chosen: NDArray[np.bool_] = ~np.triu((overlap >= iou) & is_same, 1).any(axis=0)
-    return chosen
+            return found
+        if is_obb:
+            return found.take(obb.suppress(found, found.class_ids, recipe.iou))
+        return found.take(nms.suppress(found.boxes, found.class_ids, recipe.iou))
 
 
 def _is_share(scores: NDArray[Any]) -> bool:
@@ -229,16 +198,17 @@ def _corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.hstack([centres - half, centres + half])
 
 
-def agreement(one: Found, other: Found, min_overlap: float, score_tolerance: float) -> float:
+def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tolerance: float) -> float:
     """Return the F1 of the best boxes of two results: equal ones have the same class and almost the same rest."""
     counts = []
     for found, expected in ((one, other), (other, one)):
-        best = _take(found, slice(_COMPARED))
+        best = found.take(np.arange(len(found.scores))[:_COMPARED])
         hits = 0
-        for box, score, class_id, features in zip(*best, strict=True):
+        for row, (box, score, class_id) in enumerate(zip(*best[:3], strict=True)):
             alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
-            is_near = np.isclose(expected.features[alike], features, 0.01, _FEATURE_TOLERANCE).all(axis=1)
-            hits += bool((_overlaps(box, expected.boxes[alike][is_near]) >= min_overlap).any())
+            if best.features is not None and expected.features is not None:
+                alike &= np.isclose(expected.features, best.features[row], 0.01, _FEATURE_TOLERANCE).all(axis=1)
+            hits += bool((_overlaps(box, expected.boxes[alike]) >= min_overlap).any())
         counts.append((hits, len(best.scores)))
     (right, found_count), (recalled, expected_count) = counts
     return 1.0 if found_count == expected_count == 0 else (right + recalled) / (found_count + expected_count)
@@ -267,7 +237,3 @@ def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[
         overlaps: NDArray[np.float32] = shared / np.where(union > 0, union, 1)
     overlaps[np.abs(others - box).max(axis=1, initial=0) <= _SAME_PIXELS] = 1
     return overlaps
-
-
-def _take(found: Found, chosen: Any) -> Found:  # noqa: ANN401 - what numpy takes as an index
-    return Found(*(part[chosen] for part in found))
