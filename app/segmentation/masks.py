@@ -140,8 +140,10 @@ def _encode(mask: Mask, pixels: _Mask | None, region: Region, transform: ImageTr
 def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[int, int, _Mask]:
     """Return the column and row at which a region begins in the image, and its mask there, 0 or 255."""
     corners = transform.points_to_image(np.array(region, np.float32).reshape(2, 2))
-    (x1, y1), (x2, y2) = np.floor(corners[0]).astype(int).tolist(), np.ceil(corners[1]).astype(int).tolist()
-    x2, y2 = min(x2, transform.image_width), min(y2, transform.image_height)
+    starts, ends = np.rint(corners).astype(int)
+    # In an image smaller than the input, the region may be less than a pixel.
+    x1, y1 = np.minimum(starts, [transform.image_width - 1, transform.image_height - 1]).tolist()
+    x2, y2 = np.maximum(ends, [x1 + 1, y1 + 1]).tolist()
     x_scale, y_scale = transform.width / transform.image_width, transform.height / transform.image_height
     inverse = np.array(
         [
