@@ -38,7 +38,7 @@ detect *args:
 pull *args:
     @python -m app pull {{ args }}
 
-# Add a detector or classifier of your own, exported to ONNX
+# Add a network of your own, exported to ONNX
 [group('run')]
 [no-exit-message]
 add *args:
