@@ -162,7 +162,7 @@ docs *args:
     @command -v dot >/dev/null || { echo 'dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz' >&2; exit 1; }
     @sphinx-build -W --keep-going -n -q -E -d docs/_build/doctrees {{ args }} docs docs/_build/html
 
-# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
+# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects masks metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
