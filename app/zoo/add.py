@@ -124,8 +124,11 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         recognized = _recognize(content, file, request)
         without_floor, batch = _compose(content, recognized, request.title)
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
-    if batch:
-        new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
+    if limit := batch or recognized.max_batch:
+        embedded, production = (
+            msgspec.structs.replace(serving, max_batch=min(limit, serving.max_batch)) for serving in (new.embedded, new.production)
+        )
+        new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
     canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
     with _interruptible():

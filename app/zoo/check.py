@@ -204,7 +204,7 @@ def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tole
     for found, expected in ((one, other), (other, one)):
         best = found.take(np.arange(len(found.scores))[:_COMPARED])
         hits = 0
-        for row, (box, score, class_id) in enumerate(zip(*best[:3], strict=True)):
+        for row, (box, score, class_id) in enumerate(zip(best.boxes, best.scores, best.class_ids, strict=True)):
             alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
             if best.features is not None and expected.features is not None:
                 alike &= np.isclose(expected.features, best.features[row], 0.01, _FEATURE_TOLERANCE).all(axis=1)

@@ -87,6 +87,8 @@ class Recognized(NamedTuple):
     """Shapes of the outputs by name, without the batch."""
     licence: str
     """What the exporter wrote; empty if nothing."""
+    max_batch: int | None = None
+    """Images for which Ultralytics unrolled an NMS inside the network, which finds nothing in more; None for other networks."""
 
 
 def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
@@ -127,7 +129,9 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         recipe = msgspec.convert({**defaults, **given, **properties, "task": task, "head": head, "size": size}, Recipe)
     except msgspec.ValidationError as error:
         raise Unrecognized(f"cannot be served so: {error}") from error
-    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
+    arguments, batch = metadata.get("args"), metadata.get("batch")
+    is_unrolled = isinstance(arguments, dict) and arguments.get("nms") is True and isinstance(batch, int)
+    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")), batch if is_unrolled else None)
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:
@@ -201,8 +205,12 @@ def _find_features(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str,
 def _keypoint_names(found: object, count: int) -> list[str]:
     """Return the names of the keypoints, which Ultralytics lists for each class; none if classes have different ones."""
     match list(found.values()) if isinstance(found, dict) else []:
-        case [[*names], *others] if len(names) == count and all(other == names for other in others):
-            return [name for name in names if isinstance(name, str) and name.isprintable()]
+        case [[*names], *others] if (
+            len(names) == count
+            and all(isinstance(name, str) and name.isprintable() for name in names)
+            and all(other == names for other in others)
+        ):
+            return names
     return []
 
 
