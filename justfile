@@ -38,7 +38,7 @@ detect *args:
 pull *args:
     @python -m app pull {{ args }}
 
-# Add a detector or classifier of your own, exported to ONNX
+# Add a network of your own, exported to ONNX
 [group('run')]
 [no-exit-message]
 add *args:
@@ -175,7 +175,7 @@ _task-models-environment:
     .task_models/environment/bin/pip install -q --require-hashes --no-deps --only-binary=:all: -r requirements/task_models.txt
     cp requirements/task_models.txt .task_models/environment/locked
 
-# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
+# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects masks metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
