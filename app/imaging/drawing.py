@@ -138,7 +138,8 @@ def _draw_dots(pixels: NDArray[np.uint8], keypoints: NDArray[np.float32], line: 
 
 def _to_fixed(points: NDArray[np.float32]) -> NDArray[np.int32]:
     """Convert points (n, 2) x y from pixels of the image to OpenCV's coordinates."""
-    return np.rint((points - 0.5) * _FRACTIONS).astype(np.int32)
+    fixed: NDArray[np.int32] = np.rint((points - 0.5) * _FRACTIONS).astype(np.int32)
+    return fixed
 
 
 def _draw_frame(area: NDArray[np.uint8], line: int, colour: Colour) -> None:
@@ -148,7 +149,7 @@ def _draw_frame(area: NDArray[np.uint8], line: int, colour: Colour) -> None:
 
 
 def _lines(line: int, colour: Colour, *, edges: int) -> list[tuple[int, Colour]]:
-    """Return the lines to draw for one of this width: it, over a dark one that shows at its edges, for contrast with bright pixels."""
+    """Return widths and colours of a line, to draw in this order: a dark one shows at its edges, for contrast with bright pixels."""
     return [(line + edges * max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
 
 

@@ -71,7 +71,11 @@ def test_any_boxes_can_be_drawn(shape: str, width: int, height: int, boxes: list
     sorted_boxes = [(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)) for x1, y1, x2, y2, _ in boxes]
     what = marks(*sorted_boxes, class_ids=[box[4] for box in boxes])
     corners = what.boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
-    shapes = {"mask": {"masks": [[own] for own in corners]}, "corners": {"corners": corners}, "keypoints": {"keypoints": corners}}
+    shapes: dict[str, dict[str, Any]] = {
+        "mask": {"masks": [[own] for own in corners]},
+        "corners": {"corners": corners},
+        "keypoints": {"keypoints": corners},
+    }
     pixels = drawn(width, height, what._replace(**shapes.get(shape, {})))
 
     near = np.zeros((height, width), bool)
@@ -159,7 +163,8 @@ def test_where_masks_overlap_the_better_one_has_its_colour() -> None:
 def test_masks_need_no_more_memory_than_the_picture_reserves() -> None:
     """Each of many objects covers the whole image."""
     header = read_header(encode(Image.new("RGB", (1000, 500)), "PNG"), limits(MEGA))
-    what = marks(*[(0, 0, 1000, 500)] * 50)._replace(masks=[[np.array([[0, 0], [1000, 0], [1000, 500], [0, 500]], np.float32)]] * 50)
+    outline = np.array([[0, 0], [1000, 0], [1000, 500], [0, 500]], np.float32)
+    what = marks(*[(0, 0, 1000, 500)] * 50)._replace(masks=[[outline]] * 50)
     pixels = np.zeros((500, 1000, 3), np.uint8)
     draw(pixels, what)  # loads the font
     tracemalloc.start()
