@@ -169,7 +169,7 @@ def _models(settings: Settings) -> Models:
     repository = Path(settings.model_repository)
     models = Models(
         settings.model,
-        {task: settings.models_by_task.get(task, settings.model) for task in TASKS},
+        {task: model for task in TASKS if (model := settings.models_by_task.get(task))},
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
         # Otherwise nobody here lets the Tritons load a changed model.
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),

@@ -137,7 +137,7 @@ class Pipeline:
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
                 detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
-            elif detail:
+            elif name in self._task_models.values():
                 detail += f"; add it: `yolo export model={name}.pt format=onnx dynamic=True`, then `nereid add {name}.onnx`"
             if detail:
                 raise UnknownModel(f"Triton does not have {name}{detail}") from None

@@ -91,7 +91,7 @@ def _to_region(box: NDArray[np.float32], transform: ImageTransform) -> Region | 
     """Return the pixels of the input in a box, without the padding; None if there are none."""
     left, top = transform.left, transform.top
     limits = np.array([left, top] * 2), np.array([left + transform.width, top + transform.height] * 2)
-    x1, y1, x2, y2 = np.clip(np.rint(box), *limits).astype(int).tolist()
+    x1, y1, x2, y2 = np.clip(np.ceil(box), *limits).astype(int).tolist()
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
@@ -150,7 +150,7 @@ def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[in
         ]
     )
     scaled = cv2.warpAffine(pixels, inverse, (x2 - x1, y2 - y1), flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
-    return x1, y1, (scaled > 127).astype(np.uint8) * np.uint8(255)  # noqa: PLR2004 - half
+    return x1, y1, (scaled > 128).astype(np.uint8) * np.uint8(255)  # noqa: PLR2004 - more than half
 
 
 def _to_rle(mask: _Mask, x: int, y: int, width: int, height: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import open_session, run
-from app.zoo.recipe import PIXELS, DetectionRecipe
+from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
+# Production's largest batch of masks and rotated boxes: the gateway's event loop copies the prototypes of all images at once, and a
+# million pairs of rotated candidates may be compared for each image.
+_HEAVY_BATCH = 8
 # Enough images to find a network that cannot run a batch.
 _BATCH = 4
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou")
+_SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -121,8 +124,11 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         recognized = _recognize(content, file, request)
         without_floor, batch = _compose(content, recognized, request.title)
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
-    if batch:
-        new = msgspec.structs.replace(new, embedded=Serving(max_batch=1), production=Serving(max_batch=1))
+    if limit := batch or recognized.max_batch:
+        embedded, production = (
+            msgspec.structs.replace(serving, max_batch=min(limit, serving.max_batch)) for serving in (new.embedded, new.production)
+        )
+        new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
     canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
     with _interruptible():
@@ -280,7 +286,9 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
         limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
+        is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)
         return Description(
+            **({"production": Serving(max_batch=_HEAVY_BATCH)} if is_heavy else {}),
             labels=labels,
             licence=licence or "unknown",
             source=source,
@@ -358,13 +366,12 @@ def _check(
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
     recipe = new.recipe
-    task = "detection" if isinstance(recipe, DetectionRecipe) else "classification"
     more = ", ..." if len(new.labels) > _SHOWN_LABELS else ""
     labels, (width, height) = ", ".join(new.labels[:_SHOWN_LABELS]) + more, recipe.size
     pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"
     alone = ", one image at a time (export with dynamic=True for batches)" if is_single else ""
     return (
-        f"{reference}: {task}, {len(new.labels)} classes ({labels}), {width} x {height}, {pixels}, "
+        f"{reference}: {recipe.task}, {len(new.labels)} classes ({labels}), {width} x {height}, {pixels}, "
         f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
 

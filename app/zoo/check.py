@@ -1,6 +1,7 @@
 """Check a composed model: it must find in photos what its network finds with a textbook post-processing."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,15 +11,16 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import softmax
 from app.detection import nms
-from app.detection.nms import Candidates, suppress
+from app.detection.nms import Candidates
 from app.errors import GatewayError
 from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
 from app.imaging.fit import fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.model.spec import ModelSpec
+from app.obb import boxes as obb
 from app.zoo.inference import run
-from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, Recipe
+from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, ObbRecipe, Recipe
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -33,7 +35,16 @@ _COMPARED = 100
 _MIN_OVERLAP = 0.98
 _SCORE_TOLERANCE = 2e-3
 _SAME_PIXELS = 0.01
-_BATCH_TOLERANCES = {"num_dets": 0.5, "det_scores": _SCORE_TOLERANCE, "det_boxes": 1.0, "probabilities": _SCORE_TOLERANCE}
+_FEATURE_TOLERANCE = 0.02
+_FEATURES = ("det_masks", "det_keypoints", "det_angles")
+_PLANES = 3
+"""Dimensions of the prototypes of an image."""
+_BATCH_TOLERANCES = {
+    **dict.fromkeys(("det_scores", "probabilities"), _SCORE_TOLERANCE),
+    **dict.fromkeys(("det_masks", "det_angles", "prototypes"), _FEATURE_TOLERANCE),
+    "num_dets": 0.5,
+    **dict.fromkeys(("det_boxes", "det_keypoints"), 1.0),
+}
 _MAX_SCORE = 1.001
 _LIMITS = PixelLimits(50_000_000, 50_000_000)
 
@@ -113,6 +124,9 @@ def check(
             continue
         expected, own = textbook(outputs, recipe, classes), detections(found)
         rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
+        if (planes := found.get("prototypes")) is not None:
+            own_planes = next(tensor for tensor in outputs.values() if tensor.ndim > _PLANES)
+            rates.append(float(np.allclose(planes, own_planes, 0.01, _FEATURE_TOLERANCE)))
         is_plausible &= _is_share(expected.scores) and bool((np.abs(expected.boxes[:_COMPARED]) <= 10 * max(recipe.size)).all())
         last_class = max(last_class, int(expected.class_ids.max(initial=-1)))
         seen = own.boxes[own.scores >= CONFIDENCE]
@@ -125,7 +139,7 @@ def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequen
     """Return how many of the boxes of two detectors agree in class and place, and how many both have on average."""
     agreeing = total = 0.0
     for canvas in canvases:
-        pair = [detections(run(session, {"image": canvas[None]}), CONFIDENCE) for session in (one, other)]
+        pair = [detections(run(session, {"image": canvas[None]}), CONFIDENCE)._replace(features=None) for session in (one, other)]
         count = sum(len(found.scores) for found in pair) / 2
         total += count
         agreeing += agreement(pair[0], pair[1], 0.5, 1.0) * count
@@ -136,22 +150,24 @@ def detections(outputs: Tensors, confidence: float = 0.0) -> Candidates:
     """Return the valid rows of a composed detector's outputs for one image."""
     (count,) = outputs["num_dets"][0]
     boxes, scores, classes = (outputs[name][0, :count] for name in ("det_boxes", "det_scores", "det_classes"))
-    keep = scores >= confidence
-    return Candidates(boxes[keep], scores[keep], classes[keep])
+    features = [outputs[name][0, :count] for name in _FEATURES if name in outputs]
+    columns = features[0].reshape(count, prod(features[0].shape[1:])) if features else None
+    return Candidates(boxes, scores, classes, columns).take(np.flatnonzero(scores >= confidence))
 
 
 def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candidates:
     """Decode a detection network's outputs for one image, without a floor; boxes in pixels of the input, by descending score."""
     tensors = {name: tensor[0].astype(np.float32) for name, tensor in outputs.items()}
-    first, size = next(iter(tensors.values())), np.array(recipe.size * 2, np.float32)
+    first = next(tensor for tensor in tensors.values() if tensor.ndim < _PLANES)
+    is_obb, size = isinstance(recipe, ObbRecipe), np.array(recipe.size * 2, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):  # of what another head would make of these numbers
         if recipe.head == "yolox":
             found = nms.from_yolox(first, recipe.size, 0)
         elif recipe.head == "yolov5":
             found = nms.from_yolov5(first, 0)
         elif recipe.head in {"end_to_end", "rtdetr_topk"}:
-            boxes = first[:, :4] if recipe.head == "end_to_end" else _corners(first[:, :4])
-            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32))
+            boxes = first[:, :4] if recipe.head == "end_to_end" and not is_obb else _corners(first[:, :4])
+            found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32), first[:, 6:] if recipe.features else None)
         elif recipe.head == "dfine":
             found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
         elif recipe.head == "rfdetr":
@@ -160,12 +176,16 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
             class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
         else:
-            found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0)
+            found = nms.from_yolo(first if recipe.head == "yolo" else first.T, 0, recipe.features)
         if recipe.head in FRACTIONS or (recipe.head in PIXELS and recipe.box_units == "normalized"):
             found = found._replace(boxes=found.boxes * size)
-        found = _take(found, found.scores > 0)  # other rows are padding
-        found = _take(found, np.argsort(-found.scores, kind="stable"))
-        return _take(found, suppress(found.boxes, found.class_ids, recipe.iou)) if recipe.iou < 1 else found
+        found = found.take(np.flatnonzero(found.scores > 0))  # other rows are padding
+        found = found.take(np.argsort(-found.scores, kind="stable"))
+        if recipe.iou == 1:
+            return found
+        if is_obb:
+            return found.take(obb.suppress(found, found.class_ids, recipe.iou))
+        return found.take(nms.suppress(found.boxes, found.class_ids, recipe.iou))
 
 
 def _is_share(scores: NDArray[Any]) -> bool:
@@ -179,13 +199,15 @@ def _corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tolerance: float) -> float:
-    """Return the F1 of the best boxes of two results: equal ones have the same class, this overlap and about the same score."""
+    """Return the F1 of the best boxes of two results: equal ones have the same class and almost the same rest."""
     counts = []
     for found, expected in ((one, other), (other, one)):
-        best = _take(found, slice(_COMPARED))
+        best = found.take(np.arange(len(found.scores))[:_COMPARED])
         hits = 0
-        for box, score, class_id in zip(*best, strict=True):
+        for row, (box, score, class_id) in enumerate(zip(best.boxes, best.scores, best.class_ids, strict=True)):
             alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
+            if best.features is not None and expected.features is not None:
+                alike &= np.isclose(expected.features, best.features[row], 0.01, _FEATURE_TOLERANCE).all(axis=1)
             hits += bool((_overlaps(box, expected.boxes[alike]) >= min_overlap).any())
         counts.append((hits, len(best.scores)))
     (right, found_count), (recalled, expected_count) = counts
@@ -215,7 +237,3 @@ def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[
         overlaps: NDArray[np.float32] = shared / np.where(union > 0, union, 1)
     overlaps[np.abs(others - box).max(axis=1, initial=0) <= _SAME_PIXELS] = 1
     return overlaps
-
-
-def _take(found: Candidates, chosen: Any) -> Candidates:  # noqa: ANN401 - what numpy takes as an index
-    return Candidates(found.boxes[chosen], found.scores[chosen], found.class_ids[chosen])

@@ -13,7 +13,7 @@ from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from app.zoo import efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
-from app.zoo.recipe import SIZES, TENSORS, Recipe
+from app.zoo.recipe import SIZES, TENSORS, Recipe, SegmentationRecipe
 from app.zoo.torch_weights import read_weights
 
 _ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
@@ -39,7 +39,8 @@ def compose_model(
     """Build the checked model of a recipe around a network, which is changed.
 
     The network has one FP32 or FP16 input (1 or batch, 3, height, width), for the head `dfine` a second one, and the outputs of
-    `recipe.head`; the model has the input `image`, UINT8 (batch, height, width, 3), and the outputs of its graph in `heads`.
+    `recipe.head`, for segmentation also prototypes; the model has the input `image`, UINT8 (batch, height, width, 3), and the
+    outputs of its graph in `heads`.
 
     Args:
         network: The network.
@@ -159,11 +160,12 @@ def _check(network: onnx.ModelProto, recipe: Recipe) -> None:
     """Check that a network has the recipe's inputs and outputs, put them in order, and write the recipe's size into the first."""
     inputs, outputs = network.graph.input, network.graph.output
     names = TENSORS.get(recipe.head, ())
-    due, found = (1 + (recipe.head == "dfine"), len(names) or 1), (len(inputs), len(outputs))
+    due_outputs = len(names) or 1 + isinstance(recipe, SegmentationRecipe)
+    due, found = (1 + (recipe.head == "dfine"), due_outputs), (len(inputs), len(outputs))
     if due != found or (names and {value.name for value in outputs} != {*names}):
         raise ValueError(f"expected {due[0]} input and {due[1]} output tensors, found {found[0]} and {found[1]}")
     inputs.sort(key=lambda value: value.name == SIZES)
-    outputs.sort(key=lambda value: names.index(value.name) if names else 0)
+    outputs.sort(key=lambda value: names.index(value.name) if names else len(dims(value)))
     image, planes = inputs[0].type.tensor_type, dims(inputs[0])
     expected = (3, *recipe.size[::-1])
     is_float = image.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)

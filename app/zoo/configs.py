@@ -9,7 +9,7 @@ from app.host.program import CommandError
 from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
-from app.zoo.recipe import DetectionRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, ObbRecipe, PoseRecipe, Recipe, SegmentationRecipe
 
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
@@ -100,9 +100,7 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
     recipe, pixel_model = description.recipe, description.pixel_model
     is_ensemble, (width, height) = bool(pixel_model) and not is_embedded, recipe.size
     key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]")
-    outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
-    if isinstance(recipe, DetectionRecipe):
-        outputs = _DETECTIONS | ({DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {})
+    outputs = _outputs(recipe, len(description.labels)) | ({DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {})
     text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, key=key, tensor=tensor)
     text += "".join(f'output {{ name: "{output}" data_type: {kind} }}\n' for output, kind in outputs.items())
     if is_ensemble:
@@ -114,8 +112,11 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         # TensorRT builds an engine for the smallest and the largest batch that it has seen.
         for images in [1] if is_embedded else sorted({1, serving.max_batch}):
             text += _WARM_UP.format(images=images, key=key, tensor=tensor)
+    names = recipe.keypoint_names if isinstance(recipe, PoseRecipe) else ()
     parameters = {
         "labels": json.dumps(description.labels, ensure_ascii=False),
+        "task": recipe.task if recipe.features else None,
+        "keypoints": json.dumps(names, ensure_ascii=False) if names else None,
         "square": width if pixel_model else None,
         "resize": recipe.resize,
         "placement": recipe.placement,
@@ -134,6 +135,21 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         if value not in {None, ""}:
             text += f'parameters {{ key: "{key}" value {{ string_value: {_quote(str(value))} }} }}\n'
     return text
+
+
+def _outputs(recipe: Recipe, labels: int) -> dict[str, str]:
+    """Return types and dimensions of a model's outputs by name."""
+    match recipe:
+        case ClassificationRecipe():
+            return {"probabilities": f"TYPE_FP32 dims: [ {labels} ]"}
+        case SegmentationRecipe(prototypes=(count, height, width)):
+            masks = f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, {count} ]"
+            return {**_DETECTIONS, "det_masks": masks, "prototypes": f"TYPE_FP16 dims: [ {count}, {height}, {width} ]"}
+        case PoseRecipe(keypoints=(count, values)):
+            return {**_DETECTIONS, "det_keypoints": f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, {count}, {values} ]"}
+        case ObbRecipe():
+            return {**_DETECTIONS, "det_angles": f"TYPE_FP32 dims: [ {MAX_DETECTIONS} ]"}
+    return _DETECTIONS
 
 
 def _maps(inputs: Iterable[str], outputs: Iterable[str]) -> str:

@@ -8,15 +8,16 @@ from onnx import compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
+from app.zoo import rotated
 from app.zoo.graph import parse
-from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, Recipe, measure
+from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, ObbRecipe, PoseRecipe, Recipe, SegmentationRecipe, measure
 
 # Pairs of an anchor and a class before the NMS, as in Ultralytics' validation.
 _MAX_PAIRS = 30_000
 
 
 def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) -> onnx.ModelProto:
-    """Build the graph that follows a network, with its outputs as the inputs, in the order of `TENSORS`.
+    """Build the graph that follows a network, with its outputs as the inputs, in the order of `TENSORS`, and prototypes last.
 
     Args:
         shapes: Shapes of the outputs, without the batch; 0 for dynamic dimensions.
@@ -26,6 +27,9 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     Returns:
         For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels
         of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
+        For segmentation also `det_masks` FP32 (batch, 300, coefficients), `prototypes` FP16 (batch, coefficients, height, width);
+        for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
+        for rotated boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
@@ -41,21 +45,34 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
 
 
 def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> onnx.ModelProto:
-    head, anchors = recipe.head, count_anchors(recipe.size)
-    found = measure(shapes, head, recipe.size)
+    head, anchors, features = recipe.head, count_anchors(recipe.size), recipe.features
+    is_raw, is_obb = head in RAW_HEADS, isinstance(recipe, ObbRecipe)
+    found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
     if found is None:
         raise ValueError(f"the output {_text(shapes)} is not a {head} head for {recipe.size[0]} x {recipe.size[1]} pixels")
     rows, count = found[0] or anchors, found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
-    candidates = min(_MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
+    # Each pair of rotated candidates is compared.
+    candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
     detections = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
-    pick = _PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS
-    decode = _DECODE[head] + (pick + _SUPPRESS if head in RAW_HEADS else _KEEP)
+    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (rotated.SUPPRESS if is_obb else _SUPPRESS)
+    text = _FIND + _DECODE["rtdetr_topk" if is_obb and not is_raw else head] + (pick if is_raw else _KEEP)
+    text += (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "")
+    if features:
+        text += (_CHOOSE if is_raw else "") + _FEATURES + (_PAD_FEATURES if detections < MAX_DETECTIONS else "")
+    more_inputs, more_outputs, finish = _feature_tensors(recipe)
     graph = parse(
-        (_FIND + decode + (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "") + "}}").format(
-            inputs=_INPUTS.get(head, "float[batch, rows, channels] head"),
+        (text + finish + "}}").format(
+            inputs=_INPUTS.get(head, "float[batch, rows, channels] head") + more_inputs,
+            more_outputs=more_outputs,
+            feature_part=f", {features}" if features else "",
+            feature_rows=", features" if features else "",
+            features=features,
+            chosen="chosen" if is_raw else "order",
+            epsilon=rotated.EPSILON,
+            four_distances=4 * rotated.max_distance(recipe.iou),
             anchors=rows,
             classes=count,
             candidates=candidates,
@@ -75,6 +92,23 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
     return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
+def _feature_tensors(recipe: DetectionRecipe) -> tuple[str, str, str]:
+    """Return further inputs and outputs of a recipe's graph, and how the outputs follow from `det_features`."""
+    rows = f", float[batch, {MAX_DETECTIONS}"
+    match recipe:
+        case SegmentationRecipe(prototypes=(count, height, width)):
+            # FP16 halves the bytes on the way to the gateway.
+            body = "det_masks = Identity (det_features)  prototypes = Cast <to = 10> (planes)"
+            outputs = f"{rows}, {count}] det_masks, float16[batch, {count}, {height}, {width}] prototypes"
+            return ", float[batch, count, height, width] planes", outputs, body
+        case PoseRecipe(keypoints=(count, values)):
+            shape = f"shape_of_all = Constant <value_ints = [0, {MAX_DETECTIONS}, {count}, {values}]> ()"
+            return "", f"{rows}, {count}, {values}] det_keypoints", f"{shape}  det_keypoints = Reshape (det_features, shape_of_all)"
+        case ObbRecipe():
+            return "", f"{rows}] det_angles", "det_angles = Squeeze (det_features, two)"
+    return "", "", ""
+
+
 def _text(shapes: Sequence[Sequence[int]]) -> str:
     return " and ".join(str(("batch", *shape)).replace("'", "") for shape in shapes)
 
@@ -88,7 +122,7 @@ _INPUTS = {
 _FIND = """
 find ({inputs})
     => (int32[batch, 1] num_dets, float[batch, {rows}, 4] det_boxes,
-        float[batch, {rows}] det_scores, int32[batch, {rows}] det_classes) {{
+        float[batch, {rows}] det_scores, int32[batch, {rows}] det_classes{more_outputs}) {{
     zero = Constant <value_float = 0.0> ()
     one = Constant <value_ints = [1]> ()
     two = Constant <value_ints = [2]> ()
@@ -99,8 +133,8 @@ _TRANSPOSE = """
     columns = Transpose <perm = [0, 2, 1]> (head)"""
 
 _SPLIT = """
-    parts = Constant <value_ints = [2, 2, {classes}]> ()
-    centre, size, scores = Split <axis = 1> (columns, parts)"""
+    parts = Constant <value_ints = [2, 2, {classes}{feature_part}]> ()
+    centre, size, scores{feature_rows} = Split <axis = 1> (columns, parts)"""
 
 _CORNERS = """
     divisor = Constant <value_float = 2.0> ()
@@ -112,9 +146,14 @@ _CORNERS = """
 _ROWS = """
     boxes = Transpose <perm = [0, 2, 1]> (corners)"""
 
+_ONE_CLASS = """
+    score = Squeeze (score_row, one)
+    class = Squeeze (class_row, one)
+    label = Cast <to = 7> (class)"""
+
 # Raw heads become `corners` (batch, 4, rows) and `scores` (batch, classes, rows); the others `boxes` (batch, rows, 4), `score` and
-# `label` (batch, rows). A row of several scores counts only for its best class, as in the detectors' own post-processing, except
-# that of `rfdetr`, and of raw heads if the recipe says `multi_label`.
+# `label` (batch, rows); both also `features` (batch, features, rows). A row of several scores counts only for its best class, as in
+# the detectors' own post-processing, except that of `rfdetr`, and of raw heads if the recipe says `multi_label`.
 _DECODE = {
     "yolo": _SPLIT + _CORNERS,
     "yolov5": _TRANSPOSE
@@ -133,12 +172,12 @@ _DECODE = {
     size = Mul (cells, strides)
     scores = Mul (objectness, likelihood)"""
     + _CORNERS,
-    "end_to_end": """
-    parts = Constant <value_ints = [4, 1, 1]> ()
-    boxes, score_column, class_column = Split <axis = 2> (head, parts)
-    score = Squeeze (score_column, two)
-    class = Squeeze (class_column, two)
-    label = Cast <to = 7> (class)""",
+    "end_to_end": _TRANSPOSE
+    + """
+    parts = Constant <value_ints = [4, 1, 1{feature_part}]> ()
+    corners, score_row, class_row{feature_rows} = Split <axis = 1> (columns, parts)"""
+    + _ONE_CLASS
+    + _ROWS,
     "rtdetr": _TRANSPOSE
     + _SPLIT
     + _CORNERS
@@ -148,11 +187,9 @@ _DECODE = {
     label = ArgMax <axis = 1, keepdims = 0> (scores)""",
     "rtdetr_topk": _TRANSPOSE
     + """
-    parts = Constant <value_ints = [2, 2, 1, 1]> ()
-    centre, size, score_row, class_row = Split <axis = 1> (columns, parts)
-    score = Squeeze (score_row, one)
-    class = Squeeze (class_row, one)
-    label = Cast <to = 7> (class)"""
+    parts = Constant <value_ints = [2, 2, 1, 1{feature_part}]> ()
+    centre, size, score_row, class_row{feature_rows} = Split <axis = 1> (columns, parts)"""
+    + _ONE_CLASS
     + _CORNERS
     + _ROWS,
     "rfdetr": """
@@ -196,13 +233,14 @@ _PICK_PAIRS = """
     label = Div (pair, anchors)
     anchor = Mod (pair, anchors)"""
 
-# Each class has its own row of scores, so boxes of different classes never suppress each other.
-_SUPPRESS = """
+_PLACE = """
     anchor_row = Unsqueeze (anchor, one)
     anchor_rows = Tile (anchor_row, four_rows)
     corner_columns = GatherElements <axis = 2> (corners, anchor_rows)
-    boxes = Transpose <perm = [0, 2, 1]> (corner_columns)
+    boxes = Transpose <perm = [0, 2, 1]> (corner_columns)"""
 
+# Each class has its own row of scores, so boxes of different classes never suppress each other.
+_SUPPRESS = """
     depth = Constant <value_ints = [{classes}]> ()
     off_on = Constant <value_floats = [0.0, 1.0]> ()
     membership = OneHot <axis = 1> (label, depth, off_on)
@@ -246,6 +284,18 @@ _SORT = """
     {found}_boxes = Mul (ordered_boxes, valid_column)
 """
 
+_CHOOSE = """
+    chosen = GatherElements <axis = 1> (anchor, order)"""
+
+_FEATURES = """
+    chosen_row = Unsqueeze ({chosen}, one)
+    feature_counts = Constant <value_ints = [1, {features}, 1]> ()
+    chosen_rows = Tile (chosen_row, feature_counts)
+    feature_columns = GatherElements <axis = 2> (features, chosen_rows)
+    ordered_features = Transpose <perm = [0, 2, 1]> (feature_columns)
+    {found}_features = Mul (ordered_features, valid_column)
+"""
+
 # Triton demands the number of rows that the config states, also of a network that gives fewer.
 _PAD = """
     missing = Constant <value_ints = [0, 0, 0, {missing}]> ()
@@ -253,6 +303,10 @@ _PAD = """
     det_scores = Pad (found_scores, missing)
     det_classes = Pad (found_classes, missing)
     det_boxes = Pad (found_boxes, missing_boxes)
+"""
+
+_PAD_FEATURES = """
+    det_features = Pad (found_features, missing_boxes)
 """
 
 _CLASSIFY = """

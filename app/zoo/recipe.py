@@ -13,8 +13,12 @@ from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 _Side = Annotated[int, Meta(ge=32, le=8192)]
 _Value = Annotated[float, Meta(ge=-1e6, le=1e6)]
 _Divisor = Annotated[float, Meta(gt=0, le=1e6)]
+_Count = Annotated[int, Meta(ge=1, le=8192)]
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
+FeatureHeadName = Literal["yolo", "end_to_end"]
+"""Heads of networks that give features of each object: Ultralytics' for segmentation, poses and rotated boxes."""
 RAW_HEADS = ("yolo", "yolov5", "yolox")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
 PIXELS = ("yolo", "yolov5", "end_to_end")
@@ -46,6 +50,16 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
 
+    @property
+    def task(self) -> str:
+        """Task of the model."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def features(self) -> int:
+        """Number of values of each object besides its box, score and class."""
+        return 0
+
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     """Recipe of a detector."""
@@ -55,11 +69,12 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     `yolo`: (4 + classes, anchors) centre, size, scores.
     `yolov5`: (rows, 5 + classes) centre, size, objectness, scores; also of YOLOv6, YOLOv7 and YOLOX exported with decoded boxes.
     `yolox`: (anchors, 5 + classes) as `yolov5`, but centre and size are encoded in cells of the strides 8, 16 and 32.
-    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class.
+    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of rotated boxes centre, size, score, class.
     `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
-    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), with a second input `orig_target_sizes`."""
+    `dfine`: `labels` (rows), `boxes` (rows, 4) x1 y1 x2 y2, `scores` (rows), with a second input `orig_target_sizes`.
+    The features of a subclass follow the scores of `yolo`, and the class of `end_to_end`."""
     iou: Annotated[float, Meta(ge=0, le=1)] = 0.7
     """Overlap above which two boxes of a class are one object; always 1 for heads that find each object once."""
     box_units: Literal["pixels", "normalized"] = "pixels"
@@ -75,6 +90,46 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
             msgspec.structs.force_setattr(self, "iou", 1.0)
             if self.multi_label:
                 raise ValueError(f"multi_label is for the heads {', '.join(RAW_HEADS)}")
+        if self.features and self.box_units == "normalized":
+            raise ValueError("box_units is for detectors")
+
+
+class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmentation"):
+    """Recipe of a network for instance segmentation; the features are coefficients of the prototypes, its second output."""
+
+    head: FeatureHeadName
+    prototypes: tuple[_Count, _Count, _Count]
+    """Shape of the prototypes: number, height, width."""
+
+    @property
+    def features(self) -> int:
+        """Number of coefficients."""
+        return self.prototypes[0]
+
+
+class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
+    """Recipe of a network for poses; the features are keypoints."""
+
+    head: FeatureHeadName
+    keypoints: tuple[_Count, Literal[2, 3]]
+    """Number of keypoints, and of the values of each: x y in pixels of the input, and perhaps the visibility, 0 to 1."""
+    keypoint_names: tuple[_Name, ...] = ()
+
+    @property
+    def features(self) -> int:
+        """Number of values of all keypoints."""
+        return self.keypoints[0] * self.keypoints[1]
+
+
+class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
+    """Recipe of a network for rotated boxes; the feature is the angle in radians, about the centre of the box."""
+
+    head: FeatureHeadName
+
+    @property
+    def features(self) -> int:
+        """One angle."""
+        return 1
 
 
 class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):
@@ -84,16 +139,17 @@ class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classificati
     """Kind of scores in the output (classes)."""
 
 
-Recipe = DetectionRecipe | ClassificationRecipe
+Recipe = DetectionRecipe | SegmentationRecipe | PoseRecipe | ObbRecipe | ClassificationRecipe
 
 
-def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int]) -> tuple[int, int] | None:
+def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], features: int = 0) -> tuple[int, int] | None:
     """Return the numbers of rows and classes of a detector's outputs; None if they cannot be this head.
 
     Args:
-        shapes: Shapes of the outputs without the batch, in the order of `TENSORS`; 0 for dynamic dimensions.
+        shapes: Shapes of the outputs without the batch and prototypes, in the order of `TENSORS`; 0 for dynamic dimensions.
         head: The head.
         size: Width and height of the input.
+        features: Number of features of each object, of the heads that have them.
 
     Returns:
         0 rows if their number is dynamic, and 0 classes if the shapes do not tell their number.
@@ -101,7 +157,7 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int]) -
     anchors, found = possible_anchors(size), None
     match head, [tuple(shape) for shape in shapes]:
         case "yolo", [(channels, rows)] if rows in (0, *anchors):
-            found = rows, channels - 4
+            found = rows, channels - 4 - features
         case "yolov5", [(rows, columns)] if rows in {0, *anchors, *(3 * count for count in anchors)}:
             found = rows, columns - 5
         case "yolox", [(rows, columns)] if rows in (0, anchors[0]):
@@ -110,6 +166,8 @@ def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int]) -
             found = rows, columns - 4
         case "rfdetr", [(rows, 4), (others, columns)] if others == rows > 0:
             found = rows, columns - 1
-        case ("end_to_end" | "rtdetr_topk", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:
+        case "end_to_end", [(rows, columns)] if rows > 0 and columns == 6 + features:
+            return rows, 0
+        case ("rtdetr_topk", [(rows, 6)]) | ("dfine", [(rows,), (_, 4), (_,)]) if rows > 0:
             return rows, 0
     return found if found and found[1] > 0 else None

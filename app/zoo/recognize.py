@@ -16,7 +16,7 @@ from app.host.program import first_line
 from app.model.anchors import possible_anchors
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
 from app.zoo.inference import open_session, run
-from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, Recipe, measure
+from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, Recipe, measure
 
 if TYPE_CHECKING:
     import onnx
@@ -33,6 +33,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "rfdetr": {**_STRETCH, **_IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
+_TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation", "pose": "pose", "obb": "obb"}
+"""Tasks by Ultralytics' words."""
 
 
 class Unrecognized(ValueError):
@@ -85,6 +87,8 @@ class Recognized(NamedTuple):
     """Shapes of the outputs by name, without the batch."""
     licence: str
     """What the exporter wrote; empty if nothing."""
+    max_batch: int | None = None
+    """Images for which Ultralytics unrolled an NMS inside the network, which finds nothing in more; None for other networks."""
 
 
 def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
@@ -95,26 +99,39 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     """
     metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
     hints = read_hints(network)
-    if hints.task not in (None, "detect", "classify"):
-        article = "an" if hints.task == "obb" else "a"
-        raise Unrecognized(f"is {article} {hints.task} model; only detectors and classifiers can be served")
+    if hints.task not in (None, *_TASKS):
+        raise Unrecognized(f"is a model for the task {hints.task!r}; these can be served: {', '.join(_TASKS)}")
     try:
         session = open_session(network)
     except Exception as error:  # ONNX Runtime has its own exception for every kind of broken file
         raise Unrecognized(f"cannot be loaded: {first_line(error)}") from error
     size = _input_size(session, options, hints)
     shapes = _run(session, size)
-    fits = _fitting_heads(network, shapes, size, options, metadata)
+    task, features, properties = _find_features(shapes, metadata)
+    fits = _fit_features(shapes, size, features) if features else _fit_heads(network, shapes, size, options, metadata)
+    if options.head:
+        fits = {head: classes for head, classes in fits.items() if head == options.head}
+    if not fits:
+        what = (
+            f"--head {options.head}"
+            if options.head
+            else f"a known network for {task}"
+            if features
+            else "a known detector or classifier"
+        )
+        raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     head, labels = _choose(fits, hints, options)
     is_ultralytics = hints.is_ultralytics_classifier
     defaults = {"resize": "center_crop", "crop": 1.0} if is_ultralytics else _DEFAULTS.get(head, {})
     given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
-    task = "classification" if head in ("logits", "probabilities") else "detection"
+    task = "classification" if head in ("logits", "probabilities") else task
     try:
-        recipe = msgspec.convert({**defaults, **given, "task": task, "head": head, "size": size}, Recipe)
+        recipe = msgspec.convert({**defaults, **given, **properties, "task": task, "head": head, "size": size}, Recipe)
     except msgspec.ValidationError as error:
         raise Unrecognized(f"cannot be served so: {error}") from error
-    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
+    arguments, batch = metadata.get("args"), metadata.get("batch")
+    is_unrolled = isinstance(arguments, dict) and arguments.get("nms") is True and isinstance(batch, int)
+    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")), batch if is_unrolled else None)
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:
@@ -166,7 +183,45 @@ def _run(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # 
     return {name: shape[1:] for name, shape in shapes.items()}
 
 
-def _fitting_heads(
+def _find_features(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Any]) -> tuple[str, int, dict[str, Any]]:
+    """Return the task, the number of features of each object, and the properties of the recipe that tell their kind."""
+    prototypes = [shape for shape in shapes.values() if len(shape) == 3]  # noqa: PLR2004
+    match metadata.get("task"), prototypes:
+        case None | "segment", [shape] if len(shapes) == 2:  # noqa: PLR2004
+            return "segmentation", shape[0], {"prototypes": shape}
+        case "pose", []:
+            match metadata.get("kpt_shape"):
+                case [int(count), int(values)]:
+                    names = _keypoint_names(metadata.get("kpt_names"), count)
+                    return "pose", count * values, {"keypoints": [count, values], "keypoint_names": names}
+            raise Unrecognized("does not say `kpt_shape`, the number of its keypoints, in its metadata; export it with Ultralytics")
+        case "obb", []:
+            return "obb", 1, {}
+        case "segment" | "pose" | "obb" as task, _:
+            raise Unrecognized(f"has the outputs {_listed(shapes)}, which are not those of Ultralytics' task {task}")
+    return "detection", 0, {}
+
+
+def _keypoint_names(found: object, count: int) -> list[str]:
+    """Return the names of the keypoints, which Ultralytics lists for each class; none if classes have different ones."""
+    match list(found.values()) if isinstance(found, dict) else []:
+        case [[*names], *others] if (
+            len(names) == count
+            and all(isinstance(name, str) and name.isprintable() for name in names)
+            and all(other == names for other in others)
+        ):
+            return names
+    return []
+
+
+def _fit_features(shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int], features: int) -> dict[str, tuple[int, ...]]:
+    """Return the heads with features that fit the shapes, as `_fit_heads`."""
+    tables = [shape for shape in shapes.values() if len(shape) == 2]  # noqa: PLR2004
+    found = {head: count for head in get_args(FeatureHeadName) if (count := measure(tables, head, size, features))}
+    return {head: (classes,) if classes else () for head, (_, classes) in found.items()}
+
+
+def _fit_heads(
     network: "onnx.ModelProto",
     shapes: Mapping[str, tuple[int, ...]],
     size: tuple[int, int],
@@ -189,13 +244,6 @@ def _fitting_heads(
                 if shapes.keys() == {*names} and (count := measure([shapes[name] for name in names], head, size)):
                     # Without an unused column if the numbers of the classes begin with 1, as those of COCO do.
                     fits[head] = (count[1], count[1] + 1) if count[1] else ()
-    if sorted(map(len, shapes.values())) == [2, 3]:
-        raise Unrecognized("is a segment model; only detectors and classifiers can be served")
-    if options.head:
-        fits = {head: classes for head, classes in fits.items() if head == options.head}
-    if not fits:
-        what = f"--head {options.head}" if options.head else "a known detector or classifier"
-        raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     return fits
 
 

@@ -65,4 +65,4 @@ def test_every_parameter_is_documented() -> None:
     lines = re.findall(r"^    (\w+(?:, \w+)*)  ", triton_config.__doc__ or "", re.MULTILINE)
     listed = {name for line in lines for name in line.split(", ")}
 
-    assert listed == set(ModelParameters.__struct_fields__)
+    assert listed == set(ModelParameters.__struct_encode_fields__)

@@ -79,3 +79,23 @@ def head_tensors(head: str, unit: tuple[int, int] = (1, 1)) -> dict[str, NDArray
         "dfine": {"labels": classes[:, 0], "boxes": np.hstack(corners), "scores": objectness[:, 0]},
     }
     return tensors[head]
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "segmentation": {"task": "segment"},
+    "pose": {"task": "pose", "kpt_shape": [2, 3], "kpt_names": {0: ["nose", "tail"], 1: ["nose", "tail"], 2: ["nose", "tail"]}},
+    "obb": {"task": "obb"},
+}
+"""What Ultralytics writes into networks with features, by task."""
+
+
+def feature_tensors(task: str, head: str) -> dict[str, NDArray[Any]]:
+    """Make the tensors of `head_tensors` with features; prototypes come first."""
+    ((name, table),) = head_tensors(head, WIDE).items()
+    random = np.random.default_rng(8)
+    features = random.uniform(-2, 2, ({"segmentation": 5, "pose": 6, "obb": 1}[task], 672 if head == "yolo" else 40))
+    if head == "end_to_end" and task == "obb":
+        table[:, 2:4] -= table[:, :2]
+        table[:, :2] += table[:, 2:4] / 2
+    tables = {name: np.vstack([table, features]) if head == "yolo" else np.hstack([table, features.T])}
+    return {"output1": random.uniform(-2, 2, (5, 32, 64)), **tables} if task == "segmentation" else tables

@@ -14,7 +14,7 @@ import pytest
 
 from app.host import program
 from app.host.program import CommandError
-from app.model.heads import ClassificationHead, DetectionHead
+from app.model.heads import ClassificationHead, DetectionHead, PoseHead
 from app.model.spec import are_interchangeable, from_triton_config
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
@@ -22,7 +22,7 @@ from app.zoo import check, description
 from app.zoo.add import Request, add, read_options
 from app.zoo.inference import open_session, run
 from app.zoo.repository import Repository
-from tests.zoo.exported import exported, head_tensors
+from tests.zoo.exported import FEATURES, exported, feature_tensors, head_tensors
 
 SIZE = (256, 128)
 NAMES = {0: "door", 1: "window", 2: "gate"}
@@ -116,6 +116,37 @@ def test_classifier_is_served(repository: Repository, tmp_path: Path) -> None:
     assert (spec.resize, spec.crop) == ("center_crop", 0.875)
 
 
+@pytest.mark.parametrize("head", ["yolo", "end_to_end"])
+@pytest.mark.parametrize("task", list(FEATURES))
+def test_network_with_features_is_served(
+    repository: Repository, tmp_path: Path, task: str, head: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added(save(exported(feature_tensors(task, head), SIZE, names=NAMES, **FEATURES[task]), tmp_path / "best.onnx"), repository)
+    folder = repository.path / "doors"
+    spec, embedded = (from_triton_config(read_config_file(config_path(folder, is_embedded=one)), "1") for one in (False, True))
+    found = run(open_session(folder / "1" / "model.onnx"), {"image": np.zeros((2, 128, 256, 3), np.uint8)})
+    config = read_config_file(folder / "config.pbtxt")
+
+    assert f"doors:1: {task}, 3 classes" in capsys.readouterr().err
+    assert spec.head.task == task
+    assert are_interchangeable(spec, embedded)
+    assert spec.max_batch == (64 if task == "pose" else 8)
+    assert not isinstance(spec.head, PoseHead) or spec.head.keypoint_names == ("nose", "tail")
+    assert {tensor["name"]: [2, *map(int, tensor["dims"])] for tensor in config["output"]} == {
+        name: list(tensor.shape) for name, tensor in found.items()
+    }
+
+
+def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(repository: Repository, tmp_path: Path) -> None:
+    inside = network("end_to_end", args={"nms": True})
+    inside.metadata_props.add(key="batch", value="8")
+    added(save(inside, tmp_path / "best.onnx"), repository, head="end_to_end")
+    found = repository.load("doors")
+
+    assert found is not None
+    assert (found.embedded.max_batch, found.production.max_batch) == (2, 8)
+
+
 def test_name_and_labels_are_found_beside_the_file(repository: Repository, tmp_path: Path) -> None:
     source = save(network(names=""), tmp_path / "my best (2).onnx")
     (tmp_path / "labels.txt").write_text("a\nb, c\n\nd\n", encoding="utf-8")
@@ -185,7 +216,7 @@ def test_versions_are_chosen_and_removed(repository: Repository, tmp_path: Path)
         (network(), {"size": "640"}, "takes 256 x 128 pixels: leave out --size"),
         (network("yolox"), {}, "say --head yolov5 or --head yolox"),
         (network(), {"head": "dfine"}, "do not fit --head dfine"),
-        (network(task="pose"), {}, "is a pose model; only detectors and classifiers can be served"),
+        (network(task="pose"), {}, "does not say `kpt_shape`"),
         (network(), {"labels": "nowhere.txt"}, "nowhere.txt"),
     ],
 )

@@ -53,7 +53,7 @@ def one(*shape: int) -> Shapes:
     ],
 )
 def test_head_is_that_of_the_shape_and_the_names(outputs: Shapes, metadata: dict[str, Any], head: str) -> None:
-    recipe, labels, shapes, _ = recognize(exported(outputs, **metadata), Options())
+    recipe, labels, shapes, *_ = recognize(exported(outputs, **metadata), Options())
 
     assert (recipe.head, recipe.size, recipe.channels, recipe.scale) == (head, (256, 256), "RGB", 255.0)
     assert recipe.resize == ("stretch" if head in ("rtdetr", "rtdetr_topk", "rfdetr") else "letterbox")
@@ -146,11 +146,6 @@ def test_classifier_is_recognised(metadata: dict[str, str], scores: str, head: S
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
-        *(
-            (exported(one(7, ANCHORS), task=task), {}, f"{task} model; only detectors and classifiers can be served")
-            for task in ("pose", "obb", "segment")
-        ),
-        (exported({"output0": (39, ANCHORS), "output1": (32, 64, 64)}), {}, "is a segment model; only"),
         (exported(one(7, ANCHORS), ("w", "h")), {}, "say --size 640, or --size 640x384"),
         (exported(one(7, ANCHORS)), {"size": (320, 256)}, "takes 256 x 256 pixels: leave out --size"),
         (exported(one(7, ANCHORS), batch=8), {}, "takes only batches of 8 images"),
@@ -211,7 +206,7 @@ def test_network_that_does_not_run_as_it_must_is_rejected(body: str, message: st
 def test_what_is_recognised_can_be_composed(head: DetectionHeadName, properties: dict[str, Any]) -> None:
     network = exported(head_tensors(head), WIDE, names=names(3), **properties)
     asked = head in ("yolox", "rtdetr", "rtdetr_topk")
-    recipe, labels, shapes, _ = recognize(network, Options(head=head) if asked else Options())
+    recipe, labels, shapes, *_ = recognize(network, Options(head=head) if asked else Options())
 
     assert recipe.head == head
     assert recipe.size == WIDE
@@ -219,7 +214,7 @@ def test_what_is_recognised_can_be_composed(head: DetectionHeadName, properties:
 
 
 def test_a_published_network_is_recognised(networks: dict[str, Path]) -> None:
-    recipe, labels, shapes, _ = recognize(onnx.load(networks["yolo11n"]), Options())
+    recipe, labels, shapes, *_ = recognize(onnx.load(networks["yolo11n"]), Options())
 
     assert recipe == DetectionRecipe(size=(640, 640), head="yolo")
     assert (len(labels), labels[0]) == (80, "person")
