@@ -1,8 +1,9 @@
 """Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,14 +25,16 @@ from app.api.answering.schema import (
     ModelUsed,
 )
 from app.model.heads import PoseHead
-from app.pipeline.call import Classifications, Detections
-from app.resilience.lease import Lease
+from app.pipeline.call import CallContext, Classifications, Detections, TaskResult
+from app.pipeline.pipeline import Pipeline
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
 _BBOXES = ("coco", "cxcywh")
+
+T = TypeVar("T")
 
 
 def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
@@ -129,22 +132,25 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
     return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
 
 
+async def convert(work: Callable[[], T], found: TaskResult, pipeline: Pipeline, call: CallContext) -> T:
+    """Return what `work` makes of a result; masks, of which there may be megabytes, are converted in a thread."""
+    if not isinstance(found, Detections) or found.masks is None:
+        return work()
+    return await pipeline.threads.run(work, call.deadline, turn=call.turn())
+
+
+async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes of a result as JSON."""
+    body = await convert(lambda: msgspec.json.encode(describe()), found, pipeline, call)
+    is_large = isinstance(found, Detections) and found.masks is not None
+    return LargeResponse(body, "application/json", pipeline.admission.memory) if is_large else JsonResponse(body)
+
+
 async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    context = given.context
+    def describe() -> DetectResponse:
+        return to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
 
-    def encode() -> bytes:
-        return msgspec.json.encode(to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id))
-
-    if given.found.masks is None:
-        return JsonResponse(encode())
-    return await _respond_with_masks(given, encode)
-
-
-async def _respond_with_masks(given: ResponseInput[Detections], encode: Callable[[], bytes]) -> LargeResponse:
-    """Encode masks, of which there may be megabytes, in a thread."""
-    with Lease() as lease:
-        body = await given.pipeline.threads.run(encode, given.call.deadline, lease, turn=given.call.turn())
-    return LargeResponse(body, "application/json", given.pipeline.admission.memory)
+    return await respond_json(describe, given.found, given.pipeline, given.call)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -196,10 +202,7 @@ def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
-    def encode() -> bytes:
-        return msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id))
-
-    return JsonResponse(encode()) if given.found.masks is None else await _respond_with_masks(given, encode)
+    return await respond_json(partial(to_coco_results, given.found, given.wanted.image_id), given.found, given.pipeline, given.call)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
+from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
-from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
@@ -35,9 +35,7 @@ from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader, TaskResult
-from app.pipeline.pipeline import Pipeline
-from app.resilience.lease import Lease
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader
 
 BOX_TASK = frozenset({DetectionHead.task})
 PIXEL_DIGITS = 2
@@ -137,19 +135,6 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
 
 
-async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
-    """Respond with the object that `describe` makes as JSON. Masks, of which there may be megabytes, are encoded in a thread."""
-
-    def encode() -> bytes:
-        return msgspec.json.encode(describe())
-
-    if not isinstance(found, Detections) or found.masks is None:
-        return JsonResponse(encode())
-    with Lease() as lease:
-        body = await pipeline.threads.run(encode, call.deadline, lease, turn=call.turn())
-    return LargeResponse(body, JSON, pipeline.admission.memory)
-
-
 async def detect_each(
     request: AnyRequest,
     worker: WorkerResources,
@@ -162,14 +147,20 @@ async def detect_each(
     `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
-    with ClientWatch(request.receive, context.body_limits) as client:
+    memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
+
+    async def keep(_: int, found: Detections) -> Detections:
+        memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+        return found
+
+    with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: BatchAnswer[Detections] = BatchAnswer(len(images), lambda _, found: found, context, worker.metrics)
+        answer: BatchAnswer[Detections] = BatchAnswer(len(images), keep, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                answer.keep(0, await pipeline.run(images[0], wanted.options, call))
+                await answer.keep(0, await pipeline.run(images[0], wanted.options, call))
             else:
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
                 is_single = len(images) == 1
