@@ -130,8 +130,9 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     except msgspec.ValidationError as error:
         raise Unrecognized(f"cannot be served so: {error}") from error
     arguments, batch = metadata.get("args"), metadata.get("batch")
-    is_unrolled = isinstance(arguments, dict) and arguments.get("nms") is True and isinstance(batch, int)
-    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")), batch if is_unrolled else None)
+    is_unrolled = isinstance(arguments, dict) and arguments.get("nms") is True
+    max_batch = int(batch) if is_unrolled and isinstance(batch, int) and batch > 0 else None
+    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")), max_batch)
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:

@@ -1,10 +1,17 @@
 """Hostile outputs of models that find masks, keypoints or oriented boxes: each is answered, or is the model's fault."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import cv2
+import httpx
 import numpy as np
 import pytest
 
+from app.errors import GatewayFull
 from app.main import create_app
+from app.resilience.fairness import Caller
+from app.resilience.memory import MemoryBudget, Reservation
 from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import started
@@ -68,6 +75,45 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
         head = np.full((5 + FEATURE_ROWS[task], ANCHORS), 0.5, np.float32)
         head[:4] = 16
         outputs = {"head": head} | (PROTOTYPES if task == "segment" else {})
+    unexpected: dict[tuple[str, str], tuple[int, str]] = {}
+    async with gateway(task, outputs) as (fake, client):
+        for change, changed in hostile(outputs).items():
+            fake.answer = infer_response(**changed)
+            for question in (*QUESTIONS, *(MASKS if task == "segment" else ())):
+                response = await client.post(f"/{task}?model=tiny&confidence=0&{question}", content=IMAGE)
+                if response.status_code == 502 and change != "unchanged":
+                    break  # as for the other questions, which read the same outputs
+                if response.status_code != 200 or b":null" in response.content:
+                    unexpected[change, question] = response.status_code, response.text[:200]
+
+    assert unexpected == {}
+
+
+async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image whose masks find none fails alone."""
+
+    class Full(Reservation):
+        def add(self, nbytes: int) -> None:
+            raise GatewayFull(f"no room for {nbytes} bytes", "memory")
+
+    def reserve(budget: MemoryBudget, caller: Caller, purpose: str = "") -> Reservation:
+        return (Full if purpose == "the results of this batch" else Reservation)(purpose, caller, budget)
+
+    outputs = COMPOSED | FEATURES["segment"]
+    async with gateway("segment", outputs) as (_, client):
+        files = [("images", IMAGE)] * 3
+        answered = await client.post("/segment/batch?model=tiny", files=files)
+        alone = await client.post("/segment?model=tiny", content=IMAGE)
+        monkeypatch.setattr(MemoryBudget, "reserve", reserve)
+        refused = await client.post("/segment/batch?model=tiny", files=files)
+
+    assert [result["detections"] for result in answered.json()["results"]] == [alone.json()["detections"]] * 3
+    assert [failure["problem"]["code"] for failure in refused.json()["failures"]] == ["gateway_full"] * 3
+
+
+@asynccontextmanager
+async def gateway(task: str, outputs: Outputs) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A Triton whose only model has these outputs, and a client of an application that uses it."""
     types = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
     metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat"}}
     fake = FakeTriton()
@@ -83,15 +129,5 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
         "parameters": {"metadata": {"string_value": repr(metadata)}},
     }
     fake.answer = infer_response(**outputs)
-    unexpected: dict[tuple[str, str], tuple[int, str]] = {}
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:
-        for change, changed in hostile(outputs).items():
-            fake.answer = infer_response(**changed)
-            for question in (*QUESTIONS, *(MASKS if task == "segment" else ())):
-                response = await client.post(f"/{task}?model=tiny&confidence=0&{question}", content=IMAGE)
-                if response.status_code == 502 and change != "unchanged":
-                    break  # as for the other questions, which read the same outputs
-                if response.status_code != 200 or b":null" in response.content:
-                    unexpected[change, question] = response.status_code, response.text[:200]
-
-    assert unexpected == {}
+        yield fake, client

@@ -116,11 +116,11 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
             encode = partial(to_encoded_results, image_ids)
         elif media_type == LINES:
             encode = partial(to_line, names, wanted.boxes)
-        memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the masks of this batch"))
+        memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))
 
         async def convert(index: int, found: Detections) -> bytes:
             encoded = await native.convert(partial(encode, index, found), found, pipeline, call)
-            memory.add(0 if found.masks is None else len(encoded))
+            memory.add(len(encoded) if native.is_large(found) else 0)
             return encoded
 
         answer: BatchAnswer[bytes] = BatchAnswer(len(names), convert, context, worker.metrics)
