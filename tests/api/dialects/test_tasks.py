@@ -32,7 +32,7 @@ BOXES = np.array([[4, 12, 12, 20], [16, 10, 28, 22], [0, 0, 0, 0]], np.float32)
 
 # Two areas for the first object, of which the second has the shape of an L; nothing for the other one.
 PROTOTYPES = np.full((1, 8, 8), -1, np.float16)
-PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 2:5, 4] = PROTOTYPES[0, 4, 5:7] = 1
+PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 2:5, 4:6] = PROTOTYPES[0, 4, 6] = 1
 
 TASKS: dict[str, dict[str, NDArray[Any]]] = {
     "segment": {
