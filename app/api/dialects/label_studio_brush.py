@@ -18,7 +18,7 @@ _RECORD_BITS = 27
 
 
 def encode_mask(png: bytes, offset: tuple[int, int], width: int, height: int) -> list[int]:
-    """Encode a mask as the bytes of an image of this size: white in the mask, whose PNG begins at `offset`; transparent elsewhere."""
+    """Encode a mask, whose PNG begins at `offset`, as an image of this size: white in the mask, transparent elsewhere."""
     pixels = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_GRAYSCALE))
     rows = np.zeros((pixels.shape[0], pixels.shape[1] + 2), np.int8)
     rows[:, 1:-1] = pixels > 0
