@@ -30,6 +30,8 @@ _MIN_BOX_WIDTHS = 6
 _SMALL_BOX_LABELS = 3
 # To hide a part of another label is worse than to hide a part of a box: the label cannot be read any more.
 _LABEL_WEIGHT = 3
+# Along these weights of x and y, the first vertex is near the top left.
+_DOWNWARDS = np.array([1, 2], np.float32)
 _MASK_OPACITY = 0.45
 _MIN_KEYPOINT_CONFIDENCE = 0.5
 # Radius of a keypoint relative to the line width.
@@ -87,8 +89,7 @@ def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
         fit(readable_name(name, class_id), f"{score:.2f}", text_size, max_width, height // 2)
         for name, class_id, score in zip(marks.names, marks.class_ids.tolist(), marks.scores.tolist(), strict=True)
     ]
-    anchors = boxes if marks.corners is None else _to_pixels(_label_corners(marks.corners), width, height)
-    places = _place(labels, anchors, boxes, width, height)
+    places = _place(labels, _to_pixels(_to_anchors(marks), width, height), boxes, width, height)
     for label, (left, top, right, bottom), colour in reversed(list(zip(labels, places.tolist(), colours, strict=True))):
         if label is not None:
             pixels[top:bottom, left:right] = render(label, colour)
@@ -149,15 +150,21 @@ def _draw_frame(area: NDArray[np.uint8], line: int, colour: Colour) -> None:
 
 
 def _lines(line: int, colour: Colour, *, edges: int) -> list[tuple[int, Colour]]:
-    """Return widths and colours of a line, to draw in this order: a dark one shows at its edges, for contrast with bright pixels."""
+    """Return widths and colours of a line, in the order of drawing; a dark one shows at its edges, against bright pixels."""
     return [(line + edges * max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
 
 
-def _label_corners(corners: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the corner near the top left of each oriented box, as a box (n, 4) without area; labels are beside it."""
-    nearest = (corners @ np.array([1, 2], np.float32)).argmin(axis=1)
-    points = corners[np.arange(len(corners)), nearest]
-    return np.hstack((points, points))
+def _to_anchors(marks: Marks) -> NDArray[np.float32]:
+    """Return the boxes (n, 4) beside which labels are: for masks and oriented boxes, a vertex near the top left, without area."""
+    if marks.masks is not None:
+        pairs = zip(marks.boxes, marks.masks, strict=True)
+        outlines = [np.concatenate(parts) if parts else box[None, :2] for box, parts in pairs]
+    elif marks.corners is not None:
+        outlines = [*marks.corners]
+    else:
+        return marks.boxes
+    points = [outline[(outline @ _DOWNWARDS).argmin()] for outline in outlines]
+    return np.array(points, np.float32).reshape(-1, 2)[:, [0, 1, 0, 1]]
 
 
 def _place(

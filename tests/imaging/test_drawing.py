@@ -154,6 +154,12 @@ def test_a_mask_is_filled_and_has_a_contour() -> None:
     assert (pixels[205:, 205:] == GREY).all()
 
 
+def test_an_object_whose_mask_is_empty_has_its_label() -> None:
+    pixels = drawn(640, 480, marks(SQUARE, names=["person"])._replace(masks=[[]]))
+
+    assert (pixels == 255).any()
+
+
 def test_where_masks_overlap_the_better_one_has_its_colour() -> None:
     alone, both = (drawn(640, 480, marks(*[SQUARE] * n)._replace(masks=[[TRIANGLE]] * n)) for n in (1, 2))
 
@@ -185,10 +191,12 @@ def test_the_frame_of_an_oriented_box_is_turned() -> None:
     assert (pixels[180:200, 100:115] == GREY).all()  # a corner of the box around it
 
 
-def test_the_label_of_an_oriented_box_touches_it() -> None:
-    """At the corner near the top left: the box around it begins far from there."""
-    steep = np.array([[[300, 100], [310, 105], [110, 405], [100, 400]]], np.float32)
-    pixels = drawn(640, 480, marks((100, 100, 310, 405), names=["person"])._replace(corners=steep))
+@pytest.mark.parametrize("shape", ["corners", "masks"])
+def test_the_label_of_an_oblique_object_touches_it(shape: str) -> None:
+    """At the vertex near the top left: the box around it begins far from there."""
+    steep = np.array([[300, 100], [310, 105], [110, 405], [100, 400]], np.float32)
+    shapes: dict[str, Any] = {"corners": steep[None], "masks": [[steep]]}
+    pixels = drawn(640, 480, marks((100, 100, 310, 405), names=["person"])._replace(**{shape: shapes[shape]}))
     rows, columns = np.nonzero((pixels == 255).all(axis=2))
 
     assert rows.max() <= 101

@@ -31,7 +31,8 @@ export function draw(canvas, detections, size, chosen) {
   const place = ([x, y]) => [(x * width) / size.width, (y * height) / size.height];
   const boxes = detections.map((detection) => {
     const { x1, y1, x2, y2, mask, keypoints = [] } = detection;
-    const corners = detection.corners?.map(place);
+    const polygons = mask?.map((part) => pairs(part).map(place)) ?? (detection.corners && [detection.corners.map(place)]);
+    const vertices = polygons?.flat() ?? [];
     const [left, top, right, bottom] = [...place([x1, y1]), ...place([x2, y2])].map(snap);
     return {
       detection,
@@ -40,10 +41,10 @@ export function draw(canvas, detections, size, chosen) {
       top,
       right,
       bottom,
-      mask: mask && pathOf(mask.map((part) => pairs(part).map(place))),
-      frame: corners && pathOf([corners]),
+      path: polygons && pathOf(polygons),
+      isMask: Boolean(mask),
       dots: keypoints.map(({ x, y, confidence = 1 }, index) => ({ centre: place([x, y]), confidence, colour: colourOf(index) })),
-      anchor: corners ? upperLeft(corners) : { x: left, above: top, below: bottom },
+      anchor: vertices.length ? upperLeft(vertices) : { x: left, above: top, below: bottom },
       isFaint: chosen !== null && detection !== chosen,
     };
   });
@@ -68,22 +69,26 @@ function pairs(numbers) {
   return Array.from({ length: numbers.length / 2 }, (_, index) => [numbers[2 * index], numbers[2 * index + 1]]);
 }
 
-/** Return where the label of an oriented box is: at its corner near the top left. */
-function upperLeft(corners) {
-  const [x, y] = corners.reduce((one, other) => (other[0] + 2 * other[1] < one[0] + 2 * one[1] ? other : one));
+/** Return where the label of a mask or an oriented box is: at its vertex near the top left. */
+function upperLeft(vertices) {
+  const [x, y] = vertices.reduce((one, other) => (other[0] + 2 * other[1] < one[0] + 2 * one[1] ? other : one));
   return { x, above: y, below: y };
 }
 
-function drawBox(context, { left, top, right, bottom, mask, frame, dots, colour, isFaint }) {
+/** Return a path along the inside of a box. */
+function pathInside({ left, top, right, bottom }) {
+  const path = new Path2D();
+  path.rect(left + LINE / 2, top + LINE / 2, Math.max(1, right - left - LINE), Math.max(1, bottom - top - LINE));
+  return path;
+}
+
+function drawBox(context, box) {
+  const { path = pathInside(box), isMask, dots, colour, isFaint } = box;
   const opacity = isFaint ? FAINT : 1;
-  const path = mask ?? frame ?? new Path2D();
-  if (!mask && !frame) {
-    path.rect(left + LINE / 2, top + LINE / 2, Math.max(1, right - left - LINE), Math.max(1, bottom - top - LINE)); // inside
-  }
-  if (mask) {
+  if (isMask) {
     context.globalAlpha = opacity * MASK_OPACITY;
     context.fillStyle = colour;
-    context.fill(mask);
+    context.fill(path);
   }
   context.globalAlpha = opacity;
   context.lineJoin = "round";
