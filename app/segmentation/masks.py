@@ -140,7 +140,8 @@ def _encode(mask: Mask, pixels: _Mask | None, region: Region, transform: ImageTr
 def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[int, int, _Mask]:
     """Return the column and row at which a region begins in the image, and its mask there, 0 or 255."""
     corners = transform.points_to_image(np.array(region, np.float32).reshape(2, 2))
-    starts, ends = np.rint(corners).astype(int)
+    # The pixels whose centres are in the region, not on its edges.
+    starts, ends = np.floor(corners[0] + 0.5).astype(int), np.ceil(corners[1] - 0.5).astype(int)
     # In an image smaller than the input, the region may be less than a pixel.
     x1, y1 = np.minimum(starts, [transform.image_width - 1, transform.image_height - 1]).tolist()
     x2, y2 = np.maximum(ends, [x1 + 1, y1 + 1]).tolist()
