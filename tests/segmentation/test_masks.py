@@ -66,7 +66,8 @@ def test_a_mask_is_that_of_the_whole_input_cut_to_the_box(box: list[float], tran
     (mask,) = masks_of([box], prototypes, transform, "rle")
 
     expected = plainly(prototypes[0], box, transform)
-    assert (decoded(mask) != expected).mean() < 0.002
+    both, either = decoded(mask) & expected, decoded(mask) | expected
+    assert both.sum() / either.sum() > (0.8 if transform.width > transform.image_width else 0.99)  # of halves, either side is right
     assert mask.encoded is not None
     assert mask.encoded == _encode(decoded(mask))
 
