@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
-        ("add", _add, "add a detector or classifier of your own, exported to ONNX, as a model or its next version"),
+        ("add", _add, "add a network of your own, exported to ONNX, as a model or its next version"),
         ("models", _models, "list the models that were pulled or added"),
         ("use", _use, "make a version, such as doors:1, the default version of a model"),
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
