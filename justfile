@@ -38,7 +38,7 @@ detect *args:
 pull *args:
     @python -m app pull {{ args }}
 
-# Add a detector or classifier of your own, exported to ONNX
+# Add a network of your own, exported to ONNX
 [group('run')]
 [no-exit-message]
 add *args:
@@ -162,7 +162,20 @@ docs *args:
     @command -v dot >/dev/null || { echo 'dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz' >&2; exit 1; }
     @sphinx-build -W --keep-going -n -q -E -d docs/_build/doctrees {{ args }} docs docs/_build/html
 
-# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects metrics workers options compare report
+# Train and export the models of tasks beside detection that the system tests compare with; about half an hour, once
+[group('develop')]
+task-models:
+    @cmp -s requirements/task_models.txt .task_models/environment/locked || {{ just_executable() }} --justfile {{ justfile() }} _task-models-environment
+    @PYTHONPATH=tests/task_models/stand_in YOLO_CONFIG_DIR=.task_models YOLO_OFFLINE=true .task_models/environment/bin/python -m tests.task_models .task_models
+
+# PyTorch comes as the index has it: its build without CUDA is much smaller, and on PyPI there is none for Linux.
+_task-models-environment:
+    python -m venv --clear .task_models/environment
+    .task_models/environment/bin/pip install -q --only-binary=:all: torch==2.13.0
+    .task_models/environment/bin/pip install -q --require-hashes --no-deps --only-binary=:all: -r requirements/task_models.txt
+    cp requirements/task_models.txt .task_models/environment/locked
+
+# Measure: limit quick full sustained sweep open overload fair tail versus batch locust scale stages dialects masks metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
@@ -189,9 +202,10 @@ lock:
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in
     {{ compile }} -o requirements/locust.txt requirements/locust.in
+    {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0

@@ -101,7 +101,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     request_max_body_size=None,
 )
 async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: Worker) -> ModelInfo:
-    """Add a detector or classifier in ONNX: the body is the file, or a form with it.
+    """Add a network in ONNX: the body is the file, or a form with it.
 
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
     """

@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Parameters)
 
 
 def _route(
-    task: Task, path: str, summary: str, description: str, results: Any = DetectResponse | list[CocoResult]
+    task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
     """Make the route of a task."""
 

@@ -1,9 +1,10 @@
-"""Draw boxes with names and scores on an image."""
+"""Draw boxes, masks and keypoints with names and scores on an image."""
 
 from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,6 +30,15 @@ _MIN_BOX_WIDTHS = 6
 _SMALL_BOX_LABELS = 3
 # To hide a part of another label is worse than to hide a part of a box: the label cannot be read any more.
 _LABEL_WEIGHT = 3
+# Along these weights of x and y, the first vertex is near the top left.
+_DOWNWARDS = np.array([1, 2], np.float32)
+_MASK_OPACITY = 0.45
+_MIN_KEYPOINT_CONFIDENCE = 0.5
+# Radius of a keypoint relative to the line width.
+_DOT_RADIUS = 2
+# OpenCV draws between pixels in coordinates with so many fractional bits. Those of a pixel's centre are whole numbers.
+_FRACTIONAL_BITS = 4
+_FRACTIONS = 1 << _FRACTIONAL_BITS
 
 
 class Marks(NamedTuple):
@@ -42,12 +52,18 @@ class Marks(NamedTuple):
     """(n,)."""
     names: Sequence[str]
     """(n,)."""
+    masks: Sequence[Sequence[NDArray[np.float32]]] | None = None
+    """(n,) polygons of each mask: (vertices, 2) x y, pixels of the image."""
+    keypoints: NDArray[np.float32] | None = None
+    """(n, keypoints, 2 or 3) x y, pixels of the image, and the confidence."""
+    corners: NDArray[np.float32] | None = None
+    """(n, 4, 2) x y, pixels of the image, of oriented boxes; `boxes` enclose them."""
 
 
 def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
-    """Draw on UINT8 pixels (height, width, 3) RGB, in place: frames inside the boxes, then labels.
+    """Draw on UINT8 pixels (height, width, 3) RGB, in place: masks, then frames inside the boxes and keypoints, then labels.
 
-    Where they overlap, the detection with the higher score is on top.
+    Where they overlap, the detection with the higher score is on top. Masks need a copy of the part of the image that has any.
     """
     height, width = pixels.shape[:2]
     scale = sqrt(height * width)
@@ -56,13 +72,24 @@ def draw(pixels: NDArray[np.uint8], marks: Marks) -> None:
     max_width = min(width, max(width // 2, _MIN_LABEL_WIDTH * text_size))
     boxes = _to_pixels(marks.boxes, width, height)
     colours = [colour_of(class_id) for class_id in marks.class_ids.tolist()]
-    for (left, top, right, bottom), colour in reversed(list(zip(boxes.tolist(), colours, strict=True))):
-        _draw_frame(pixels[top:bottom, left:right], line_width, colour)
+    if marks.masks:
+        _fill_masks(pixels, marks.masks, boxes, colours)
+    for index, (box, colour) in reversed(list(enumerate(zip(boxes, colours, strict=True)))):
+        left, top, right, bottom = box.tolist()
+        line = max(1, min(line_width, min(right - left, bottom - top) // _MIN_BOX_WIDTHS))
+        if marks.masks is not None:
+            _draw_polygons(pixels, marks.masks[index], line, colour)
+        elif marks.corners is not None:
+            _draw_polygons(pixels, [marks.corners[index]], line, colour)
+        else:
+            _draw_frame(pixels[top:bottom, left:right], line, colour)
+        if marks.keypoints is not None:
+            _draw_dots(pixels, marks.keypoints[index], line)
     labels = [
         fit(readable_name(name, class_id), f"{score:.2f}", text_size, max_width, height // 2)
         for name, class_id, score in zip(marks.names, marks.class_ids.tolist(), marks.scores.tolist(), strict=True)
     ]
-    places = _place(labels, boxes, width, height)
+    places = _place(labels, _to_pixels(_to_anchors(marks), width, height), boxes, width, height)
     for label, (left, top, right, bottom), colour in reversed(list(zip(labels, places.tolist(), colours, strict=True))):
         if label is not None:
             pixels[top:bottom, left:right] = render(label, colour)
@@ -81,34 +108,87 @@ def _to_pixels(boxes: NDArray[np.float32], width: int, height: int) -> NDArray[n
     return np.hstack((starts, ends)).astype(np.int64)
 
 
-def _draw_frame(area: NDArray[np.uint8], line_width: int, colour: Colour) -> None:
-    """Draw a frame along the inside of a box's area, and a thin dark one inside it, for contrast with bright pixels."""
-    line = max(1, min(line_width, min(area.shape[:2]) // _MIN_BOX_WIDTHS))
-    lines = [(line + max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
-    for width, line_colour in lines:
+def _fill_masks(
+    pixels: NDArray[np.uint8], masks: Sequence[Sequence[NDArray[np.float32]]], boxes: NDArray[np.int64], colours: Sequence[Colour]
+) -> None:
+    """Fill masks with a transparent colour; where they overlap, with that of the higher score alone."""
+    (left, top), (right, bottom) = boxes[:, :2].min(axis=0), boxes[:, 2:].max(axis=0)
+    region = pixels[top:bottom, left:right]
+    filled = region.copy()
+    for parts, colour in reversed(list(zip(masks, colours, strict=True))):
+        polygons = [_to_fixed(part - (left, top)) for part in parts]
+        cv2.fillPoly(filled, polygons, colour, shift=_FRACTIONAL_BITS)
+    cv2.addWeighted(filled, _MASK_OPACITY, region, 1 - _MASK_OPACITY, 0, dst=region)
+
+
+def _draw_polygons(pixels: NDArray[np.uint8], parts: Sequence[NDArray[np.float32]], line: int, colour: Colour) -> None:
+    """Draw lines along the sides of polygons, and darker ones around them."""
+    polygons = [_to_fixed(part) for part in parts]
+    for width, line_colour in _lines(line, colour, edges=2):
+        cv2.polylines(pixels, polygons, True, line_colour, width, cv2.LINE_AA, _FRACTIONAL_BITS)  # noqa: FBT003 - OpenCV's
+
+
+def _draw_dots(pixels: NDArray[np.uint8], keypoints: NDArray[np.float32], line: int) -> None:
+    """Draw the keypoints (keypoints, 2 or 3) of an object, without those of low confidence; each has a colour of its own."""
+    radius = max(2, line * _DOT_RADIUS)
+    for index, (centre, confidence) in enumerate(zip(_to_fixed(keypoints[:, :2]).tolist(), keypoints[:, 2:], strict=True)):
+        if (confidence >= _MIN_KEYPOINT_CONFIDENCE).all():
+            for size, colour in _lines(radius, colour_of(index), edges=1):
+                cv2.circle(pixels, centre, size * _FRACTIONS, colour, cv2.FILLED, cv2.LINE_AA, _FRACTIONAL_BITS)
+
+
+def _to_fixed(points: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Convert points (n, 2) x y from pixels of the image to OpenCV's coordinates."""
+    fixed: NDArray[np.int32] = np.rint((points - 0.5) * _FRACTIONS).astype(np.int32)
+    return fixed
+
+
+def _draw_frame(area: NDArray[np.uint8], line: int, colour: Colour) -> None:
+    """Draw a frame along the inside of a box's area, and a thin dark one inside it."""
+    for width, line_colour in _lines(line, colour, edges=1):
         area[:width] = area[-width:] = area[:, :width] = area[:, -width:] = line_colour
 
 
-def _place(labels: Sequence[Label | None], boxes: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
-    """Place each label at its box, inside the image, where it hides the least of labels with higher scores and of small boxes.
+def _lines(line: int, colour: Colour, *, edges: int) -> list[tuple[int, Colour]]:
+    """Return widths and colours of a line, in the order of drawing; a dark one shows at its edges, against bright pixels."""
+    return [(line + edges * max(1, line // 3), _EDGE), (line, colour)] if line > 1 else [(line, colour)]
 
-    Boxes, and places of labels, are (n, 4) in pixels, with exclusive ends.
+
+def _to_anchors(marks: Marks) -> NDArray[np.float32]:
+    """Return the boxes (n, 4) beside which labels are: for masks and oriented boxes, a vertex near the top left, without area."""
+    if marks.masks is not None:
+        pairs = zip(marks.boxes, marks.masks, strict=True)
+        outlines = [np.concatenate(parts) if parts else box[None, :2] for box, parts in pairs]
+    elif marks.corners is not None:
+        outlines = [*marks.corners]
+    else:
+        return marks.boxes
+    points = [outline[(outline @ _DOWNWARDS).argmin()] for outline in outlines]
+    return np.array(points, np.float32).reshape(-1, 2)[:, [0, 1, 0, 1]]
+
+
+def _place(
+    labels: Sequence[Label | None], anchors: NDArray[np.int64], boxes: NDArray[np.int64], width: int, height: int
+) -> NDArray[np.int64]:
+    """Place each label at its anchor, in the image, where it hides the least of labels with higher scores and of small boxes.
+
+    Anchors, boxes and places of labels are (n, 4) in pixels, with exclusive ends.
     """
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     places = np.zeros((len(labels), 4), np.int64)
-    for index, (label, box) in enumerate(zip(labels, boxes, strict=True)):
+    for index, (label, anchor) in enumerate(zip(labels, anchors, strict=True)):
         if label is not None:
             small = boxes[areas < _SMALL_BOX_LABELS * label.width * label.height]
-            candidates = _candidates(label, box, width, height)
+            candidates = _candidates(label, anchor, width, height)
             hidden = _LABEL_WEIGHT * _overlaps(candidates, places[:index]) + _overlaps(candidates, small)
             places[index] = candidates[np.argmin(hidden)]
     return places
 
 
-def _candidates(label: Label, box: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
-    """Return the possible rectangles (8, 4) of a label at its box, best first, moved into the image if necessary."""
+def _candidates(label: Label, anchor: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
+    """Return the possible rectangles (8, 4) of a label at its anchor, best first, moved into the image if necessary."""
     size = np.array((label.width, label.height))
-    left, top, right, bottom = box.tolist()
+    left, top, right, bottom = anchor.tolist()
     lefts, tops = (left, right - label.width), (top - label.height, top, bottom, bottom - label.height)
     corners = np.array([(x, y) for x in lefts for y in tops])
     corners = np.maximum(0, np.minimum(corners, (width, height) - size))

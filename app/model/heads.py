@@ -273,7 +273,8 @@ def _check_labels(model: ModelConfig, hints: ModelParameters, classes: int) -> N
     labels = len(hints.class_names())
     if labels and classes > 0 and labels != classes:
         raise UnsupportedModel(
-            f"{model.name} has {labels} labels for {classes} classes; its config needs one label for each class, or another `head` or `task`"
+            f"{model.name} has {labels} labels for {classes} classes; its config needs one label for each class, or another `head` "
+            "or `task`"
         )
 
 

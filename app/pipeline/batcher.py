@@ -71,7 +71,7 @@ class Batcher:
             del image, timer  # the image refers to its error, whose traceback refers to this frame
 
     def _expire(self, image: PendingImage) -> None:
-        """Fail an image whose deadline has passed."""
+        """Fail an image whose deadline has passed, or will before it can be answered."""
         if not image.result.done():
             image.result.set_exception(DeadlinePassed(LATE))
             self._leave(image)
@@ -90,8 +90,7 @@ class Batcher:
             if served is None:
                 return
             if not served.may_answer_within(first.call.deadline.remaining):
-                self.waiting.discard(first)
-                first.result.set_exception(DeadlinePassed(LATE))
+                self._expire(first)
                 continue
             spec = served.server.specs.known(first.spec)
             max_images = max(1, min(spec.max_batch, self._isolation.saved))

@@ -193,7 +193,7 @@ class Detections(NamedTuple):
     keypoints: NDArray[np.float32] | None = None
     """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
     corners: NDArray[np.float32] | None = None
-    """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise; the first edge is a long one."""
+    """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise from a long edge."""
 
     @property
     def rotations(self) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
 async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
-    """Draw boxes, names and scores on the upright image, at its full size; return the encoded picture.
+    """Draw what was found on the upright image, at its full size; return the encoded picture.
 
     The request has no permit for the model any more. Drawing is limited by the memory for images, the decoding threads and the
     deadline.
@@ -27,7 +27,8 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels
     names = [labels[id_] if id_ < len(labels) else "" for id_ in found.class_ids.tolist()]
-    marks = Marks(found.boxes, found.scores, found.class_ids, names)
+    masks = None if found.masks is None else [mask.parts for mask in found.masks]
+    marks = Marks(found.boxes, found.scores, found.class_ids, names, masks, found.keypoints, found.corners)
 
     def work() -> bytes:
         with admission.memory.reserve(call.caller) as memory:

@@ -140,8 +140,10 @@ def _encode(mask: Mask, pixels: _Mask | None, region: Region, transform: ImageTr
 def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[int, int, _Mask]:
     """Return the column and row at which a region begins in the image, and its mask there, 0 or 255."""
     corners = transform.points_to_image(np.array(region, np.float32).reshape(2, 2))
-    (x1, y1), (x2, y2) = np.floor(corners[0]).astype(int).tolist(), np.ceil(corners[1]).astype(int).tolist()
-    x2, y2 = min(x2, transform.image_width), min(y2, transform.image_height)
+    starts, ends = np.rint(corners).astype(int)
+    # In an image smaller than the input, the region may be less than a pixel.
+    x1, y1 = np.minimum(starts, [transform.image_width - 1, transform.image_height - 1]).tolist()
+    x2, y2 = np.maximum(ends, [x1 + 1, y1 + 1]).tolist()
     x_scale, y_scale = transform.width / transform.image_width, transform.height / transform.image_height
     inverse = np.array(
         [
@@ -155,10 +157,12 @@ def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[in
 
 def _to_rle(mask: _Mask, x: int, y: int, width: int, height: int) -> dict[str, Any]:
     """Encode a mask, at this column and row of an image of width x height, without a mask of the whole image."""
-    columns = np.zeros((mask.shape[1], mask.shape[0] + 2), np.int8)
-    columns[:, 1:-1] = mask.T > 0
-    edges = np.diff(columns, axis=1)
-    starts, ends = ((x + column) * height + y + row for column, row in (np.nonzero(edges == 1), np.nonzero(edges == -1)))
+    columns = np.zeros((mask.shape[1], mask.shape[0] + 2), np.uint8)
+    columns[:, 1:-1] = cv2.transpose(mask)  # faster than numpy
+    flat = columns.ravel()
+    column, row = np.divmod(np.flatnonzero(flat[1:] != flat[:-1]), columns.shape[1])
+    edges = (x + column) * height + y + row
+    starts, ends = edges[::2], edges[1::2]
     # A run down to the end of a column goes on at the top of the next one.
     is_new = starts[1:] != ends[:-1]
     runs = np.stack([starts[np.r_[True, is_new][: len(starts)]], ends[np.r_[is_new, True][: len(ends)]]], axis=1)

@@ -73,7 +73,7 @@ class ModelOnServer:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)
             self._call_seconds = max(now - began_at, self._call_seconds * _MEMORY)
-            if images:
+            if images and self.is_usable:  # the end of a hang tells how long it was
                 is_recent = now - self.answered_at < _OUTDATED_SECONDS
                 shortest = min((now - began_at) / images, self._shortest_seconds / _MEMORY or math.inf)
                 self._shortest_seconds = shortest if is_recent else 0.0

@@ -15,9 +15,13 @@ from app.triton.client import TritonClient
 from app.triton.status import NoReply
 
 QUIET_SECONDS = 0.25
-"""Time without any answer after which a Triton is asked for its metadata."""
-_SILENT_SECONDS = 1.0
-"""Time without this answer after which a Triton is silent: one whose CPU others use may take half of it."""
+"""Time without any answer after which a Triton is asked for its metadata, and without this answer after which it is silent."""
+# A Triton whose CPU others use answers late. It is silent after this multiple of the time that it lately took.
+_LATE = 2.0
+# How long a late answer counts.
+_MEMORY_SECONDS = 10.0
+# A Triton that would have to be given this time has been stopped, not slow.
+_MAX_PATIENCE_SECONDS = 2.0
 
 
 class Silence:
@@ -32,6 +36,9 @@ class Silence:
         self._asked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
         """The task that asks; None if there is none."""
+        self._slow_patience = 0.0
+        """The patience after a late answer, seconds."""
+        self._slow_until = 0.0
 
     @property
     def missed(self) -> int:
@@ -39,11 +46,13 @@ class Silence:
         return self._table.total(self._missed)
 
     def note_missed(self) -> bool:
-        """Count a request without a result if Triton was asked and has been silent since; return whether it was counted."""
-        is_silent = self._asking is not None and monotonic() - max(self._asked_at, self.heard_at) >= _SILENT_SECONDS
-        if is_silent:
+        """Count a request without a result if Triton was asked and has not answered since; return whether Triton is silent."""
+        if self._asking is None:
+            return False
+        waited = monotonic() - max(self._asked_at, self.heard_at)
+        if waited >= QUIET_SECONDS:
             self._table.add(self._missed, 1)
-        return is_silent
+        return waited >= self._patience
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
         """Ask until Triton answers or its connection breaks, unless it has answered an inference since this `time.monotonic`.
@@ -61,6 +70,11 @@ class Silence:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
 
+    @property
+    def _patience(self) -> float:
+        """Time without an answer after which Triton is silent, seconds."""
+        return self._slow_patience if monotonic() < self._slow_until else QUIET_SECONDS
+
     async def _ask(self, on_silent: Callable[[], object]) -> None:
         try:
             while await self._is_silent():
@@ -75,5 +89,9 @@ class Silence:
         except NoReply:
             return self.heard_at < self._asked_at
         except GatewayError:
-            pass
+            return False
+        now = monotonic()
+        patience = _LATE * (now - self._asked_at)
+        if self._patience <= patience < _MAX_PATIENCE_SECONDS:
+            self._slow_patience, self._slow_until = patience, now + _MEMORY_SECONDS
         return False

@@ -44,6 +44,8 @@ class TritonPythonModel:
         # Side by side near the centre, which every letterboxed image covers.
         self._found["det_boxes"][0, :objects] = [(220 + 20 * row, 300, 236 + 20 * row, 340) for row in range(objects)] or 0
         self._found["det_scores"][0, :objects] = np.linspace(0.9, 0.5, objects)
+        if any(output["name"] == "det_masks" for output in json.loads(args["model_config"])["output"]):
+            self._found |= _masks(self._found["det_boxes"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return results for a batch of requests with one or more images each, without reading the images."""
@@ -54,6 +56,20 @@ class TritonPythonModel:
 
     def _answer(self, images: int) -> "list[pb_utils.Tensor]":
         return [_to_triton(name, np.repeat(array, images, axis=0)) for name, array in self._found.items()]
+
+
+def _masks(boxes: np.ndarray) -> dict[str, np.ndarray]:
+    """Lay the first 30 boxes over the middle of the input, and return their masks: ellipses with a wavy edge."""
+    prototypes, coefficients = np.empty((1, 32, 160, 160), np.float16), np.zeros((1, _ROWS, 32), np.float32)
+    y, x = np.mgrid[2:640:4, 2:640:4]
+    for row in range(30):
+        cx, cy = 114 + 82 * (row % 6), 166 + 77 * (row // 6)
+        boxes[0, row] = cx - 114, cy - 86, cx + 114, cy + 86
+        angle = np.arctan2(y - cy, x - cx)
+        prototypes[0, row] = 1 + 0.1 * np.sin(9 * angle) - np.hypot((x - cx) / 114, (y - cy) / 86)
+        coefficients[0, row, row] = 1
+    prototypes[0, 30:] = 0
+    return {"det_masks": coefficients, "prototypes": prototypes}
 
 
 # With numpy 2, Triton 2.51's own conversion returns empty tensors without an error; DLPack works with any numpy. Triton adds

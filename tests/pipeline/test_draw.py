@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from io import BytesIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
+from app.segmentation.masks import Mask
 from app.telemetry.timing import DRAW, Timing
 from tests.fakes.triton import SPEC
 from tests.imaging.samples import encode
@@ -34,6 +36,7 @@ FOUND = Detections(
     "1",
 )
 IMAGE = encode(Image.new("RGB", (200, 100)), "PNG")
+TRIANGLE = np.array([[10, 20], [60, 20], [10, 70]], np.float32)
 LARGE = encode(Image.new("RGB", (2000, 1000)), "PNG")
 
 
@@ -57,6 +60,24 @@ async def test_the_picture_shows_what_was_found(pipeline: Pipeline) -> None:
         assert image.size == (200, 100)
         assert image.getpixel((10, 60)) == colour_of(7)
     assert list(context.timing.stages) == ["draw"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "at"),
+    [
+        ({"masks": [Mask([TRIANGLE])]}, (15, 25)),
+        ({"masks": [Mask([TRIANGLE], b"PNG", (10, 20))]}, (15, 25)),
+        ({"keypoints": np.array([[[35, 45, 0.9]]], np.float32)}, (35, 45)),
+        ({"corners": np.array([[[20, 20], [60, 60], [50, 70], [10, 30]]], np.float32)}, (40, 40)),
+    ],
+)
+async def test_the_picture_shows_masks_keypoints_and_oriented_boxes(
+    pipeline: Pipeline, shape: dict[str, Any], at: tuple[int, int]
+) -> None:
+    without, shown = [await draw(pipeline, IMAGE, found, "image/png", call()) for found in (FOUND, FOUND._replace(**shape))]
+
+    with Image.open(BytesIO(without)) as one, Image.open(BytesIO(shown)) as other:
+        assert one.getpixel(at) == (0, 0, 0) != other.getpixel(at)
 
 
 async def test_memory_and_backlog_count_while_a_picture_is_drawn(

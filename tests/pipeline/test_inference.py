@@ -695,6 +695,25 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
     await world.infer()
 
 
+async def test_images_that_waited_for_a_silent_triton_count_as_missed(world: World) -> None:
+    """When the call before them is given up, too little time is left for a call of their own."""
+    world.hold()
+    asking = await world.start(2)
+    await world.time.skip(4)
+    world.let_answer()
+    await asyncio.gather(*asking)
+    world.max_calls = 1
+    asking = await fall_silent(world, 1, 5)
+    asking += [asyncio.create_task(world.infer(5)) for _ in range(4)]
+    assert await eventually(lambda: world.queue.in_progress == 5)
+    await world.time.skip(4)
+    missed = await asyncio.gather(*asking, return_exceptions=True)
+
+    assert [type(error) for error in missed] == [DeadlinePassed] * 5
+    assert not is_closed(world)
+    world.let_answer()
+
+
 async def test_a_question_without_an_answer_opens_the_circuit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens while callers still wait, but only for models with calls under way."""
     await world.until_known()

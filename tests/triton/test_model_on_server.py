@@ -1,5 +1,6 @@
 """The state of a model on one Triton, as derived from its calls."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,21 @@ def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clo
     answer(served, clock, 0.1)
 
     assert served.speed == pytest.approx(10)
+
+
+def test_calls_that_end_after_a_hang_do_not_make_others_late(served: ModelOnServer, clock: Clock) -> None:
+    """Their duration is that of the hang."""
+    hung = [InFlightCall(served, 1) for _ in range(2)]
+    clock.now += 12
+    circuit: Any = SimpleNamespace(is_closed=False)
+    served.circuit = circuit
+    for in_flight in hung:
+        served.note_answer(1, in_flight.began_at)
+        in_flight.end()
+    circuit.is_closed = True
+    InFlightCall(served, 1)
+
+    assert served.may_answer_within(0.6)
 
 
 def test_a_call_that_moves_counts_at_the_other_triton(served: ModelOnServer, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The image with boxes, names and scores drawn on it: alone, or beside the detections in JSON."""
+"""The image with the detections drawn on it: alone, or beside them in JSON."""
 
 from collections.abc import Callable, Sequence
 

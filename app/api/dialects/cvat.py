@@ -3,9 +3,14 @@
 Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `LambdaFunction`.
 """
 
+from collections.abc import Iterator
+from itertools import repeat
+from math import cos, pi, sin
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import msgspec
+import numpy as np
 from litestar import get
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -14,13 +19,26 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.context import header_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors
+from app.api.dialects.dialect import (
+    AnyRequest,
+    ConfidenceParameters,
+    Dialect,
+    Fraction,
+    OptionsByModel,
+    detect,
+    detectors,
+    pixels,
+    side_lengths,
+)
 from app.api.receiving.body import parse_body
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
+from app.model.heads import HEADS, PoseHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 
+_LABEL_TYPES: dict[Task, str] = {"segmentation": "polygon", "pose": "skeleton"}
+_ROTATION_DIGITS = 4
 _FUNCTION = b"x-nuclio-function-name"
 """The header that names the function."""
 
@@ -31,17 +49,22 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     url: str | None = None
     """The URL of the image. Not part of CVAT."""
 
+    @property
+    def options(self) -> OptionsByModel:
+        """The options of the detection."""
+        return OptionsByModel(*super().options)
+
 
 @get("/api/functions")
 async def functions(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, by name."""
-    return {spec.name: to_function(spec) for spec in await detectors(request, worker)}
+    return {spec.name: to_function(spec) for spec in await detectors(request, worker, HEADS)}
 
 
 @get("/api/functions/{name:str}")
 async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> dict[str, Any]:
     """Describe a detector."""
-    for spec in await detectors(request, worker):
+    for spec in await detectors(request, worker, HEADS):
         if spec.name == name:
             return to_function(spec)
     raise UnknownModel("there is no such detector; GET /api/functions lists them")
@@ -55,9 +78,10 @@ async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
 
 
 def to_function(spec: ModelSpec) -> dict[str, Any]:
-    """Describe a detector. Only the first of several classes with the same name becomes a label: CVAT needs unique names."""
+    """Describe a model. Only the first of several classes with the same name becomes a label: CVAT needs unique names."""
     ids = {spec.class_name(id_): id_ for id_ in reversed(range(len(spec.labels)))}
-    labels = [{"id": id_, "name": name, "type": "rectangle"} for name, id_ in reversed(ids.items())]
+    kind = {"type": _LABEL_TYPES.get(spec.head.task, "rectangle"), **_skeleton(spec)}
+    labels = [{"id": id_, "name": name, **kind} for name, id_ in reversed(ids.items())]
     annotations = {
         "name": spec.name,
         "type": "detector",
@@ -71,12 +95,54 @@ def to_function(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _skeleton(spec: ModelSpec) -> dict[str, Any]:
+    """Return the keypoints of a pose model, and a drawing of them, on a circle: the model does not say which are connected."""
+    if not isinstance(spec.head, PoseHead):
+        return {}
+    names = list(dict.fromkeys(spec.head.keypoint_names))
+    angles = [2 * pi * index / len(names) for index in range(len(names))]
+    nodes = (
+        f'<circle r="0.75" cx="{50 + 40 * sin(angle):.2f}" cy="{50 - 40 * cos(angle):.2f}" data-type="element node" '
+        f'data-element-id="{id_}" data-node-id="{id_}" data-label-name={quoteattr(name)}></circle>'
+        for id_, (name, angle) in enumerate(zip(names, angles, strict=True), 1)
+    )
+    sublabels = [{"id": id_, "name": name, "type": "points"} for id_, name in enumerate(names)]
+    return {"sublabels": sublabels, "svg": "\n".join(nodes)}
+
+
 def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:
-    """Describe each object by a shape; its `points` are x1 y1 x2 y2, pixels of the upright image."""
+    """Describe each object by shapes, in pixels of the upright image; `points` are x1 y1 x2 y2 and so on."""
+    found = given.found
     return [
-        {"confidence": str(score), "label": name, "points": points, "type": "rectangle", "attributes": ()}
-        for points, score, _, name in objects(given.found, "pixel")
+        {"confidence": str(score), "label": name, "attributes": (), **shape}
+        for (box, score, _, name), shapes in zip(objects(found, "pixel"), _shapes(found, given.wanted.confidence), strict=False)
+        for shape in shapes or ({"type": "rectangle", "points": box},)
     ]
+
+
+def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]]]:
+    """Return the shapes of each object; none if its upright box is all there is.
+
+    The polygons of an object have one `group_id`. Keypoints below the threshold are `outside`, as in CVAT's own functions.
+    """
+    if found.masks is not None:
+        for group, mask in enumerate(found.masks, 1):
+            grouped = {"group_id": group} if len(mask.parts) > 1 else {}
+            yield [{"type": "polygon", "points": pixels(part.ravel()), **grouped} for part in mask.parts]
+    elif found.keypoints is not None and isinstance(found.spec.head, PoseHead):
+        for own in found.keypoints:
+            elements = [
+                {"label": name, "type": "points", "points": point, "outside": bool((visibility < threshold).any())}
+                for name, point, visibility in zip(found.spec.head.keypoint_names, pixels(own[:, :2]), own[:, 2:], strict=True)
+            ]
+            yield [{"type": "skeleton", "elements": elements}]
+    elif found.corners is not None:
+        centres, sizes = found.corners.mean(axis=1), side_lengths(found.corners)
+        boxes = pixels(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
+        for box, rotation in zip(boxes, pixels(np.degrees(found.rotations), _ROTATION_DIGITS), strict=True):
+            yield [{"type": "rectangle", "points": box, "rotation": rotation}]
+    else:
+        yield from repeat([])
 
 
 DIALECT = Dialect("cvat", [functions, function, invoke])

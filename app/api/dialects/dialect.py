@@ -1,21 +1,23 @@
 """Interface of a dialect, and what all dialects share: their parameters, and how their requests are received and answered."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope, Scope
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
 from app.api.answering.problems import WriteError
-from app.api.answering.responses import JsonResponse
+from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
@@ -30,10 +32,15 @@ from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content, Received
 from app.errors import GatewayError
-from app.model.heads import DetectionHead
+from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader, TaskResult
+from app.pipeline.pipeline import Pipeline
+from app.resilience.lease import Lease
+
+BOX_TASK = frozenset({DetectionHead.task})
+PIXEL_DIGITS = 2
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
@@ -76,6 +83,18 @@ def error_writer(dialects: Sequence[Dialect]) -> WriteError:
     return write
 
 
+class OptionsByModel(DetectOptions):
+    """Options of a detection whose task is that of the model; `task` only chooses the default model."""
+
+    __slots__ = ()
+    tasks: ClassVar[Container[Task]] = HEADS
+    """The tasks that the dialect has."""
+
+    def reader(self, spec: ModelSpec) -> Reader[Detections]:
+        """Return the reader of detections; errors are those of `DetectOptions.reader`."""
+        return DetectOptions.reader(self._replace(task=_task_of(spec, self.tasks)), spec)
+
+
 class DialectParameters(Parameters, frozen=True, kw_only=True):
     """Parameters of every dialect. Unknown parameters are ignored."""
 
@@ -104,18 +123,31 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBody],
-    describe: Callable[[ResponseInput[Detections]], object],
+    describe: Callable[[ResponseInput[Any]], object],
     in_path: Pairs = (),
 ) -> ASGIResponse:
     """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
 
-    `describe` converts the detections to the object that the response contains as JSON.
+    `describe` converts the result to the object that the response contains as JSON.
     """
 
-    async def respond(given: ResponseInput[Detections]) -> JsonResponse:
-        return JsonResponse(msgspec.json.encode(describe(given)))
+    async def respond(given: ResponseInput[Any]) -> ASGIResponse:
+        return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
 
     return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
+
+
+async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes as JSON. Masks, of which there may be megabytes, are encoded in a thread."""
+
+    def encode() -> bytes:
+        return msgspec.json.encode(describe())
+
+    if not isinstance(found, Detections) or found.masks is None:
+        return JsonResponse(encode())
+    with Lease() as lease:
+        body = await pipeline.threads.run(encode, call.deadline, lease, turn=call.turn())
+    return LargeResponse(body, JSON, pipeline.admission.memory)
 
 
 async def detect_each(
@@ -123,7 +155,7 @@ async def detect_each(
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[BatchAnswer[Detections], CallContext], Awaitable[ASGIResponse]],
+    respond: Callable[[BatchAnswer[Detections], P, CallContext], Awaitable[ASGIResponse]],
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
@@ -149,11 +181,11 @@ async def detect_each(
                 if is_single:
                     answer.all()
         finally:
-            model = wanted.options.model or pipeline.default_for(DetectionHead.task)
+            model = wanted.options.model or pipeline.default_for(wanted.options.task)
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         answer.log()
-        return await respond(answer, call)
+        return await respond(answer, wanted, call)
 
 
 async def receive_text(
@@ -164,20 +196,38 @@ async def receive_text(
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources) -> list[ModelSpec]:
-    """Return the available detectors, sorted by name, after checking the caller's key."""
+async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = BOX_TASK) -> list[ModelSpec]:
+    """Return the available models with these tasks, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
     specs = []
     for name in sorted(name for name, state in states.items() if state.is_ready):
         with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
             specs.append(await worker.pipeline.spec(name))
-    return [spec for spec in specs if spec.head.task == DetectionHead.task]
+    return [spec for spec in specs if spec.head.task in tasks]
 
 
-async def find_detector(worker: WorkerResources, name: str | None, version: int | None, call: CallContext) -> ModelSpec:
-    """Return a detector: the default one if `name` is None, the newest version if `version` is None."""
+async def find_detector(worker: WorkerResources, options: OptionsByModel, call: CallContext) -> ModelSpec:
+    """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
     pipeline = worker.pipeline
-    spec = await pipeline.prepare(pipeline.refer_to(name or pipeline.default_for(DetectionHead.task), version), call.deadline)
-    spec.expect_head(DetectionHead)
+    name = options.model or pipeline.default_for(options.task)
+    spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline)
+    spec.expect_head(HEADS[_task_of(spec, options.tasks)])
     return spec
+
+
+def _task_of(spec: ModelSpec, tasks: Container[Task]) -> Task:
+    """Return the task of a model; detection, which it will be found not to have, if it is none of these."""
+    return spec.head.task if spec.head.task in tasks else DetectionHead.task
+
+
+def pixels(points: NDArray[np.floating[Any]], digits: int = PIXEL_DIGITS) -> list[Any]:
+    """Return coordinates as a list, rounded."""
+    numbers: list[Any] = points.astype(np.float64).round(digits).tolist()
+    return numbers
+
+
+def side_lengths(corners: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return the lengths (n, 2) of the first two sides of oriented boxes with these corners (n, 4, 2)."""
+    lengths: NDArray[np.float64] = np.linalg.norm(np.diff(corners[:, :3].astype(np.float64), axis=1), axis=2)
+    return lengths

@@ -1,20 +1,18 @@
-"""The dialect of Label Studio's ML backends: predicts rectangles for the tasks of a project.
+"""The dialect of Label Studio's ML backends: predicts regions for the tasks of a project.
 
 Source: label_studio/ml/api_connector.py (the client; `MLApi._prep_prediction_req`) and models.py of Label Studio; the server in
 label_studio_ml/api.py and response.py of label-studio-ml-backend.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
-import numpy as np
 from litestar import get, post
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 
-from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
@@ -27,20 +25,24 @@ from app.api.dialects.dialect import (
     ConfidenceParameters,
     Dialect,
     Fraction,
+    OptionsByModel,
     detect_each,
     find_detector,
     receive_text,
 )
-from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, Control
+from app.api.dialects.label_studio_regions import describe, estimate_bytes
+from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, KINDS, Control
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, decode_json
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
-from app.errors import GatewayError, MalformedRequest, ModelNotReady, UrlNotAllowed
+from app.errors import MalformedRequest, ModelNotReady, UrlNotAllowed
+from app.model.heads import DetectionHead, Task
 from app.model.reference import refer_to
 from app.pipeline.batch_request import Image
 from app.pipeline.call import CallContext, Detections
 from app.remote.address import TrustedOrigin, is_address
 from app.resilience.lease import Lease
+from app.segmentation.masks import MaskFormat
 
 _UNNAMED = "$undefined$"
 """Key of data that was imported into Label Studio without a name."""
@@ -49,11 +51,10 @@ _JPEG = "/9j/"
 _EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
 _USER_AGENT = b"heartex/"
 """Prefix of Label Studio's `User-Agent`."""
-_PERCENT_DIGITS = 4
-_FEW_REGIONS = 100
-"""Up to this many regions are encoded on the event loop; thousands take half a second."""
-_REGION_BYTES = 1500
-"""Memory of one region, as an object and in the response."""
+_FEW_BYTES = 150_000
+"""Up to this estimate, responses are encoded on the event loop; thousands of regions take half a second."""
+_TASKS: dict[str, Task] = {"PolygonLabels": "segmentation", "BrushLabels": "segmentation", "KeyPointLabels": "pose"}
+"""Tasks of the default models for controls other than rectangles."""
 
 
 class _Prediction(msgspec.Struct, frozen=True):
@@ -76,7 +77,9 @@ def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) ->
         raise MalformedRequest(f"there are no tasks; expected {_EXAMPLE}")
     controls = labeling_config.read(prediction.label_config)
     if not controls:
-        raise MalformedRequest("the labeling configuration has no RectangleLabels for an Image with a value such as $image")
+        raise MalformedRequest(
+            f"the labeling configuration has no {', '.join(KINDS[:-1])} or {KINDS[-1]} for an Image with a value such as $image"
+        )
     kind = _task_type(controls[0].key)
     return [_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls
 
@@ -130,6 +133,13 @@ def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = DEFAULT_THRESHOLD
+    task: Task = DetectionHead.task
+    masks: MaskFormat = "none"
+
+    @property
+    def options(self) -> OptionsByModel:
+        """The options of the detection."""
+        return OptionsByModel(*super().options._replace(task=self.task, masks=self.masks))
 
 
 @get("/health")
@@ -146,10 +156,10 @@ async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-        return ParsedBody(b"", _model_of(_read_setup(data, content_type)))
+        return ParsedBody(b"", _question_of(_read_setup(data, content_type)))
 
     received = await receive_text(request, worker, _Parameters, parse)
-    spec = await find_detector(worker, received.wanted.model, received.wanted.version, received.call)
+    spec = await find_detector(worker, received.wanted.options, received.call)
     return {"model_version": refer_to(spec.name, spec.version)}
 
 
@@ -166,19 +176,19 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
         timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
-        pairs = [*_model_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
+        pairs = [*_question_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
+    async def respond(answer: BatchAnswer[Detections], _: _Parameters, call: CallContext) -> ASGIResponse:
         pipeline, found = worker.pipeline, answer.all_or_errors()
-        regions = sum(len(each.scores) for each in found if not isinstance(each, Exception)) * len(controls)
-        if regions <= _FEW_REGIONS and len(found) == 1:
-            return JsonResponse(_describe(found, controls))
+        nbytes = estimate_bytes(found, controls)
+        if nbytes <= _FEW_BYTES and len(found) == 1:
+            return JsonResponse(describe(found, controls))
         with Lease() as lease:
             memory = pipeline.admission.memory.reserve(call.caller)
             lease.on_release(memory.release)
-            memory.add(regions * _REGION_BYTES)
-            body = await pipeline.threads.run(partial(_describe, found, controls), call.deadline, lease, turn=call.turn())
+            memory.add(nbytes)
+            body = await pipeline.threads.run(partial(describe, found, controls), call.deadline, lease, turn=call.turn())
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
     return await detect_each(request, worker, _Parameters, parse, respond)
@@ -190,51 +200,13 @@ async def webhook() -> dict[str, str]:
     return {"status": "ok"}
 
 
-def _model_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
-    """Return the first model that a control names, as a parameter; all controls use this model."""
-    return [("model", control.model) for control in controls if control.model is not None][:1]
-
-
-def _describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:
-    answered = [each for each in found if not isinstance(each, Exception)]
-    # Includes classes without a label in the model's config, which are named by their ids.
-    names = {each.spec.class_name(id_) for each in answered for id_ in np.unique(each.class_ids).tolist()}
-    known = [*answered[0].spec.labels, *sorted(names)] if answered else []
-    labels = [control.map_labels(known) for control in controls]
-    return msgspec.json.encode({"results": [to_prediction(each, controls, labels) for each in found]})
-
-
-def to_prediction(
-    found: Detections | Exception, controls: Sequence[Control], labels: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
-    """Convert the detections in an image to regions, in percent of it, for the classes that the project has labels for.
-
-    Label Studio logs an entry without `result` and continues with the next one. `labels` are those of each control by class name.
-    """
-    if isinstance(found, Exception):
-        return {"error": found.detail if isinstance(found, GatewayError) else "the failure has been logged"}
-    sizes = np.array([found.width, found.height] * 2)
-    percent = found.boxes.astype(np.float64) / sizes * 100
-    percent[:, 2:] -= percent[:, :2]
-    names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
-    objects = list(zip(percent.round(_PERCENT_DIGITS).tolist(), to_scores(found.scores), names, strict=True))
-    regions: list[dict[str, Any]] = [
-        {
-            "from_name": control.name,
-            "to_name": control.to_name,
-            "type": "rectanglelabels",
-            "original_width": found.width,
-            "original_height": found.height,
-            "image_rotation": 0,
-            "score": score,
-            "value": {"x": x, "y": y, "width": width, "height": height, "rectanglelabels": (known[name],), "rotation": 0},
-        }
-        for control, known in zip(controls, labels, strict=True)
-        for (x, y, width, height), score, name in objects
-        if name in known and score >= control.threshold
-    ]
-    mean = sum(region["score"] for region in regions) / max(len(regions), 1)
-    return {"model_version": refer_to(found.spec.name, found.version), "score": round(mean, 4), "result": regions}
+def _question_of(controls: Sequence[Control]) -> list[tuple[str, str]]:
+    """Return the parameters that controls set: the first model that any names, which all use, or the task of the default model."""
+    models = [("model", control.model) for control in controls if control.model is not None][:1]
+    kinds = {control.kind for control in controls}
+    tasks = [("task", task) for kind, task in _TASKS.items() if kind in kinds][:1]
+    masks = "png" if "BrushLabels" in kinds else "polygon" if "PolygonLabels" in kinds else "none"
+    return [*models, *tasks, ("masks", masks)]
 
 
 def _is_label_studio(scope: HTTPScope) -> bool:

@@ -1,11 +1,11 @@
-"""Read the controls for rectangles on images from a labeling configuration of Label Studio.
+"""Read the controls for shapes on images from a labeling configuration of Label Studio.
 
 Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 from xml.parsers import expat
 
 from app.errors import MalformedRequest
@@ -16,10 +16,13 @@ DEFAULT_THRESHOLD = 0.5
 
 _MAX_CONTROLS = 16
 """Limits the response, which repeats all objects of an image for each control."""
-_CONTROL, _IMAGE, _LABEL = "RectangleLabels", "Image", "Label"
+_IMAGE, _LABEL = "Image", "Label"
 _TRUE = {"1", "true", "yes"}
 _THRESHOLDS = ("model_score_threshold", "score_threshold")
+_POINT_THRESHOLDS = ("model_point_threshold",)
 
+ControlKind = Literal["RectangleLabels", "PolygonLabels", "BrushLabels", "KeyPointLabels"]
+KINDS: tuple[ControlKind, ...] = get_args(ControlKind)
 Attributes = dict[str, str]
 
 
@@ -28,11 +31,14 @@ class Label(NamedTuple):
 
     value: str
     predicted: list[str]
+    point: str | None
+    """For a keypoint, its index among those of the model."""
 
 
 class Control(NamedTuple):
-    """A `RectangleLabels` of the project, for an `Image`."""
+    """A control of the project, for an `Image`."""
 
+    kind: ControlKind
     name: str
     to_name: str
     """Name of the `Image`."""
@@ -43,22 +49,38 @@ class Control(NamedTuple):
     model: str | None
     """Name of the model; None for the default model."""
     labels: list[Label]
+    point_threshold: float
+    """Minimum confidence of a keypoint."""
+    box_name: str | None
+    """Name of the `RectangleLabels` for the boxes around keypoints; None for no boxes."""
 
     def map_labels(self, classes: Iterable[str]) -> dict[str, str]:
         """Return the labels by class name, for the classes that have one."""
         known = dict.fromkeys(classes)
         folded = {name.casefold(): name for name in known}
         labels: dict[str, str] = {}
-        for value, predicted in self.labels:
+        for value, predicted, _ in self.labels:
             own = value if value in known else folded.get(value.casefold())
             found = [name for name in predicted if name in known] or ([] if own is None else [own])
             labels |= dict.fromkeys(found, value)
         return labels
 
+    def map_points(self, classes: Sequence[str], points: Sequence[str]) -> Mapping[tuple[str, int], str]:
+        """Return the labels by class name and index of a keypoint.
+
+        Labels without `model_index` are for the keypoint with their name, and those without `predicted_values` for all classes.
+        """
+        indices = {str(index): index for index in range(len(points))}
+        named = {name.casefold(): index for index, name in enumerate(points)}
+        found = (
+            (label, named.get(label.value.casefold()) if label.point is None else indices.get(label.point)) for label in self.labels
+        )
+        return {(name, index): label.value for label, index in found if index is not None for name in label.predicted or classes}
+
 
 @lru_cache(maxsize=64)  # a project sends the same configuration with each request
 def read(config: str) -> Sequence[Control]:
-    """Return the controls for rectangles on the first image that has such controls; raise MalformedRequest if it cannot be read."""
+    """Return the controls for shapes on the first image that has such controls; raise MalformedRequest if it cannot be read."""
     if len(config) > MAX_CHARACTERS:
         raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
     if "<!DOCTYPE" in config:  # excludes custom entities and external references
@@ -71,9 +93,9 @@ def read(config: str) -> Sequence[Control]:
         parser.Parse(config, True)  # noqa: FBT003 - expat's own
     except (expat.ExpatError, UnicodeEncodeError) as error:
         raise MalformedRequest("the labeling configuration is not well formed XML") from error
-    controls = [found for attributes, labels in reader.controls if (found := _to_control(attributes, labels, reader.keys))]
+    controls = [found for parsed in reader.controls if (found := _to_control(*parsed, reader))]
     if len(controls) > _MAX_CONTROLS:
-        raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for rectangles")
+        raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
     return tuple(control for control in controls if control.to_name == controls[0].to_name)
 
 
@@ -83,41 +105,52 @@ class _Reader:
     def __init__(self) -> None:
         self.keys: dict[str, str] = {}
         """Key of each image in the data of a task, by the image's name."""
-        self.controls: list[tuple[Attributes, list[Label]]] = []
+        self.controls: list[tuple[ControlKind, Attributes, list[Label]]] = []
         self._open: list[list[Label] | None] = []
         """For each open element, the label list of the enclosing control; None outside of a control."""
 
     def start(self, tag: str, attributes: Attributes) -> None:
         labels = self._open[-1] if self._open else None
-        if tag == _CONTROL:
+        if tag in KINDS:
             labels = []
-            self.controls.append((attributes, labels))
+            self.controls.append((tag, attributes, labels))
         elif tag == _IMAGE and attributes.get("value", "").startswith("$"):
             self.keys[attributes.get("name", "")] = attributes["value"][1:]
         elif tag == _LABEL and labels is not None and (value := attributes.get("alias") or attributes.get("value")):
             predicted = attributes.get("predicted_values", "").split(",")
-            labels.append(Label(value, [name.strip() for name in predicted if name.strip()]))
+            labels.append(Label(value, [name.strip() for name in predicted if name.strip()], attributes.get("model_index")))
         self._open.append(labels)
 
     def end(self, _: str) -> None:
         self._open.pop()
 
 
-def _to_control(attributes: Attributes, labels: list[Label], keys: dict[str, str]) -> Control | None:
+def _to_control(kind: ControlKind, attributes: Attributes, labels: list[Label], reader: _Reader) -> Control | None:
     """Make a control; return None if it is not for an image or has `model_skip`."""
     name, to_name = attributes.get("name"), attributes.get("toName", "").partition(",")[0].strip()
-    if not name or to_name not in keys or attributes.get("model_skip", "").lower() in _TRUE:
+    if not name or to_name not in reader.keys or attributes.get("model_skip", "").lower() in _TRUE:
         return None
-    threshold = next(filter(None, map(attributes.get, _THRESHOLDS)), None)
-    model = attributes.get("model_path", "").removesuffix(".pt") or None
-    return Control(name, to_name, keys[to_name], _to_threshold(threshold), model, labels)
+    has_boxes = attributes.get("model_add_bboxes", "true").lower() in _TRUE
+    names = {other.get("name") for _, other, _ in reader.controls}
+    return Control(
+        kind,
+        name,
+        to_name,
+        key=reader.keys[to_name],
+        threshold=_to_threshold(attributes, _THRESHOLDS, DEFAULT_THRESHOLD),
+        model=attributes.get("model_path", "").removesuffix(".pt") or None,
+        labels=labels,
+        point_threshold=_to_threshold(attributes, _POINT_THRESHOLDS, 0),
+        box_name=box_name if (box_name := f"{name}_bbox") in names and has_boxes else None,
+    )
 
 
-def _to_threshold(text: str | None) -> float:
+def _to_threshold(attributes: Attributes, names: Sequence[str], default: float) -> float:
+    text = next(filter(None, map(attributes.get, names)), None)
     try:
-        threshold = DEFAULT_THRESHOLD if text is None else float(text)
+        threshold = default if text is None else float(text)
     except ValueError:
         threshold = -1
     if not 0 <= threshold <= 1:
-        raise MalformedRequest(f"{_THRESHOLDS[0]}: expected a number from 0 to 1")
+        raise MalformedRequest(f"{names[0]}: expected a number from 0 to 1")
     return threshold

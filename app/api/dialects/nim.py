@@ -54,7 +54,7 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
         return parsed
 
-    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> JsonResponse:
+    async def respond(answer: BatchAnswer[Detections], _: _Parameters, call: CallContext) -> JsonResponse:
         describe = partial(_describe, found := answer.all(), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())

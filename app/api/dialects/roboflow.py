@@ -4,13 +4,13 @@ Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inferenc
 """
 
 import re
-import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from litestar import get
+from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
@@ -18,8 +18,6 @@ from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import objects
-from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, split_images
@@ -31,22 +29,34 @@ from app.api.dialects.dialect import (
     Dialect,
     DialectParameters,
     Fraction,
+    OptionsByModel,
     detect_each,
     detectors,
     find_detector,
     receive_text,
+    respond_json,
 )
+from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.parameters.parse import Pairs, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode, decode_base64, kind_of, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
-from app.model.spec import ModelSpec
+from app.model.heads import Task
 from app.pipeline.batch_request import Image
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections
 
 _EXAMPLE = '{"model_id": "yolo11n/1", "image": {"type": "base64", "value": "..."}}'
-_DEFAULTS = DetectOptions(None, 0.4, None, MAX_DETECTIONS, lowers_iou=True, default_iou=0.3)
+
+
+class _Options(OptionsByModel):
+    """Options for a model of a task that Roboflow's clients know."""
+
+    __slots__ = ()
+    tasks = TASK_TYPES
+
+
+_DEFAULTS = _Options(None, 0.4, None, MAX_DETECTIONS, lowers_iou=True, default_iou=0.3)
 """Those of Roboflow's server. The IoU applies only to models that need suppression."""
 _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
@@ -56,6 +66,8 @@ Usual = Literal["best", "default"]
 
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
+    task: ClassVar[Task] = "detection"
+    """The task whose default model is used if the request names none."""
     model_id: str | None = None
     """Name of a model, or `NAME/VERSION`."""
 
@@ -74,9 +86,17 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
             raise UnknownModel("a model_id is the name of a model, or NAME/VERSION, whose version is a whole number")
         return found[1], int(found[2]) if found[2] else self.version
 
+    @property
+    def options(self) -> _Options:
+        """The options of the detection."""
+        model, version = self.reference
+        return _DEFAULTS._replace(model=model, version=version, task=self.task)
+
 
 class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     confidence: Fraction | Usual = _DEFAULTS.confidence
+    keypoint_confidence: Fraction = 0.0
+    """Minimum confidence of a keypoint."""
     iou_threshold: Fraction | None = None
     class_filter: str | None = None
     class_agnostic_nms: bool = False
@@ -87,12 +107,9 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     """The URL of the image."""
 
     @property
-    def options(self) -> DetectOptions:
+    def options(self) -> _Options:
         """The options of the detection."""
-        model, version = self.reference
-        return _DEFAULTS._replace(
-            model=model,
-            version=version,
+        return super().options._replace(
             confidence=_to_number(self.confidence),
             classes=split_classes(self.class_filter) or None,  # some clients without a filter send an empty one
             max_detections=min(self.max_detections, MAX_DETECTIONS),
@@ -101,9 +118,18 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
         )
 
 
+class _SegmentationParameters(_V1Parameters, frozen=True, kw_only=True):
+    task = "segmentation"
+
+
+class _KeypointParameters(_V1Parameters, frozen=True, kw_only=True):
+    task = "pose"
+
+
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _DEFAULTS.confidence
     """A fraction below 1, otherwise a percentage."""
+    keypoint_confidence: Fraction = 0.0
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
     """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
@@ -113,7 +139,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     """The URL of the image."""
 
     @property
-    def options(self) -> DetectOptions:
+    def options(self) -> _Options:
         """The options of the detection."""
         return _DEFAULTS._replace(
             model=self.model,
@@ -131,7 +157,7 @@ class _Image(msgspec.Struct):
 
 
 class _InferenceBody:
-    """Parser of the body of one request to `/infer/object_detection`."""
+    """Parser of the body of one request to a route such as `/infer/object_detection`."""
 
     def __init__(self) -> None:
         self.is_list = False
@@ -197,7 +223,7 @@ def _decode(image: _Image) -> Image:
 @get("/model/registry")
 async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
-    return {"models": [to_description(spec) for spec in await detectors(request, worker)]}
+    return {"models": [to_description(spec) for spec in await detectors(request, worker, TASK_TYPES)]}
 
 
 @ModelRoute("/model/add", takes="text", key_in="body")
@@ -209,34 +235,38 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
 
     received = await receive_text(request, worker, _ModelParameters, parse)
     wanted = received.wanted
-    spec = await find_detector(worker, *wanted.reference, received.call)
-    others = await detectors(request, worker)
+    spec = await find_detector(worker, wanted.options, received.call)
+    others = await detectors(request, worker, TASK_TYPES)
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
-@ModelRoute("/infer/object_detection", task=None, takes="images", key_in="body")
-async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
-    body = _InferenceBody()
-    context = context_of(request.scope)
+def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
+    """Make a route of v1. Its task only chooses the default model: the answer is that of the model."""
 
-    async def respond(answer: BatchAnswer[Detections], call: CallContext) -> ASGIResponse:
-        found = answer.all()
+    async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
+        """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
+        body = _InferenceBody()
+        context = context_of(request.scope)
 
-        def describe(pictures: Sequence[bytes] = ()) -> object:
-            ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
-            described = [
-                to_inference(one, id_, context.timing.total, pictures[index] if pictures else None)
-                for index, (one, id_) in enumerate(zip(found, ids, strict=True))
-            ]
-            return described if body.is_list else described[0]
+        async def respond(answer: BatchAnswer[Detections], wanted: _V1Parameters, call: CallContext) -> ASGIResponse:
+            found = answer.all()
 
-        if body.is_list or body.drawn:  # large responses
-            drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
-            return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
-        return JsonResponse(msgspec.json.encode(describe()))
+            def describe(pictures: Sequence[bytes] = ()) -> object:
+                ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
+                described = [
+                    to_inference(one, id_, context.timing.total, wanted.keypoint_confidence, pictures[index] if pictures else None)
+                    for index, (one, id_) in enumerate(zip(found, ids, strict=True))
+                ]
+                return described if body.is_list else described[0]
 
-    return await detect_each(request, worker, _V1Parameters, body.parse, respond)
+            if body.is_list or body.drawn:  # large responses
+                drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
+                return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
+            return await respond_json(describe, found[0], worker.pipeline, call)
+
+        return await detect_each(request, worker, kind, body.parse, respond)
+
+    return ModelRoute(path, task=None, takes="images", key_in="body")(infer)
 
 
 @ModelRoute(_V0, key_in="query")
@@ -249,7 +279,7 @@ async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], ve
         if given.wanted.format == "image_and_json":
             describe = partial(describe_v0, given)
             return await drawn.respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe)
-        return JsonResponse(msgspec.json.encode(describe_v0(given)))
+        return await respond_json(partial(describe_v0, given), given.found, given.pipeline, given.call)
 
     in_path = [("model", model), ("version", str(version))]
     return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, respond=respond)
@@ -257,50 +287,8 @@ async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], ve
 
 def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:
     """Convert the detections in the image of a request; add the first picture, if any."""
-    context = given.context
-    return to_inference(given.found, context.request_id, context.timing.total, pictures[0] if pictures else None)
-
-
-def to_inference(found: Detections, id_: str, milliseconds: float, picture: bytes | None = None) -> dict[str, Any]:
-    """Convert the detections in an image, by descending confidence; centre and size in pixels of the upright image."""
-    predictions = [
-        {
-            "x": x,
-            "y": y,
-            "width": width,
-            "height": height,
-            "confidence": score,
-            "class": name,
-            "class_id": class_id,
-            "detection_id": _random_uuid(),
-        }
-        for (x, y, width, height), score, class_id, name in objects(found, "cxcywh")
-    ]
-    return {
-        "inference_id": id_,
-        "time": round(milliseconds / 1e3, 6),
-        "image": {"width": found.width, "height": found.height},
-        "predictions": predictions,
-        **({} if picture is None else {"visualization": picture}),
-    }
-
-
-def to_description(spec: ModelSpec, model_id: str | None = None) -> dict[str, Any]:
-    """Describe a detector under the client's id for it, by default NAME/VERSION. Clients look up the id before they use it."""
-    width, height = spec.input_size
-    return {
-        "model_id": model_id or f"{spec.name}/{spec.version}",
-        "input_height": height,
-        "input_width": width,
-        "task_type": "object-detection",
-        "batch_size": None,
-    }
-
-
-def _random_uuid() -> str:
-    """Return a version 4 UUID; `uuid` takes twice as long, and each object needs one."""
-    digits = secrets.token_hex(16)
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+    context, threshold = given.context, given.wanted.keypoint_confidence
+    return to_inference(given.found, context.request_id, context.timing.total, threshold, pictures[0] if pictures else None)
 
 
 def write_error(problem: Problem) -> dict[str, Any]:
@@ -322,4 +310,9 @@ def _is_v0(scope: HTTPScope) -> bool:
     return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 
-DIALECT = Dialect("roboflow", [list_models, add_model, infer, infer_v0], write_error, applies={_V0: _is_v0})
+_INFER = [
+    _infer_route("/infer/object_detection", _V1Parameters),
+    _infer_route("/infer/instance_segmentation", _SegmentationParameters),
+    _infer_route("/infer/keypoints_detection", _KeypointParameters),
+]
+DIALECT = Dialect("roboflow", [list_models, add_model, *_INFER, infer_v0], write_error, applies={_V0: _is_v0})

@@ -4,29 +4,52 @@ Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/
 """
 
 import platform
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import objects
+from app.api.answering.native import objects, to_scores
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect, pixels
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
-from app.pipeline.call import Detections, DetectOptions
+from app.model.heads import ClassificationHead
+from app.model.spec import ModelSpec
+from app.pipeline.call import Classifications, ClassifyOptions, Detections, Reader, TaskResult
+from app.segmentation.masks import Mask
 
 _IOU = 0.7
+_TOP = 5
+"""Number of classes in the answer of a classifier."""
+# Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
+_CORNERS = (2, 1, 0, 3)
 _FIELDS = (*FILE_FIELDS, "source")
+
+
+class _Options(OptionsByModel):
+    """Options for a model of any task."""
+
+    __slots__ = ()
+
+    def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
+        """Return the reader of detections, or of the best classes, whatever their scores."""
+        if isinstance(spec.head, ClassificationHead):
+            return ClassifyOptions(self.model, 0, _TOP).reader(spec)
+        return super().reader(spec)
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
@@ -43,20 +66,20 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     decimals: Annotated[int, Meta(ge=0, le=10)] = 5
 
     @property
-    def options(self) -> DetectOptions:
-        """The options of the detection."""
-        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
+    def options(self) -> _Options:
+        """The options of the question."""
+        return _Options(*super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU))
 
 
 @ModelRoute("/predict", key_in="query")
 async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """Detect objects with the default model; stands in for a dedicated endpoint."""
+    """Ask the default model; stands in for a dedicated endpoint."""
     return await _detect(request, worker)
 
 
 @ModelRoute("/api/models/{model:str}/predict", key_in="query")
 async def predict_with(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
-    """Detect objects with the model in the path."""
+    """Ask the model in the path."""
     return await _detect(request, worker, [("model", model)])
 
 
@@ -70,17 +93,17 @@ def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBod
     return parse_body(data, content_type, kind, _FIELDS)
 
 
-def to_prediction(given: ResponseInput[Detections]) -> dict[str, Any]:
-    """Convert the detections in an image, by descending confidence.
+def to_prediction(given: ResponseInput[TaskResult]) -> dict[str, Any]:
+    """Describe the result for an image.
 
-    Corners in pixels or as fractions of the upright image, `shape` is its height and width; `speed` in milliseconds,
-    `functionTimeCall` in seconds since the request arrived.
+    `shape` is the height and width of the upright image; `speed` in milliseconds, `functionTimeCall` in seconds since the request
+    arrived.
     """
     found, timing, wanted = given.found, given.context.timing, given.wanted
-    results = [
-        {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}}
-        for (x1, y1, x2, y2), score, id_, name in objects(found, "normalized" if wanted.normalize else "pixel", wanted.decimals)
-    ]
+    if isinstance(found, Classifications):
+        results = _describe_classes(found)
+    else:
+        results = _describe_objects(found, wanted.decimals, is_normalized=wanted.normalize)
     stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
     speed = {name: round(timing.stages.get(stage, 0), 2) for name, stage in stages.items()}
     return {
@@ -92,6 +115,57 @@ def to_prediction(given: ResponseInput[Detections]) -> dict[str, Any]:
             "version": {"nereid": __version__, "python": platform.python_version(), "model": found.version},
         },
     }
+
+
+def _describe_classes(found: Classifications) -> list[dict[str, Any]]:
+    """Describe classes, by descending probability."""
+    return [
+        {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
+        for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
+    ]
+
+
+def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) -> list[dict[str, Any]]:
+    """Describe objects as `Results.summary` does, by descending confidence; in pixels or fractions of the upright image."""
+    size = np.array([found.width, found.height] if is_normalized else [1, 1], np.float64)
+    return [
+        {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}, **shape}
+        for ((x1, y1, x2, y2), score, id_, name), shape in zip(
+            objects(found, "normalized" if is_normalized else "pixel", decimals), _shapes(found, size, decimals), strict=False
+        )
+    ]
+
+
+def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iterator[dict[str, Any]]:
+    """Return what each object has beyond its upright box, which oriented boxes replace, in units of this width and height."""
+    if found.masks is not None:
+        for mask in found.masks:
+            yield {"segments": _by_axis(_join(mask) / size, decimals)}
+    elif found.keypoints is not None:
+        for own in found.keypoints:
+            visible = {"visible": pixels(own[:, 2], decimals)} if own.shape[1] > 2 else {}  # noqa: PLR2004 - x and y
+            yield {"keypoints": _by_axis(own[:, :2] / size, decimals) | visible}
+    elif found.corners is not None:
+        for corners in pixels(found.corners[:, _CORNERS] / size, decimals):
+            yield {
+                "box": {
+                    f"{axis}{number}": at for number, point in enumerate(corners, 1) for axis, at in zip("xy", point, strict=True)
+                }
+            }
+    else:
+        yield from repeat({})
+
+
+def _by_axis(points: NDArray[np.float64], decimals: int) -> dict[str, list[float]]:
+    return {"x": pixels(points[:, 0], decimals), "y": pixels(points[:, 1], decimals)}
+
+
+def _join(mask: Mask) -> NDArray[np.float32]:
+    """Join the parts of a mask into one path (m, 2), which goes from the first vertex of the first part to each other and back."""
+    if not mask.parts:
+        return np.zeros((0, 2), np.float32)
+    first, *others = mask.parts
+    return np.concatenate([first, *(piece for part in others for piece in (first[:1], part, part[:1]))])
 
 
 def _is_not_json(scope: HTTPScope) -> bool:

@@ -35,7 +35,8 @@ def config(components: Components) -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Nereid",
         version=__version__,
-        description="Object detection and image classification over HTTP: an image goes in, named boxes or classes come out.",
+        description="Object detection, segmentation, pose estimation and image classification over HTTP: an image goes in, named "
+        "objects or classes come out.",
         use_handler_docstrings=True,
         components=components,
         path="/docs",

@@ -86,7 +86,7 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
             self.agnostic,
             self.version,
             task=self.task,
-            masks="rle" if getattr(self, "format", None) == "coco-results" else getattr(self, "masks", "none"),
+            masks="rle" if getattr(self, "format", None) == "coco-results" else getattr(self, "masks", "polygon"),
         )
 
 
@@ -179,8 +179,9 @@ class TaskForm(NamedTuple):
 _MASKS = Annotated[
     Literal["polygon", "rle", "png", "none"],
     Meta(
-        description="`polygon`: the outer contours, each a flat list x, y, x, y, ..., in the unit of `boxes`; `rle`: COCO's compressed "
-        "RLE at the size of the image; `png`: a PNG of the box, in base64, which begins at `mask_offset`; `none`: no masks."
+        description="`polygon`: the outer contours, each a flat list x, y, x, y, ..., in the unit of `boxes`; `rle`: COCO's "
+        "compressed RLE at the size of the image; `png`: a PNG of the box, in base64, which begins at `mask_offset`; "
+        "`none`: no masks."
     ),
 ]
 
@@ -204,10 +205,10 @@ def _objects(task: Task, **fields: tuple[Any, Any]) -> TaskForm:
 
 FORMS: dict[Task, TaskForm] = {
     DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections", BatchParameters),
-    ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
     SegmentationHead.task: _objects(SegmentationHead.task, masks=(_MASKS, "polygon")),
     PoseHead.task: _objects(PoseHead.task),
     ObbHead.task: _objects(ObbHead.task),
+    ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
 }
 
 

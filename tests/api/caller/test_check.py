@@ -21,6 +21,7 @@ from tests.support import SCENE, call, calling, captured_log, json, lifespan_of,
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
 NEED_DETECT = [
+    *(f"{prefix}/{task}{rest}" for prefix in ("", "/v1") for task in ("segment", "pose", "obb") for rest in ("", "/batch")),
     *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models", "/models/tiny"),
     *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny"),
 ]
@@ -43,7 +44,7 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Appl
 
 async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tuple[str, str]] = ()) -> httpx.Response:
     async with calling(app) as client:
-        is_post = any(route in path for route in ("/detect", "/classify", "/predict"))
+        is_post = any(route in path for route in ("/detect", "/classify", "/predict", "/segment", "/pose", "/obb"))
         return await client.request("POST" if is_post else "GET", path, headers=headers, content=SCENE if is_post else None)
 
 

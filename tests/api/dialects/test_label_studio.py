@@ -12,7 +12,7 @@ import pytest
 
 from app import main
 from app.api.dialects import labeling_config
-from app.api.dialects.label_studio import _describe
+from app.api.dialects.label_studio_regions import describe
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
@@ -192,7 +192,8 @@ async def test_of_too_many_tasks_the_first_gets_a_result(server: httpx.AsyncClie
         config().replace("$image", "$im&#34;age"),
         config().replace('"0.25"', '"nan"'),
         config().replace('"0.25"', '"high"'),
-        config().replace("RectangleLabels", "PolygonLabels"),
+        config().replace("RectangleLabels", "EllipseLabels"),
+        config(others='model_point_threshold="2"'),
         config().replace('toName="image"', ""),
         config().replace("</View>", '<RectangleLabels name="a" toName="image"/>' * 16 + "</View>"),
     ],
@@ -289,6 +290,6 @@ def test_a_class_without_a_label_is_named_by_its_id() -> None:
     """A project may use the class id as a label."""
     found = detections([[10, 35, 40, 65]], [0.5], [7])
     controls = labeling_config.read(config().replace('value="red"', 'value="7"'))
-    (prediction,) = msgspec.json.decode(_describe([found], controls))["results"]
+    (prediction,) = msgspec.json.decode(describe([found], controls))["results"]
 
     assert [region["value"]["rectanglelabels"] for region in prediction["result"]] == [["7"]]

@@ -123,7 +123,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
     shared = {"model", "version", "url", "timeout_ms", "truncated", "format"}
     assert set(described["/classify"]) == {*shared, "top_k", "confidence"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
-    assert set(described["/predict/{model}"]) == set(described["/detect"]) | set(described["/classify"])
+    assert set(described["/predict/{model}"]) == set(described["/segment"]) | set(described["/classify"])
     in_path = [one["in"] for one in document["paths"]["/predict/{model}"]["post"]["parameters"] if one["name"] == "model"]
     assert in_path == ["path"]
     assert "default" not in described["/predict/{model}"]["confidence"]
@@ -131,6 +131,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
     assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")
     for text in ("none below 0.05. Default: 0.25.", "of a class. Default: 0.0."):
         assert text in described["/predict/{model}"]["confidence"]["description"]
+    assert set(described["/segment"]) - set(described["/detect"]) == {"masks"}
     answers = {
         path: document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"] for path in described
     }
@@ -140,6 +141,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     assert set(document["paths"]) == {
         *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}"),
+        *("/segment", "/segment/batch", "/pose", "/pose/batch", "/obb", "/obb/batch"),
         *("/health", "/live", "/livez", "/ready", "/readyz"),
     }
     assert document["info"]["version"] == __version__
@@ -173,6 +175,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, document_
         "/detect": both("detect"),
         "/detect/batch": both("detect"),
         "/classify": both("detect"),
+        **{f"/{task}{rest}": both("detect") for task in ("segment", "pose", "obb") for rest in ("", "/batch")},
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
         "/models/{model}": both("detect"),

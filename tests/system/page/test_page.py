@@ -18,7 +18,7 @@ from tests.system.gateway import RunningGateway
 from tests.system.page.scene import KEY, SCENE, TURNED, ask, choose, enlarged_scene
 
 pytestmark = pytest.mark.usefixtures("triton")
-TRANSPARENT = 0
+TRANSPARENT, FILLED, LINE = 0, 102, 255
 
 EDGES = """
     async ([boxes, size]) => {
@@ -38,6 +38,16 @@ EDGES = """
     }
 """
 """Reads the canvas in the middle of each edge of boxes, and inside them."""
+
+ALPHAS = """
+    ([points, size]) => {
+      const canvas = document.getElementById("boxes");
+      const [across, down] = [canvas.width / size.width, canvas.height / size.height];
+      const context = canvas.getContext("2d");
+      return points.map(([x, y]) => context.getImageData(Math.round(x * across), Math.round(y * down), 1, 1).data[3]);
+    }
+"""
+"""Reads how opaque the canvas is at points of the image."""
 
 SWATCHES = """
     (elements) => elements.map((element) => {
@@ -219,8 +229,41 @@ async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) 
     await select.select_option("yolo_head")
 
     await expect(page.get_by_role("status")).to_contain_text("yolo_head")
-    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] == "detection"]
+    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] != "classification"]
     assert await shown(page) == ["red", "blue"]
+
+
+@pytest.mark.parametrize(
+    ("task", "route", "shape", "expected"),
+    [
+        ("segmentation", "segment", {"mask": [[100, 100, 300, 100, 100, 300]]}, [FILLED, LINE, TRANSPARENT]),
+        ("pose", "pose", {"keypoints": [{"x": 150, "y": 150, "confidence": 0.9, "name": "0"}]}, [LINE, LINE, TRANSPARENT]),
+        ("obb", "obb", {"corners": [[100, 200], [200, 100], [300, 200], [200, 300]]}, [LINE, TRANSPARENT, TRANSPARENT]),
+    ],
+)
+async def test_masks_keypoints_and_oriented_boxes_are_shown(  # noqa: PLR0913, PLR0917 - a case
+    browser: Browser, gateway: RunningGateway, task: str, route: str, shape: dict[str, Any], expected: list[int]
+) -> None:
+    """Drawn is what the route of the model's task answers: at (150, 150), on the upper side of its box, and in a lower corner."""
+    box = {"x1": 100, "y1": 100, "x2": 300, "y2": 300, "class_id": 0, "class_name": "red", "confidence": 0.9}
+    model = {"name": "shapes", "task": task, "state": "ready", "width": 64, "height": 64}
+    answer = {
+        "detections": [{**box, **shape}],
+        "image": {"width": 800, "height": 400},
+        "model": {"name": "shapes"},
+        "total_time_ms": 1,
+    }
+    async with opened(browser, "about:blank") as page:
+        await page.route("**/models", lambda call: call.fulfill(json={"default": "shapes", "models": [model]}))
+        await page.route(f"**/{route}?*", lambda call: call.fulfill(json=answer))
+        await page.goto(gateway.url)
+        await expect(page.get_by_label("Model")).to_have_value("shapes")
+        await choose(page, SCENE)
+        await expect(page.locator("#detections li")).to_have_count(1)
+        await expect(page.locator("#code")).to_contain_text(f"/{route}?")
+        seen = await page.evaluate(ALPHAS, [[[150, 150], [250, 101], [280, 280]], answer["image"]])
+
+    assert [alpha if alpha in {TRANSPARENT, FILLED} else LINE for alpha in seen] == expected
 
 
 @pytest.mark.usefixtures("networks")

@@ -4,7 +4,7 @@ from nereid_client.client import AsyncClient, Client
 from nereid_client.errors import InvalidKey, NereidError, Problem, UnexpectedResponse, Unreachable
 from nereid_client.pictures import Image, pictures_in
 from nereid_client.prepare import Prepare
-from nereid_client.results import Classification, ClassifyResult, Detection, DetectResult, ImageSize, ModelUsed
+from nereid_client.results import Classification, ClassifyResult, Detection, DetectResult, ImageSize, Keypoint, ModelUsed, Rle
 from nereid_client.retries import Retries
 
 __all__ = [
@@ -17,11 +17,13 @@ __all__ = [
     "Image",
     "ImageSize",
     "InvalidKey",
+    "Keypoint",
     "ModelUsed",
     "NereidError",
     "Prepare",
     "Problem",
     "Retries",
+    "Rle",
     "UnexpectedResponse",
     "Unreachable",
     "pictures_in",

@@ -35,7 +35,7 @@ class Parameters(TypedDict, total=False):
     truncated: Literal["refuse", "allow"]
     """What becomes of a damaged JPEG."""
     prepare: Prepare | None
-    """Makes large images smaller before they are sent; boxes still refer to the original."""
+    """Makes large images smaller before they are sent; boxes, polygons and points still refer to the original."""
 
 
 class DetectParameters(Parameters, total=False):
@@ -49,6 +49,11 @@ class DetectParameters(Parameters, total=False):
     agnostic: bool
     """Whether boxes of different classes are compared, too."""
     boxes: Literal["normalized", "pixel"]
+    """Unit of boxes, polygons and points."""
+    task: Literal["detect", "segment", "pose", "obb"]
+    """What is found beside boxes: nothing, masks, keypoints or oriented boxes; by default nothing."""
+    masks: Literal["polygon", "rle", "png", "none"]
+    """Form of the masks of the task `segment`; with `prepare`, neither `rle` nor `png`."""
 
 
 class ClassifyParameters(Parameters, total=False):
@@ -69,7 +74,7 @@ class Call(NamedTuple, Generic[T]):
 
 def detect(image: Image, parameters: DetectParameters, *, draw: bool) -> Call[DetectResult]:
     """Make the request for the objects in one image."""
-    return _single("/detect", image, {**parameters, "format": "image_and_json" if draw else "json"}, DetectResult)
+    return _single(_route(parameters), image, {**parameters, "format": "image_and_json" if draw else "json"}, DetectResult)
 
 
 def classify(image: Image, parameters: ClassifyParameters) -> Call[ClassifyResult]:
@@ -112,11 +117,15 @@ def _batch(images: list[Image], parameters: DetectParameters) -> Call[list[Detec
             for index, (_, shrunk) in enumerate(loaded)
         ]
 
-    return Call("/detect/batch", {"params": _query(parameters), "files": files}, read)
+    return Call(f"{_route(parameters)}/batch", {"params": _query(parameters), "files": files}, read)
+
+
+def _route(parameters: DetectParameters) -> str:
+    return f"/{parameters.get('task', 'detect')}"
 
 
 def _query(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name != "prepare"}
+    return {name: value for name, value in parameters.items() if name not in {"prepare", "task"}}
 
 
 def _is_address(image: Image) -> TypeGuard[str]:
@@ -129,6 +138,8 @@ def _load(image: Image, parameters: Mapping[str, Any]) -> tuple[bytes, Shrunk | 
         return image.encode(), None
     data = image if isinstance(image, bytes) else Path(image).read_bytes()
     prepare = parameters.get("prepare")
+    if prepare and parameters.get("masks") in {"rle", "png"}:
+        raise ValueError("with prepare, masks are polygons")
     shrunk = shrink(data, prepare) if prepare else None
     return shrunk.data if shrunk else data, shrunk
 

@@ -29,7 +29,8 @@ _INTERRUPTED = 130
 # Problems that the request for any other picture would get as well.
 _STOPPING_STATUS = {401, 403, 404, 503}
 _STOPPING_CODES = {"invalid_parameter", "wrong_task"}
-_PARAMETERS = ("model", "version", "confidence", "iou", "classes", "max_detections", "timeout_ms", "truncated", "boxes", "prepare")
+_GIVEN = ("model", "version", "confidence", "iou", "classes", "max_detections", "timeout_ms", "truncated")
+_PARAMETERS = (*_GIVEN, "boxes", "task", "prepare")
 
 Names = dict[Path, str]
 """Pictures, and their path in the folder that was given, or their name."""
@@ -65,7 +66,8 @@ def parse(arguments: Sequence[str] | None = None, prog: str = "nereid-client", *
     add("--in-flight", type=_at_least_one, default=4, metavar="N", help="requests at the same time (default: %(default)s)")
     add("--prepare", type=_prepare, metavar="SIDE:QUALITY", help="shrink larger pictures before they are sent, such as 1280:85")
     add("--boxes", choices=("pixel", "normalized"), default="pixel", help="unit of boxes in .jsonl and .csv (default: %(default)s)")
-    for name in _PARAMETERS[:-2]:
+    add("--task", choices=("detect", "segment", "pose", "obb"), help="find masks, keypoints or oriented boxes, too")
+    for name in _GIVEN:
         add(f"--{name.replace('_', '-')}", help="parameter of the gateway")
     return parser.parse_args(arguments)
 
@@ -90,6 +92,7 @@ def _run(options: argparse.Namespace, gateway: Gateway) -> int:
         raise UsageError(f"{out}: use --format, or one of the suffixes .jsonl, .csv and .json, or none for a folder")
     names = _named(options, kind)
     request: dict[str, Any] = {name: value for name in _PARAMETERS if (value := getattr(options, name)) is not None}
+    request |= {"masks": "none"} if kind == "csv" and options.task == "segment" and not options.drawn else {}
     request |= {"boxes": _BOXES.get(kind, options.boxes)} | ({"draw": True} if options.drawn else {})
     yolo = partial(write_yolo, with_confidence=options.save_conf)
     writers: dict[str, Callable[[Journal, Path], None]] = {"csv": write_csv, "coco": write_coco, "yolo": yolo}

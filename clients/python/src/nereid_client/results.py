@@ -1,12 +1,32 @@
 """The results of requests."""
 
-from typing import Annotated
+from collections.abc import Iterable
+from itertools import cycle
+from math import atan2, pi
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 
-class Detection(msgspec.Struct, frozen=True):
+class Rle(msgspec.Struct, frozen=True):
+    """A mask in COCO's compressed run-length encoding, at the size of the upright image: height, width."""
+
+    size: tuple[int, int]
+    counts: str
+
+
+class Keypoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A keypoint, in the unit of the box."""
+
+    x: float
+    y: float
+    name: str
+    confidence: float | None = None
+    """From 0 to 1; None if the model reports none."""
+
+
+class Detection(msgspec.Struct, frozen=True, omit_defaults=True):
     """One object.
 
     `x1`, `y1`, `x2`, `y2` are the corners of its box, relative to the top left of the upright image: fractions of it, or with
@@ -20,13 +40,35 @@ class Detection(msgspec.Struct, frozen=True):
     confidence: float
     class_id: Annotated[int, Meta(ge=0, lt=1 << 20)]  # YOLO's list of names has a line for each number
     class_name: str
+    mask: list[list[float]] | Rle | bytes | None = None
+    """Of a segmentation: polygons x, y, x, y, ... in the unit of the box, an RLE, or a PNG, as `masks` asks."""
+    mask_offset: tuple[int, int] | None = None
+    """Column and row of the image at which the PNG begins."""
+    keypoints: list[Keypoint] | None = None
+    """Of a pose."""
+    rotation: float | None = None
+    """Of an oriented box: the angle of its first edge, a long one, in radians from 0 to pi, clockwise."""
+    corners: list[tuple[float, float]] | None = None
+    """Of an oriented box: x and y of its four corners, clockwise, in the unit of the box."""
 
     def scaled(self, across: float, down: float) -> "Detection":
-        """Return the object in an image that is so many times as large; corners to 1/100 of a pixel."""
-        x1, y1, x2, y2 = (
-            round(corner * scale, 2) for corner, scale in zip((self.x1, self.y1, self.x2, self.y2), (across, down) * 2, strict=True)
-        )
-        return msgspec.structs.replace(self, x1=x1, y1=y1, x2=x2, y2=y2)
+        """Return the object, without RLE or PNG, in an image that is so many times as large; to 1/100 of a pixel."""
+
+        def scale(numbers: Iterable[float]) -> list[float]:
+            return [round(number * factor, 2) for number, factor in zip(numbers, cycle((across, down)), strict=False)]
+
+        changes: dict[str, Any] = dict(zip(("x1", "y1", "x2", "y2"), scale((self.x1, self.y1, self.x2, self.y2)), strict=True))
+        if isinstance(self.mask, list):
+            changes["mask"] = [scale(part) for part in self.mask]
+        if self.keypoints is not None:
+            points = ((point, *scale((point.x, point.y))) for point in self.keypoints)
+            changes["keypoints"] = [msgspec.structs.replace(point, x=x, y=y) for point, x, y in points]
+        if self.corners is not None:
+            edges = [(x * across, y * down) for x, y in self.corners]
+            changes["corners"] = [(round(x, 2), round(y, 2)) for x, y in edges]
+            (x1, y1), (x2, y2), *_ = edges
+            changes["rotation"] = round(atan2(y2 - y1, x2 - x1) % pi, 6)
+        return msgspec.structs.replace(self, **changes)
 
 
 class Classification(msgspec.Struct, frozen=True):
@@ -71,7 +113,7 @@ class DetectResult(Result, frozen=True, kw_only=True):
 
     detections: list[Detection]
     visualization: bytes | None = None
-    """The image with the boxes drawn on it, as JPEG, if `draw` was set."""
+    """The image with the objects drawn on it, as JPEG, if `draw` was set."""
 
 
 class ClassifyResult(Result, frozen=True, kw_only=True):

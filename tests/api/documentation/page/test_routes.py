@@ -36,7 +36,13 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
         "status": "running",
         "version": __version__,
         "api_version": "v1",
-        "models": {"detection": "tiny", "classification": "efficientnet_lite0"},
+        "models": {
+            "detection": "tiny",
+            "classification": "efficientnet_lite0",
+            "segmentation": "yolo11n-seg",
+            "pose": "yolo11n-pose",
+            "obb": "yolo11n-obb",
+        },
         "backend": {"name": "triton", "gpu_available": False},
     }
 

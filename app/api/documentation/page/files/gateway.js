@@ -1,6 +1,8 @@
 // Requests to the gateway, and its responses.
 
 const MAX_DETECTIONS = "300";
+/** The route of each task that the page can show. */
+export const ROUTES = { detection: "detect", segmentation: "segment", pose: "pose", obb: "obb" };
 
 /** A request that failed, as application/problem+json describes it. */
 export class Problem extends Error {
@@ -21,11 +23,11 @@ export function hasKey() {
   return key !== "";
 }
 
-/** Return the models that are ready, and the name of the default one. */
+/** Return the models that are ready and find objects, and the name of the default one. */
 export async function listModels() {
   const response = await ask("models", {});
   const { models, default: name } = await response.json();
-  return { usable: models.filter((model) => model.state === "ready" && model.task === "detection"), defaultModel: name };
+  return { usable: models.filter((model) => model.state === "ready" && model.task in ROUTES), defaultModel: name };
 }
 
 /**
@@ -33,10 +35,10 @@ export async function listModels() {
  *
  * Resolves to {answer, stages, total, roundTrip}; times are milliseconds.
  */
-export async function detect(image, { model, iou }, signal) {
+export async function detect(image, { task, model, iou }, signal) {
   const query = new URLSearchParams({ boxes: "pixel", ...parameters({ model, iou, confidence: "0.05" }) });
   const started = performance.now();
-  const response = await ask(`detect?${query}`, {
+  const response = await ask(`${ROUTES[task]}?${query}`, {
     method: "POST",
     body: image,
     headers: { "Content-Type": mediaType(image) },

@@ -24,7 +24,8 @@ let running = null; // AbortController of the request in progress
 let iouTimer = 0;
 
 function settings() {
-  return { model: element("model").value, iou: state.iou };
+  const { value: model, selectedOptions: [{ dataset }] } = element("model");
+  return { task: dataset.task, model, iou: state.iou };
 }
 
 function minimum() {
@@ -76,7 +77,11 @@ async function run() {
 async function loadModels() {
   try {
     const { usable, defaultModel } = await listModels();
-    const options = usable.map(({ name, width, height }) => new Option(`${name} (${width} × ${height})`, name));
+    const options = usable.map(({ name, task, width, height }) => {
+      const option = new Option(`${name} (${task}, ${width} × ${height})`, name);
+      option.dataset.task = task;
+      return option;
+    });
     const select = element("model");
     const wanted = select.value || defaultModel;
     if (options.length) select.replaceChildren(...options);

@@ -1,12 +1,12 @@
 // The request for the detections of an image as code, without the key.
 
-import { hasKey, mediaType, parameters } from "./gateway.js";
+import { hasKey, mediaType, parameters, ROUTES } from "./gateway.js";
 
 const MAKERS = { curl, python, javascript };
 
 /** Return the code for an image in a language of `MAKERS`, with these settings. */
 export function snippet(language, image, settings) {
-  const url = new URL("detect", document.baseURI).href;
+  const url = new URL(ROUTES[settings.task], document.baseURI).href;
   const request = { url, query: parameters(settings), type: mediaType(image), file: image.name ?? "image.jpg" };
   return MAKERS[language](request);
 }

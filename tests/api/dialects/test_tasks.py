@@ -1,0 +1,319 @@
+"""Each dialect's answer about masks, keypoints, oriented boxes and classes: that of its service, for what the gateway itself finds.
+
+The image has 64 x 32 pixels. Models get it at half its size, from row 8 on.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from json import loads
+from math import pi
+from typing import Any
+
+import cv2
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.main import create_app
+from tests.api.conftest import settings_for
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.support import json, started
+
+IMAGE = cv2.imencode(".png", np.full((32, 64, 3), 255, np.uint8))[1].tobytes()
+TEXT = b64encode(IMAGE).decode()
+NAMES = ("cat", "dog")
+OUTPUTS: dict[str, NDArray[Any]] = {
+    "num_dets": np.array([2], np.int32),
+    "det_scores": np.array([0.9, 0.8, 0], np.float32),
+    "det_classes": np.array([1, 0, 0], np.int32),
+}
+BOXES = np.array([[4, 12, 12, 20], [16, 10, 28, 22], [0, 0, 0, 0]], np.float32)
+
+# Two areas for the first object, of which the second has the shape of an L; nothing for the other one.
+PROTOTYPES = np.full((1, 8, 8), -1, np.float16)
+PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 3:5, 4] = PROTOTYPES[0, 4, 5:7] = 1
+
+TASKS: dict[str, dict[str, NDArray[Any]]] = {
+    "segment": {
+        "det_boxes": np.array([[0, 8, 32, 24], BOXES[0], BOXES[2]], np.float32),
+        "det_masks": np.array([[1], [0], [0]], np.float32),
+        "prototypes": PROTOTYPES,
+    },
+    "pose": {
+        "det_boxes": BOXES,
+        "det_keypoints": np.array([[[6, 14, 0.9], [10, 18, 0.25]], [[20, 12, 0.75], [24, 20, 0.5]], [[0, 0, 0]] * 2], np.float32),
+    },
+    "obb": {
+        "det_boxes": np.array([[4, 12, 12, 16], [16, 10, 24, 14], BOXES[2]], np.float32),
+        "det_angles": np.array([0, pi / 2, 0], np.float32),
+    },
+    "classify": {},
+}
+
+
+@pytest.fixture
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose only model, `tiny`, has the task of the test."""
+    outputs = OUTPUTS | TASKS[request.param] if request.param != "classify" else {"scores": np.array([0.2, 0.8], np.float32)}
+    parameters = {"labels": ",".join(NAMES)} | {"pose": {"keypoints": '["nose", "tail"]'}}.get(request.param, {})
+    fake = FakeTriton()
+    kinds = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
+    fake.config = {
+        **CONFIG,
+        "output": [{"name": name, "data_type": kinds[value.dtype.name], "dims": value.shape} for name, value in outputs.items()],
+        "parameters": {name: {"string_value": text} for name, text in parameters.items()},
+    }
+    fake.answer = infer_response(**outputs)
+    fake.index = [("tiny", "1", "READY", "")]
+    async with serving(fake), started(create_app(settings_for(fake.url))) as made:
+        yield made
+
+
+def models_of(*tasks: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("client", tasks, indirect=True)
+
+
+async def parts(client: httpx.AsyncClient) -> list[list[list[float]]]:
+    """Return the polygons of the first object, flat, as the gateway itself answers."""
+    first, second = json(await client.post("/segment?boxes=pixel&model=tiny", content=IMAGE))["detections"]
+    assert (len(first["mask"]), second["mask"]) == (2, [])
+    found: list[list[list[float]]] = first["mask"]
+    return found
+
+
+class TestRoboflow:
+    async def predictions(self, client: httpx.AsyncClient, route: str, **parameters: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+        """Ask for the model at v0 and v1, and at v1 without a name; return their answer, without the random ids."""
+        content = {"image": {"type": "base64", "value": TEXT}, **parameters}
+        responses = [
+            await client.post(f"/infer/{route}", json={**content, "model_id": "tiny/1"}),
+            await client.post(f"/infer/{route}", json={**content, "model": "tiny"}),
+            await client.post("/tiny/1", params=parameters, content=IMAGE),
+        ]
+        found: list[dict[str, Any]]
+        found, *others = ([one | {"detection_id": 0} for one in json(each)["predictions"]] for each in responses)
+        assert others == [found] * 2
+        return found
+
+    @models_of("segment")
+    async def test_the_points_are_those_of_the_largest_part(self, client: httpx.AsyncClient) -> None:
+        """An empty mask has no points; clients need the list."""
+        largest = max(await parts(client), key=len)
+        points = [{"x": x, "y": y} for x, y in zip(largest[::2], largest[1::2], strict=True)]
+        box = {"x": 32, "y": 16, "width": 64, "height": 32}
+        other = {"x": 16, "y": 16, "width": 16, "height": 16}
+
+        assert await self.predictions(client, "instance_segmentation") == [
+            {**box, "confidence": 0.9, "class": "dog", "class_id": 1, "detection_id": 0, "points": points},
+            {**other, "confidence": 0.8, "class": "cat", "class_id": 0, "detection_id": 0, "points": []},
+        ]
+
+    @models_of("pose")
+    async def test_keypoints(self, client: httpx.AsyncClient) -> None:
+        expected = [
+            {"x": 12, "y": 12, "confidence": 0.9, "class_id": 0, "class": "nose"},
+            {"x": 20, "y": 20, "confidence": 0.25, "class_id": 1, "class": "tail"},
+        ]
+        first, second = await self.predictions(client, "keypoints_detection")
+        surer, _ = await self.predictions(client, "keypoints_detection", keypoint_confidence=0.3)
+
+        assert (first["x"], first["y"], first["width"], first["height"], first["class"]) == (16, 16, 16, 16, "dog")
+        assert first["keypoints"] == expected
+        assert [(point["x"], point["y"]) for point in second["keypoints"]] == [(40, 8), (48, 24)]
+        assert surer["keypoints"] == expected[:1]
+
+    @models_of("segment", "pose", "obb")
+    async def test_models_have_the_task_that_clients_choose_the_route_by(
+        self, client: httpx.AsyncClient, request: pytest.FixtureRequest
+    ) -> None:
+        """Roboflow has no oriented boxes: such models are not listed, and are an error if they are named."""
+        task = {"segment": "instance-segmentation", "pose": "keypoint-detection"}.get(request.node.callspec.params["client"])
+        listed = json(await client.get("/model/registry"))["models"]
+        added = await client.post("/model/add", json={"model_id": "tiny/1"})
+        found = await client.post("/tiny/1", content=IMAGE)
+
+        assert [model["task_type"] for model in listed] == ([task] if task else [])
+        assert added.status_code == found.status_code == (200 if task else 400)
+        assert not task or added.json()["models"][0]["task_type"] == task
+
+
+class TestUltralytics:
+    async def results(self, client: httpx.AsyncClient, **data: str) -> list[dict[str, Any]]:
+        (image,) = json(await client.post("/api/models/tiny/predict", files={"file": IMAGE}, data=data))["images"]
+        found: list[dict[str, Any]] = image["results"]
+        assert [(one["class"], one["name"], one["confidence"]) for one in found] == [(1, "dog", 0.9), (0, "cat", 0.8)]
+        return found
+
+    @models_of("segment")
+    async def test_segments_join_the_parts(self, client: httpx.AsyncClient) -> None:
+        """They have the area of the mask; an empty mask has no points."""
+        polygons = [np.array(part, np.float32).reshape(-1, 2) for part in await parts(client)]
+        first, second = await self.results(client)
+        path = np.array([first["segments"]["x"], first["segments"]["y"]], np.float32).T
+
+        assert {tuple(point) for point in path.tolist()} == {tuple(point) for part in polygons for point in part.tolist()}
+        assert cv2.contourArea(path) == pytest.approx(sum(map(cv2.contourArea, polygons)))
+        assert second["segments"] == {"x": [], "y": []}
+        assert second["box"] == {"x1": 8, "y1": 8, "x2": 24, "y2": 24}
+
+    @models_of("pose")
+    async def test_keypoints(self, client: httpx.AsyncClient) -> None:
+        pixels = await self.results(client)
+        fractions = await self.results(client, normalize="true")
+
+        assert pixels[0]["keypoints"] == {"x": [12, 20], "y": [12, 20], "visible": [0.9, 0.25]}
+        assert fractions[1]["keypoints"] == {"x": [0.625, 0.75], "y": [0.25, 0.75], "visible": [0.75, 0.5]}
+
+    @models_of("obb")
+    async def test_boxes_have_four_corners(self, client: httpx.AsyncClient) -> None:
+        """In the order of `Results.obb.xyxyxyxy`: against the clock, from the bottom right of a box that is not turned."""
+        pixels = await self.results(client)
+        fractions = await self.results(client, normalize="true")
+
+        box = pixels[0]["box"]
+        assert box == {"x1": 24, "y1": 16, "x2": 24, "y2": 8, "x3": 8, "y3": 8, "x4": 8, "y4": 16}
+        assert [*pixels[1]["box"].values()] == [36, 16, 44, 16, 44, 0, 36, 0]
+        assert fractions[0]["box"] == {name: value / (64 if name[0] == "x" else 32) for name, value in box.items()}
+
+    @models_of("classify")
+    async def test_classes_have_no_boxes(self, client: httpx.AsyncClient) -> None:
+        """However low their scores are."""
+        (image,) = json(await client.post("/predict", files={"file": IMAGE}, data={"conf": "0.99"}))["images"]
+
+        assert [(one["class"], one["name"]) for one in image["results"]] == [(1, "dog"), (0, "cat")]
+        assert set(image["results"][0]) == {"class", "name", "confidence"}
+        assert image["shape"] == [32, 64]
+
+
+class TestCvat:
+    async def shapes(self, client: httpx.AsyncClient, kind: str) -> list[dict[str, Any]]:
+        """Return the shapes, after checking that the labels of the function have this type."""
+        (function,) = json(await client.get("/api/functions")).values()
+        labels = loads(function["metadata"]["annotations"]["spec"])
+        assert [(label["name"], label["type"]) for label in labels] == [(name, kind) for name in NAMES]
+        headers = {"x-nuclio-function-name": "tiny"}
+        found: list[dict[str, Any]] = json(await client.post("/api/function_invocations", json={"image": TEXT}, headers=headers))
+        return found
+
+    @models_of("segment")
+    async def test_the_parts_of_a_mask_are_polygons_of_one_group(self, client: httpx.AsyncClient) -> None:
+        """An object with an empty mask has its box."""
+        mask = {"confidence": "0.9", "label": "dog", "type": "polygon", "attributes": []}
+        box = {"confidence": "0.8", "label": "cat", "type": "rectangle", "attributes": [], "points": [8, 8, 24, 24]}
+        expected = [{**mask, "points": part, "group_id": 1} for part in await parts(client)]
+
+        assert await self.shapes(client, "polygon") == [*expected, box]
+
+    @models_of("pose")
+    async def test_keypoints_are_the_elements_of_skeletons(self, client: httpx.AsyncClient) -> None:
+        """Those below the threshold, which is 0.5, are outside."""
+        nose = {"label": "nose", "type": "points", "points": [12, 12], "outside": False}
+        tail = {"label": "tail", "type": "points", "points": [20, 20], "outside": True}
+        first, second = await self.shapes(client, "skeleton")
+        (function,) = json(await client.get("/api/functions")).values()
+        label = loads(function["metadata"]["annotations"]["spec"])[0]
+
+        assert first == {"confidence": "0.9", "label": "dog", "type": "skeleton", "attributes": [], "elements": [nose, tail]}
+        assert [element["outside"] for element in second["elements"]] == [False, False]
+        assert label["sublabels"] == [{"id": 0, "name": "nose", "type": "points"}, {"id": 1, "name": "tail", "type": "points"}]
+        assert label["svg"].count("<circle ") == 2
+
+    @models_of("obb")
+    async def test_oriented_boxes_are_turned_rectangles(self, client: httpx.AsyncClient) -> None:
+        """CVAT turns a rectangle about its centre, clockwise, by degrees."""
+        shape = {"type": "rectangle", "attributes": []}
+
+        assert await self.shapes(client, "rectangle") == [
+            {**shape, "confidence": "0.9", "label": "dog", "points": [8, 8, 24, 16], "rotation": 0},
+            {**shape, "confidence": "0.8", "label": "cat", "points": [32, 4, 48, 12], "rotation": 90},
+        ]
+
+
+CONTROLS = """<View><Image name="i" value="$image"/>
+  <RectangleLabels name="boxes" toName="i"><Label value="Cat"/><Label value="Dog"/></RectangleLabels>
+  <PolygonLabels name="outlines" toName="i"><Label value="Cat"/><Label value="Dog"/></PolygonLabels>
+  <BrushLabels name="masks" toName="i" model_score_threshold="0.5"><Label value="Cat"/><Label value="Dog"/></BrushLabels>
+  <KeyPointLabels name="points" toName="i" model_point_threshold="0.3" model_score_threshold="0.85">
+    <Label value="Snout" predicted_values="dog,cat" model_index="0"/><Label value="Tail"/></KeyPointLabels>
+  <RectangleLabels name="points_bbox" toName="i" model_skip="true"><Label value="dog"/></RectangleLabels></View>"""
+
+
+class TestLabelStudio:
+    async def regions(self, client: httpx.AsyncClient, config: str = CONTROLS) -> dict[str, list[dict[str, Any]]]:
+        """Return the regions by control."""
+        request = {"tasks": [{"data": {"image": TEXT}}], "label_config": config}
+        (prediction,) = json(await client.post("/predict?model=tiny", json=request))["results"]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for region in prediction["result"]:
+            assert (region["original_width"], region["original_height"], region["image_rotation"]) == (64, 32, 0)
+            found.setdefault(region["from_name"], []).append(region)
+        return found
+
+    @models_of("segment")
+    async def test_masks_are_polygons_and_brush_masks(self, client: httpx.AsyncClient) -> None:
+        """Each part is a polygon, in percent. An object with an empty mask has only its box."""
+        found = await self.regions(client)
+        png = json(await client.post("/segment?masks=png&boxes=pixel&model=tiny", content=IMAGE))["detections"][0]
+        mask = np.zeros((32, 64), np.uint8)
+        piece = cv2.imdecode(np.frombuffer(b64decode(png["mask"]), np.uint8), cv2.IMREAD_GRAYSCALE)
+        assert piece is not None
+        x, y = png["mask_offset"]
+        mask[y : y + piece.shape[0], x : x + piece.shape[1]] = piece
+        (brush,) = found["masks"]
+
+        assert set(found) == {"boxes", "outlines", "masks"}
+        assert [region["value"]["rectanglelabels"] for region in found["boxes"]] == [["Dog"], ["Cat"]]
+        for region, part in zip(found["outlines"], await parts(client), strict=True):
+            assert (region["type"], region["score"], region["value"]["closed"]) == ("polygonlabels", 0.9, True)
+            assert region["value"]["polygonlabels"] == ["Dog"]
+            percent = np.array(part).reshape(-1, 2) / [64, 32] * 100
+            np.testing.assert_allclose(region["value"]["points"], percent, atol=0.05)
+        assert (brush["type"], brush["value"]["format"], brush["value"]["brushlabels"]) == ("brushlabels", "rle", ["Dog"])
+        assert mask.any()
+        np.testing.assert_array_equal(decode(brush["value"]["rle"]).reshape(32, 64, 4), np.repeat(mask[..., None], 4, axis=2))
+
+    @models_of("pose")
+    async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them(self, client: httpx.AsyncClient) -> None:
+        """Labels have `model_index`, or the name of a keypoint; objects and points below their thresholds are left out."""
+        found = await self.regions(client)
+        alone = await self.regions(client, CONTROLS.replace("points_bbox", "others").replace("0.3", "0"))
+        (point,), (box,) = found["points"], found["points_bbox"]
+
+        assert set(found) == {"boxes", "points", "points_bbox"}
+        assert point["value"] == {"x": 18.75, "y": 37.5, "width": 1.5625, "keypointlabels": ["Snout"]}
+        assert (point["type"], point["score"], point["parentID"]) == ("keypointlabels", 0.9, box["id"])
+        assert box["value"] == {"x": 12.5, "y": 25, "width": 25, "height": 50, "rotation": 0, "rectanglelabels": ["dog"]}
+        assert (box["type"], box["score"], box["hidden"]) == ("rectanglelabels", 0.9, True)
+        assert [region["value"]["keypointlabels"] for region in alone["points"]] == [["Snout"], ["Tail"]]
+        assert [region["score"] for region in alone["points"]] == [0.9, 0.25]
+        assert not any("parentID" in region for region in alone["points"])
+
+    @models_of("obb")
+    async def test_oriented_boxes_are_turned_around_their_first_corner(self, client: httpx.AsyncClient) -> None:
+        """By degrees, clockwise."""
+        found = await self.regions(client)
+        first, second = (region["value"] for region in found["boxes"])
+
+        assert set(found) == {"boxes"}
+        assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["Dog"]}
+        assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["Cat"]}
+
+
+def decode(rle: list[int]) -> NDArray[np.uint8]:
+    """Decode as `rle-pack` does."""
+    bits = "".join(f"{byte:08b}" for byte in rle)
+    at = 0
+
+    def read(count: int) -> int:
+        nonlocal at
+        at += count
+        return int(bits[at - count : at], 2)
+
+    values, word = read(32), read(5) + 1
+    sizes = [read(4) + 1 for _ in range(4)]
+    decoded: list[int] = []
+    while len(decoded) < values:
+        is_run, count = read(1), read(sizes[read(2)]) + 1
+        decoded += [read(word)] * count if is_run else [read(word) for _ in range(count)]
+    return np.array(decoded, np.uint8)

@@ -1,0 +1,168 @@
+"""Masks from coefficients and prototypes."""
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pycocotools import mask as coco
+
+from app.detection.nms import Candidates
+from app.errors import DeadlinePassed, InvalidModelOutput
+from app.imaging.transform import ImageTransform
+from app.resilience.deadline import Deadline
+from app.segmentation.masks import Mask, MaskFormat, make_masks
+
+# pycocotools is older than numpy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+SIZE = 64, 64
+WHOLE = ImageTransform(0, 0, 64, 64, 64, 64)
+# A picture of 200 x 100 in the middle of the input, with 16 rows of padding above and below.
+WIDE = ImageTransform(0, 16, 64, 32, 200, 100)
+
+
+def prototypes_of(*discs: tuple[int, int, int]) -> NDArray[np.float32]:
+    """Draw discs (x, y, radius) of a quarter of the input's size, one prototype each: positive inside, with a hole if large."""
+    planes = np.full((len(discs), 16, 16), -1, np.float32)
+    for plane, (x, y, radius) in zip(planes, discs, strict=True):
+        cv2.circle(plane, (x, y), radius, 1.0, -1)
+        if radius > 3:
+            cv2.circle(plane, (x, y), 1, -1.0, -1)
+    return planes
+
+
+def masks_of(
+    boxes: list[list[float]],
+    prototypes: NDArray[np.float32],
+    transform: ImageTransform = WHOLE,
+    mask_format: MaskFormat = "polygon",
+    coefficients: NDArray[np.float32] | None = None,
+) -> list[Mask]:
+    count = len(boxes)
+    features = np.eye(count, len(prototypes), dtype=np.float32) if coefficients is None else coefficients
+    found = Candidates(np.array(boxes, np.float32), np.ones(count, np.float32), np.zeros(count, np.int32), features)
+    return make_masks("m", found, prototypes, SIZE, transform, mask_format, Deadline.after(60))
+
+
+def decoded(mask: Mask) -> NDArray[np.uint8]:
+    assert isinstance(mask.encoded, dict)
+    pixels: NDArray[np.uint8] = coco.decode(mask.encoded)
+    return pixels
+
+
+def plainly(prototype: NDArray[np.float32], box: list[float], transform: ImageTransform) -> NDArray[np.uint8]:
+    """Make a mask at the size of the image, without looking only at the box."""
+    whole = (cv2.resize(prototype, SIZE, interpolation=cv2.INTER_LINEAR) > 0).astype(np.uint8)
+    y, x = np.indices(whole.shape)
+    whole[~((x >= box[0]) & (x < box[2]) & (y >= box[1]) & (y < box[3]))] = 0
+    drawn = whole[transform.top :, transform.left :][: transform.height, : transform.width].astype(np.float32)
+    return (cv2.resize(drawn, (transform.image_width, transform.image_height)) > 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("transform", [WHOLE, WIDE, ImageTransform(8, 0, 48, 64, 24, 32)], ids=["same", "larger", "smaller"])
+@pytest.mark.parametrize("box", [[0, 0, 64, 64], [9.5, 20.25, 40.5, 47], [30, 0, 34, 64], [-20, -20, 90, 90]])
+def test_a_mask_is_that_of_the_whole_input_cut_to_the_box(box: list[float], transform: ImageTransform) -> None:
+    prototypes = prototypes_of((8, 8, 5))
+
+    (mask,) = masks_of([box], prototypes, transform, "rle")
+
+    expected = plainly(prototypes[0], box, transform)
+    both, either = decoded(mask) & expected, decoded(mask) | expected
+    assert both.sum() / either.sum() > (0.8 if transform.width > transform.image_width else 0.99)  # of halves, either side is right
+    assert mask.encoded is not None
+    assert mask.encoded == _encode(decoded(mask))
+
+
+def _encode(pixels: NDArray[np.uint8]) -> dict[str, object]:
+    rle = coco.encode(np.asfortranarray(pixels))
+    return {"size": rle["size"], "counts": rle["counts"].decode()}
+
+
+def test_holes_are_kept_in_rle_and_filled_in_polygons() -> None:
+    prototypes = prototypes_of((8, 8, 5))
+    (mask,) = masks_of([[0, 0, 64, 64]], prototypes, mask_format="rle")
+
+    pixels = decoded(mask)
+
+    (part,) = mask.parts
+    filled = cv2.fillPoly(np.zeros((64, 64), np.uint8), [part.astype(np.int32)], 1)
+    assert pixels[33, 33] == 0
+    assert filled[33, 33] == 1
+    assert (filled >= pixels).all()
+    assert 1 <= filled.sum() - pixels.sum() < 200
+
+
+def test_polygons_are_inside_the_image() -> None:
+    """Of an object in two parts, one of them in the padding, and one outside of its box."""
+    planes = np.maximum(*prototypes_of((3, 8, 2), (12, 8, 2)), dtype=np.float32)[None]
+    (mask,) = masks_of([[0, 0, 64, 64]], np.maximum(planes, prototypes_of((8, 1, 2))), WIDE)
+
+    assert len(mask.parts) == 2
+    for part in mask.parts:
+        assert len(part) >= 3
+        assert (part >= 0).all()
+        assert (part[:, 0] <= 200).all()
+        assert (part[:, 1] <= 100).all()
+
+
+def test_a_png_is_the_part_of_the_mask_in_the_box() -> None:
+    prototypes, box = prototypes_of((8, 8, 5)), [10.0, 20.0, 50.0, 60.0]
+    (png,), (rle,) = (masks_of([box], prototypes, WIDE, form) for form in ("png", "rle"))
+
+    assert isinstance(png.encoded, bytes)
+    pixels = cv2.imdecode(np.frombuffer(png.encoded, np.uint8), cv2.IMREAD_UNCHANGED)
+    (x, y), (height, width) = png.offset, pixels.shape
+    whole = np.zeros((100, 200), np.uint8)
+    whole[y : y + height, x : x + width] = pixels
+    np.testing.assert_array_equal(whole // 255, decoded(rle))
+    assert (x, y) == (31, 12)
+
+
+@pytest.mark.parametrize("mask_format", ["polygon", "rle", "png"])
+def test_an_object_may_have_no_mask(mask_format: MaskFormat) -> None:
+    """Neither one without a pixel above zero, nor one in the padding."""
+    masks = masks_of([[0, 0, 64, 64], [0, 0, 64, 8]], np.full((2, 16, 16), -1, np.float32), WIDE, mask_format)
+
+    assert [mask.parts for mask in masks] == [[], []]
+    if mask_format == "rle":
+        assert not any(decoded(mask).any() for mask in masks)
+
+
+@pytest.mark.parametrize("transform", [WHOLE, ImageTransform(0, 0, 64, 64, 40_000, 3)])
+def test_a_mask_of_the_whole_image_has_one_run(transform: ImageTransform) -> None:
+    (mask,) = masks_of([[0, 0, 64, 64]], np.ones((1, 16, 16), np.float32), transform, "rle")
+
+    assert decoded(mask).all()
+    assert mask.encoded == _encode(decoded(mask))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_prototypes_that_are_not_finite_are_rejected(value: float) -> None:
+    coefficients = np.full((1, 1), 10, np.float32)
+    with pytest.raises(InvalidModelOutput, match="masks that are not finite"):
+        masks_of([[0, 0, 64, 64]], np.full((1, 16, 16), value, np.float32), coefficients=coefficients)
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 16), (1, 16), (1, 0, 16), (16,)])
+def test_prototypes_of_another_shape_are_rejected(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidModelOutput, match="prototypes of shape"):
+        masks_of([[0, 0, 64, 64]], np.ones(shape, np.float32), coefficients=np.ones((1, 1), np.float32))
+
+
+def test_noise_is_rejected_before_it_fills_the_memory() -> None:
+    """A chequered mask of 128 x 128 prototype pixels has 8,192 contours."""
+    noise = np.where(np.indices((128, 128)).sum(axis=0) % 2, 1, -1).astype(np.float32)[None]
+    count = 300
+    found = Candidates(
+        np.tile(np.array([[0, 0, 512, 512]], np.float32), (count, 1)),
+        np.ones(count, np.float32),
+        np.zeros(count, np.int32),
+        np.ones((count, 1), np.float32),
+    )
+    with pytest.raises(InvalidModelOutput, match="more than 100000 vertices"):
+        make_masks("m", found, noise, (512, 512), ImageTransform(0, 0, 512, 512, 512, 512), "rle", Deadline.after(60))
+
+
+def test_there_are_no_masks_after_the_deadline() -> None:
+    found = Candidates(np.ones((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, np.int32), np.ones((1, 1), np.float32))
+    with pytest.raises(DeadlinePassed):
+        make_masks("m", found, np.ones((1, 4, 4), np.float32), SIZE, WHOLE, "polygon", Deadline.after(0))
