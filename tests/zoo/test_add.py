@@ -137,7 +137,7 @@ def test_network_with_features_is_served(
     }
 
 
-@pytest.mark.parametrize(("batch", "largest"), [("8", (2, 8)), ("True", (1, 1)), ("-5", (2, 64)), ("0.5", (2, 64))])
+@pytest.mark.parametrize(("batch", "largest"), [("8", (2, 8)), ("True", (1, 1)), ("-5", (1, 1)), ("0.5", (2, 64))])
 def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(
     repository: Repository, tmp_path: Path, batch: str, largest: tuple[int, int]
 ) -> None:
