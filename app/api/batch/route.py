@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app.api.answering import native
 from app.api.answering.format import negotiate
-from app.api.answering.responses import VARY, LargeResponse
+from app.api.answering.responses import VARY, JsonResponse, LargeResponse
 from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
@@ -147,7 +147,7 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
                 await image
         is_list = wanted.format == "coco-results"
         document = b"[%b]" % b",".join(filter(None, answer.all())) if is_list else to_document(answer, names)
-    return LargeResponse(document, JSON, pipeline.admission.memory)
+        return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)
 
 
 def _respond_in_lines(
