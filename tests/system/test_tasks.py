@@ -37,6 +37,8 @@ def is_there(task: str, form: str) -> bool:
 @pytest.fixture(scope="module")
 def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings of a Triton with all exports, added as a user adds them."""
+    if not is_there("seg", "raw"):
+        pytest.skip(NO_MODELS)
     repository = tmp_path_factory.mktemp("tasks") / "repository"
     for task, form in EXPORTS:
         if is_there(task, form):
@@ -44,12 +46,6 @@ def own(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Setting
             assert main(["add", export, "--name", f"{task}_{form}", "--licence", "none", "--out", str(repository)]) == 0
     home = triton_home(tmp_path_factory.mktemp("triton"))
     return msgspec.structs.replace(settings, model_repository=str(repository), triton_home=home, model="seg_raw")
-
-
-@pytest.fixture(autouse=True)
-def _needs_models() -> None:
-    if not is_there("seg", "raw"):
-        pytest.skip(NO_MODELS)
 
 
 async def ask(gateway: httpx.AsyncClient, task: str, form: str, **parameters: str) -> dict[str, Any]:
@@ -124,7 +120,8 @@ async def test_pycocotools_evaluates_the_results_of_a_batch(gateway: httpx.Async
     truth.dataset = {"images": [], "annotations": [], "categories": [{"id": id_, "name": f"{id_}"} for id_ in range(3)]}
     answers = stdlib_json.loads((FOLDER / task / "raw.json").read_bytes())
     for number, picture in enumerate(PICTURES):
-        width, height = Image.open(picture).size
+        with Image.open(picture) as image:
+            width, height = image.size
         truth.dataset["images"].append({"id": number, "width": width, "height": height})
         for found in answers[picture.name]:
             x1, y1, x2, y2 = found["box"]
