@@ -1,12 +1,13 @@
 """Recipes: what a network's file does not say about the model to compose from it; and the heads that they name."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from app.detection.nms import MIN_SCORE
+from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import possible_anchors
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
@@ -56,9 +57,14 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return str(self.__struct_config__.tag)
 
     @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Types and shapes, without the batch, of the composed model's outputs beyond a detector's: the features first."""
+        return {}
+
+    @property
     def features(self) -> int:
         """Number of values of each object besides its box, score and class."""
-        return 0
+        return next((prod(shape[1:]) for _, shape in self.outputs.values()), 0)
 
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
@@ -102,9 +108,10 @@ class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmen
     """Shape of the prototypes: number, height, width."""
 
     @property
-    def features(self) -> int:
-        """Number of coefficients."""
-        return self.prototypes[0]
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Coefficients and prototypes."""
+        # FP16 halves the bytes on the way to the gateway.
+        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", self.prototypes)}
 
 
 class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
@@ -116,9 +123,9 @@ class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
     keypoint_names: tuple[_Name, ...] = ()
 
     @property
-    def features(self) -> int:
-        """Number of values of all keypoints."""
-        return self.keypoints[0] * self.keypoints[1]
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Keypoints."""
+        return {"det_keypoints": ("FP32", (MAX_DETECTIONS, *self.keypoints))}
 
 
 class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
@@ -127,9 +134,9 @@ class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
     head: FeatureHeadName
 
     @property
-    def features(self) -> int:
-        """One angle."""
-        return 1
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Angles."""
+        return {"det_angles": ("FP32", (MAX_DETECTIONS,))}
 
 
 class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):
