@@ -65,10 +65,7 @@ def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candida
     expect_shape(spec, table, (None, 6 + features))
     table = table.astype(np.float32)
     table = table[~(table[:, 4] <= 0)]  # drops padding, but keeps NaN, which is rejected later
-    boxes = table[:, :4]
-    if isinstance(spec.head, ObbHead):  # centre and size
-        half = boxes[:, 2:] / 2
-        boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+    boxes = nms.to_corners(table[:, :4]) if isinstance(spec.head, ObbHead) else table[:, :4]
     return Candidates(boxes, table[:, 4], _to_class_ids(table[:, 5]), table[:, 6:] if features else None)
 
 

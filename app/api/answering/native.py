@@ -1,6 +1,7 @@
 """Results as JSON: detections, with boxes in the requested format, also as COCO results, and classifications."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -24,7 +25,8 @@ from app.api.answering.schema import (
     ModelUsed,
 )
 from app.model.heads import PoseHead
-from app.pipeline.call import Classifications, Detections
+from app.pipeline.call import CallContext, Classifications, Detections, TaskResult
+from app.pipeline.pipeline import Pipeline
 from app.resilience.lease import Lease
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
@@ -130,21 +132,23 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
 
 
 async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    context = given.context
+    def describe() -> DetectResponse:
+        return to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
+
+    return await respond_json(describe, given.found, given.pipeline, given.call)
+
+
+async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes as JSON. Masks, of which there may be megabytes, are encoded in a thread."""
 
     def encode() -> bytes:
-        return msgspec.json.encode(to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id))
+        return msgspec.json.encode(describe())
 
-    if given.found.masks is None:
+    if not isinstance(found, Detections) or found.masks is None:
         return JsonResponse(encode())
-    return await _respond_with_masks(given, encode)
-
-
-async def _respond_with_masks(given: ResponseInput[Detections], encode: Callable[[], bytes]) -> LargeResponse:
-    """Encode masks, of which there may be megabytes, in a thread."""
     with Lease() as lease:
-        body = await given.pipeline.threads.run(encode, given.call.deadline, lease, turn=given.call.turn())
-    return LargeResponse(body, "application/json", given.pipeline.admission.memory)
+        body = await pipeline.threads.run(encode, call.deadline, lease, turn=call.turn())
+    return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -196,10 +200,8 @@ def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
-    def encode() -> bytes:
-        return msgspec.json.encode(to_coco_results(given.found, given.wanted.image_id))
-
-    return JsonResponse(encode()) if given.found.masks is None else await _respond_with_masks(given, encode)
+    describe = partial(to_coco_results, given.found, given.wanted.image_id)
+    return await respond_json(describe, given.found, given.pipeline, given.call)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

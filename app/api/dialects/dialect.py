@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
+from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
-from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
@@ -35,9 +35,7 @@ from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader, TaskResult
-from app.pipeline.pipeline import Pipeline
-from app.resilience.lease import Lease
+from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader
 
 BOX_TASK = frozenset({DetectionHead.task})
 PIXEL_DIGITS = 2
@@ -135,19 +133,6 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
         return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
 
     return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
-
-
-async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
-    """Respond with the object that `describe` makes as JSON. Masks, of which there may be megabytes, are encoded in a thread."""
-
-    def encode() -> bytes:
-        return msgspec.json.encode(describe())
-
-    if not isinstance(found, Detections) or found.masks is None:
-        return JsonResponse(encode())
-    with Lease() as lease:
-        body = await pipeline.threads.run(encode, call.deadline, lease, turn=call.turn())
-    return LargeResponse(body, JSON, pipeline.admission.memory)
 
 
 async def detect_each(

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
+from app.api.answering.native import respond_json
 from app.api.answering.schema import Problem
 from app.api.batch.answer import BatchAnswer
 from app.api.batch.body import ParsedBatch, split_images
@@ -34,7 +35,6 @@ from app.api.dialects.dialect import (
     detectors,
     find_detector,
     receive_text,
-    respond_json,
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.parameters.parse import Pairs, check_model_name, split_classes
