@@ -44,7 +44,7 @@ SKIPS_UNDER_CI = (
     "docker is not installed",  # its command line for Swarm, which Debian has since 13
     "there is no /dev/net/tun",  # not every kernel has it
     "../shared",  # data beside the repository
-    "there are no trained models",  # their training takes PyTorch and an hour
+    "there are no trained models",  # their training needs PyTorch
     "the published network of",  # some can only be downloaded with it
 )
 

@@ -4,6 +4,7 @@ The rules are those of Ultralytics' predictor for a fixed input: bilinear interp
 to the box, the padding cut away, scaled to the image.
 """
 
+from math import ceil
 from typing import Any, Literal, NamedTuple
 
 import cv2
@@ -139,19 +140,21 @@ def _encode(mask: Mask, pixels: _Mask | None, region: Region, transform: ImageTr
 
 def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[int, int, _Mask]:
     """Return the column and row at which a region begins in the image, and its mask there, 0 or 255."""
-    corners = transform.points_to_image(np.array(region, np.float32).reshape(2, 2))
-    starts, ends = np.rint(corners).astype(int)
-    # In an image smaller than the input, the region may be less than a pixel.
-    x1, y1 = np.minimum(starts, [transform.image_width - 1, transform.image_height - 1]).tolist()
-    x2, y2 = np.maximum(ends, [x1 + 1, y1 + 1]).tolist()
-    x_scale, y_scale = transform.width / transform.image_width, transform.height / transform.image_height
+    (start_x, start_y), (end_x, end_y) = transform.points_to_image(np.array(region, np.float32).reshape(2, 2)).tolist()
+    x1, y1 = int(start_x), int(start_y)
+    x2, y2 = min(ceil(end_x), transform.image_width), min(ceil(end_y), transform.image_height)
+    # Zeros around the region, but at the edges of the image its own pixels.
+    left, top = int(region[0] > transform.left), int(region[1] > transform.top)
+    right, bottom = int(region[2] < transform.left + transform.width), int(region[3] < transform.top + transform.height)
+    x_scale, y_scale = (region[2] - region[0]) / (end_x - start_x), (region[3] - region[1]) / (end_y - start_y)
     inverse = np.array(
         [
-            [x_scale, 0, (x1 + 0.5) * x_scale - 0.5 + transform.left - region[0]],
-            [0, y_scale, (y1 + 0.5) * y_scale - 0.5 + transform.top - region[1]],
+            [x_scale, 0, (x1 + 0.5 - start_x) * x_scale - 0.5 + left],
+            [0, y_scale, (y1 + 0.5 - start_y) * y_scale - 0.5 + top],
         ]
     )
-    scaled = cv2.warpAffine(pixels, inverse, (x2 - x1, y2 - y1), flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
+    framed = cv2.copyMakeBorder(pixels, top, bottom, left, right, cv2.BORDER_CONSTANT)
+    scaled = cv2.warpAffine(framed, inverse, (x2 - x1, y2 - y1), flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
     return x1, y1, (scaled > 128).astype(np.uint8) * np.uint8(255)  # noqa: PLR2004 - more than half
 
 

@@ -113,8 +113,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     if options.head:
         fits = {head: classes for head, classes in fits.items() if head == options.head}
     if not fits:
-        known = f"network for {task}" if features else "detector or classifier"
-        what = f"--head {options.head}" if options.head else f"a known {known}"
+        what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else "a known head"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     head, labels = _choose(fits, hints, options)
     is_ultralytics = hints.is_ultralytics_classifier
@@ -125,9 +124,11 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         recipe = msgspec.convert({**defaults, **given, **properties, "task": task, "head": head, "size": size}, Recipe)
     except msgspec.ValidationError as error:
         raise Unrecognized(f"cannot be served so: {error}") from error
-    arguments, batch = metadata.get("args"), metadata.get("batch")
-    is_unrolled = isinstance(arguments, dict) and arguments.get("nms") is True and isinstance(batch, int)
-    return Recognized(recipe, labels, shapes, str(metadata.get("license", "")), batch if is_unrolled else None)
+    found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
+    match metadata:
+        case {"args": {"nms": True}, "batch": int(batch)}:
+            return found._replace(max_batch=max(1, int(batch)))
+    return found
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:

@@ -23,7 +23,8 @@ from bench.load.images import Sample, large_sample
 from bench.report.text import number, table
 
 _MODEL = "sim_gpu_masks"
-_FORMATS = ("none", "polygon", "rle", "png")
+FORMATS = ("none", "polygon", "rle", "png")
+"""Values of `masks`; the others are compared with the first one."""
 # As in bench/models/model.py.
 _OBJECTS = 30
 _PAUSE_SECONDS = 0.001
@@ -32,12 +33,12 @@ _PAUSE_SECONDS = 0.001
 def run(options: argparse.Namespace) -> int:
     """Measure all formats of masks in turn; print the medians of the rounds, and the longest wait for `/livez`."""
     sample = large_sample()._replace(expected=frozenset())
-    latencies: dict[str, list[float]] = {masks: [] for masks in _FORMATS}
-    waits: dict[str, list[float]] = {masks: [] for masks in _FORMATS}
+    latencies: dict[str, list[float]] = {masks: [] for masks in FORMATS}
+    waits: dict[str, list[float]] = {masks: [] for masks in FORMATS}
     with fixture_triton() as triton, TemporaryDirectory(prefix="nereid-bench-") as logs:
         lineup = Lineup(triton, options.workers, Path(logs))
         with lineup.start(lineup.contestant(DEFAULT, _MODEL)) as server:
-            urls = {masks: f"{server.url}/segment?model={_MODEL}&masks={masks}" for masks in _FORMATS}
+            urls = {masks: f"{server.url}/segment?model={_MODEL}&masks={masks}" for masks in FORMATS}
             sizes = {masks: _require_answer(url, sample, has_masks=masks != "none") for masks, url in urls.items()}
             for _ in range(options.rounds):
                 for masks, url in urls.items():

@@ -23,8 +23,7 @@ NOSE, TAIL = schema.Keypoint(30.0, 40.0, 0.9, "nose"), schema.Keypoint(70.0, 80.
 
 def found(**shape: Any) -> schema.Detection:  # noqa: ANN401
     """An object with a square box."""
-    box = {"x1": 20.0, "y1": 30.0, "x2": 80.0, "y2": 90.0}
-    return schema.Detection(**box, confidence=0.9, class_=1, class_id=1, class_name="red", **shape)
+    return schema.Detection(x1=20.0, y1=30.0, x2=80.0, y2=90.0, confidence=0.9, class_=1, class_id=1, class_name="red", **shape)
 
 
 class Gateway(httpx.MockTransport):

@@ -167,7 +167,7 @@ def test_names_of_keypoints_are_those_of_all_classes(names: object, found: tuple
     ("task", "metadata", "options", "message"),
     [
         ("pose", {"kpt_shape": ""}, {}, "does not say `kpt_shape`, the number of its keypoints"),
-        ("pose", {"kpt_shape": [3, 3]}, {}, "has no classes|do not fit a known network for pose"),
+        ("pose", {"kpt_shape": [3, 3]}, {}, "do not fit a known head for pose"),
         ("pose", {"kpt_shape": [1, 6]}, {}, "does not say `kpt_shape`"),
         ("pose", {"task": "segment"}, {}, "which are not those of Ultralytics' networks for segmentation"),
         (

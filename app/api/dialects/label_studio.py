@@ -6,7 +6,7 @@ label_studio_ml/api.py and response.py of label-studio-ml-backend.
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from litestar import get, post
@@ -42,7 +42,6 @@ from app.pipeline.batch_request import Image
 from app.pipeline.call import CallContext, Detections
 from app.remote.address import TrustedOrigin, is_address
 from app.resilience.lease import Lease
-from app.segmentation.masks import MaskFormat
 
 _UNNAMED = "$undefined$"
 """Key of data that was imported into Label Studio without a name."""
@@ -134,7 +133,7 @@ def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     confidence: Fraction = DEFAULT_THRESHOLD
     task: Task = DetectionHead.task
-    masks: MaskFormat = "none"
+    masks: Literal["polygon", "png", "none"] = "none"
 
     @property
     def options(self) -> OptionsByModel:

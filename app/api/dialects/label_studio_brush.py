@@ -8,8 +8,6 @@ from itertools import cycle
 import cv2
 import numpy as np
 
-from app.segmentation.masks import Mask
-
 _CHANNELS = 4
 # The bits of a value (5 bits, minus 1), and four sizes of runs (4 bits each, minus 1): 8; 3, 4, 8, 16.
 _SIZES = "00111" + "0010001101111111"
@@ -18,14 +16,13 @@ _LONGEST = 1 << 16
 _RUN = "1" + "11"
 
 
-def encode_mask(mask: Mask, width: int, height: int) -> list[int]:
-    """Encode a mask, which has a PNG, as the bytes of an image of this size: white in the mask, transparent elsewhere."""
-    assert isinstance(mask.encoded, bytes)  # noqa: S101 - as was asked for
-    pixels = np.asarray(cv2.imdecode(np.frombuffer(mask.encoded, np.uint8), cv2.IMREAD_GRAYSCALE))
+def encode_mask(png: bytes, offset: tuple[int, int], width: int, height: int) -> list[int]:
+    """Encode a mask, whose PNG begins at `offset`, as an image of this size: white in the mask, transparent elsewhere."""
+    pixels = np.asarray(cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_GRAYSCALE))
     rows = np.zeros((pixels.shape[0], pixels.shape[1] + 2), np.int8)
     rows[:, 1:-1] = pixels > 0
     edges = np.diff(rows, axis=1)
-    x, y = mask.offset
+    x, y = offset
     starts, ends = ((y + row) * width + x + column for row, column in (np.nonzero(edges == 1), np.nonzero(edges == -1)))
     lengths = np.diff(np.column_stack([starts, ends]).ravel(), prepend=0, append=width * height) * _CHANNELS
     bits = [f"{width * height * _CHANNELS:032b}", _SIZES]

@@ -151,7 +151,11 @@ def _polygons(found: Detections) -> Iterator[list[Shape]]:
 def _brush_masks(found: Detections) -> Iterator[list[Shape]]:
     """Return each mask, unless it is empty."""
     for mask in found.masks or ():
-        yield [{"format": "rle", "rle": encode_mask(mask, found.width, found.height)}] if mask.parts else []
+        png = mask.encoded if mask.parts else None
+        if isinstance(png, bytes):
+            yield [{"format": "rle", "rle": encode_mask(png, mask.offset, found.width, found.height)}]
+        else:
+            yield []
 
 
 _SHAPES: dict[ControlKind, Callable[[Detections], Iterator[list[Shape]]]] = {

@@ -4,7 +4,7 @@ Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/
 """
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Annotated, Any
 
@@ -30,7 +30,6 @@ from app.errors import UnsupportedMediaType
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, Reader, TaskResult
-from app.segmentation.masks import Mask
 
 _IOU = 0.7
 _TOP = 5
@@ -140,7 +139,7 @@ def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iter
     """Return what each object has beyond its upright box, which oriented boxes replace, in units of this width and height."""
     if found.masks is not None:
         for mask in found.masks:
-            yield {"segments": _by_axis(_join(mask) / size, decimals)}
+            yield {"segments": _by_axis(_join(mask.parts) / size, decimals)}
     elif found.keypoints is not None:
         for own in found.keypoints:
             visible = {"visible": pixels(own[:, 2], decimals)} if own.shape[1] > 2 else {}  # noqa: PLR2004 - x and y
@@ -160,11 +159,11 @@ def _by_axis(points: NDArray[np.float64], decimals: int) -> dict[str, list[float
     return {"x": pixels(points[:, 0], decimals), "y": pixels(points[:, 1], decimals)}
 
 
-def _join(mask: Mask) -> NDArray[np.float32]:
+def _join(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Join the parts of a mask into one path (m, 2), which goes from the first vertex of the first part to each other and back."""
-    if not mask.parts:
+    if not parts:
         return np.zeros((0, 2), np.float32)
-    first, *others = mask.parts
+    first, *others = parts
     return np.concatenate([first, *(piece for part in others for piece in (first[:1], part, part[:1]))])
 
 

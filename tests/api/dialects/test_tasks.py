@@ -32,7 +32,7 @@ BOXES = np.array([[4, 12, 12, 20], [16, 10, 28, 22], [0, 0, 0, 0]], np.float32)
 
 # Two areas for the first object, of which the second has the shape of an L; nothing for the other one.
 PROTOTYPES = np.full((1, 8, 8), -1, np.float16)
-PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 3:5, 4] = PROTOTYPES[0, 4, 5:7] = 1
+PROTOTYPES[0, 3:5, 1] = PROTOTYPES[0, 2:5, 4:6] = PROTOTYPES[0, 4, 6] = 1
 
 TASKS: dict[str, dict[str, NDArray[Any]]] = {
     "segment": {
@@ -48,15 +48,18 @@ TASKS: dict[str, dict[str, NDArray[Any]]] = {
         "det_boxes": np.array([[4, 12, 12, 16], [16, 10, 24, 14], BOXES[2]], np.float32),
         "det_angles": np.array([0, pi / 2, 0], np.float32),
     },
-    "classify": {},
+    "points": {
+        "det_boxes": BOXES,
+        "det_keypoints": np.array([[[6, 14], [10, 18]], [[20, 12], [24, 20]], [[0, 0]] * 2], np.float32),
+    },
 }
 
 
 @pytest.fixture
-async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application whose only model, `tiny`, has the task of the test."""
+def fake(request: pytest.FixtureRequest) -> FakeTriton:
+    """A Triton whose models all have the task of the test."""
     outputs = OUTPUTS | TASKS[request.param] if request.param != "classify" else {"scores": np.array([0.2, 0.8], np.float32)}
-    parameters = {"labels": ",".join(NAMES)} | {"pose": {"keypoints": '["nose", "tail"]'}}.get(request.param, {})
+    parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]'}
     fake = FakeTriton()
     kinds = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
     fake.config = {
@@ -66,12 +69,19 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncCli
     }
     fake.answer = infer_response(**outputs)
     fake.index = [("tiny", "1", "READY", "")]
-    async with serving(fake), started(create_app(settings_for(fake.url))) as made:
+    return fake
+
+
+@pytest.fixture
+async def client(fake: FakeTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application whose default models are `tiny`, and `parts` and `people` for masks and keypoints."""
+    defaults = "segmentation=parts,pose=people"
+    async with serving(fake), started(create_app(settings_for(fake.url, task_models=defaults))) as made:
         yield made
 
 
 def models_of(*tasks: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("client", tasks, indirect=True)
+    return pytest.mark.parametrize("fake", tasks, indirect=True)
 
 
 async def parts(client: httpx.AsyncClient) -> list[list[list[float]]]:
@@ -128,7 +138,7 @@ class TestRoboflow:
         self, client: httpx.AsyncClient, request: pytest.FixtureRequest
     ) -> None:
         """Roboflow has no oriented boxes: such models are not listed, and are an error if they are named."""
-        task = {"segment": "instance-segmentation", "pose": "keypoint-detection"}.get(request.node.callspec.params["client"])
+        task = {"segment": "instance-segmentation", "pose": "keypoint-detection"}.get(request.node.callspec.params["fake"])
         listed = json(await client.get("/model/registry"))["models"]
         added = await client.post("/model/add", json={"model_id": "tiny/1"})
         found = await client.post("/tiny/1", content=IMAGE)
@@ -136,6 +146,13 @@ class TestRoboflow:
         assert [model["task_type"] for model in listed] == ([task] if task else [])
         assert added.status_code == found.status_code == (200 if task else 400)
         assert not task or added.json()["models"][0]["task_type"] == task
+
+    @models_of("segment")
+    async def test_a_route_has_the_default_model_of_its_task(self, client: httpx.AsyncClient, fake: FakeTriton) -> None:
+        for route, model in (("instance_segmentation", "parts"), ("keypoints_detection", "people"), ("object_detection", "tiny")):
+            await client.post(f"/infer/{route}", json={"image": {"type": "base64", "value": TEXT}})
+
+            assert fake.requests[-1].model_name == model
 
 
 class TestUltralytics:
@@ -235,7 +252,8 @@ CONTROLS = """<View><Image name="i" value="$image"/>
   <PolygonLabels name="outlines" toName="i"><Label value="Cat"/><Label value="Dog"/></PolygonLabels>
   <BrushLabels name="masks" toName="i" model_score_threshold="0.5"><Label value="Cat"/><Label value="Dog"/></BrushLabels>
   <KeyPointLabels name="points" toName="i" model_point_threshold="0.3" model_score_threshold="0.85">
-    <Label value="Snout" predicted_values="dog,cat" model_index="0"/><Label value="Tail"/></KeyPointLabels>
+    <Label value="Snout" predicted_values="dog,cat" model_index="0"/><Label value="Tail"/>
+    <Label value="Ear" model_index="7"/><Label value="Paw"/></KeyPointLabels>
   <RectangleLabels name="points_bbox" toName="i" model_skip="true"><Label value="dog"/></RectangleLabels></View>"""
 
 
@@ -298,6 +316,33 @@ class TestLabelStudio:
         assert set(found) == {"boxes"}
         assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["Dog"]}
         assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["Cat"]}
+
+    @models_of("segment")
+    async def test_a_project_without_a_model_has_the_default_one_for_its_controls(self, client: httpx.AsyncClient) -> None:
+        shape = '<View><Image name="i" value="$image"/><{0} name="c" toName="i"><Label value="cat"/></{0}></View>'
+        controls = {"RectangleLabels": "tiny", "PolygonLabels": "parts", "BrushLabels": "parts", "KeyPointLabels": "people"}
+        for control, model in controls.items():
+            config = shape.format(control)
+            request = {"tasks": [{"data": {"image": TEXT}}], "label_config": config}
+            (prediction,) = json(await client.post("/predict", json=request))["results"]
+            version = json(await client.post("/setup", json={"schema": config}))
+
+            assert prediction["model_version"] == version["model_version"] == f"{model}:1"
+
+
+@models_of("points")
+async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> None:
+    """Where one is needed, it is 1 or the score of the object; none is below a threshold."""
+    image = {"type": "base64", "value": TEXT}
+    roboflow = json(await client.post("/infer/keypoints_detection", json={"image": image, "keypoint_confidence": 1}))
+    ultralytics = json(await client.post("/predict", files={"file": IMAGE}))["images"][0]["results"]
+    cvat = json(await client.post("/api/function_invocations", json={"image": TEXT}, headers={"x-nuclio-function-name": "tiny"}))
+    studio = json(await client.post("/predict", json={"tasks": [{"data": {"image": TEXT}}], "label_config": CONTROLS}))["results"]
+
+    assert [point["confidence"] for point in roboflow["predictions"][0]["keypoints"]] == [1, 1]
+    assert ultralytics[0]["keypoints"] == {"x": [12, 20], "y": [12, 20]}
+    assert [element["outside"] for element in cvat[0]["elements"]] == [False, False]
+    assert [one["score"] for one in studio[0]["result"] if one["from_name"] == "points"] == [0.9, 0.9]
 
 
 def decode(rle: list[int]) -> NDArray[np.uint8]:

@@ -61,8 +61,10 @@ class Detection(msgspec.Struct, frozen=True, omit_defaults=True):
         if isinstance(self.mask, list):
             changes["mask"] = [scale(part) for part in self.mask]
         if self.keypoints is not None:
-            points = ((point, *scale((point.x, point.y))) for point in self.keypoints)
-            changes["keypoints"] = [msgspec.structs.replace(point, x=x, y=y) for point, x, y in points]
+            points = (scale((point.x, point.y)) for point in self.keypoints)
+            changes["keypoints"] = [
+                msgspec.structs.replace(point, x=x, y=y) for point, (x, y) in zip(self.keypoints, points, strict=True)
+            ]
         if self.corners is not None:
             edges = [(x * across, y * down) for x, y in self.corners]
             changes["corners"] = [(round(x, 2), round(y, 2)) for x, y in edges]
