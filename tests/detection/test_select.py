@@ -140,7 +140,9 @@ def plainly(
 ) -> list[tuple[float, int, list[float]]]:
     """Go through the wanted ones, best first; keep each that overlaps none kept before."""
     kept: list[tuple[float, int, list[float]]] = []
-    for score, class_, box in sorted(zip(*(found[i].tolist() for i in (1, 2, 0)), strict=True), reverse=True):
+    for score, class_, box in sorted(
+        zip(found.scores.tolist(), found.class_ids.tolist(), found.boxes.tolist(), strict=True), reverse=True
+    ):
         rivals = [other for _, other_class, other in kept if suppression.is_agnostic or other_class == class_]
         is_wanted = score >= confidence and (class_ids is None or class_ in class_ids)
         if is_wanted and all(overlap(box, other) <= suppression.iou for other in rivals):
