@@ -117,6 +117,7 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "classification"
     noun: ClassVar[str] = "classifier"
     route: ClassVar[str] = "/classify"
+    features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
     classes: int
     """Number of classes; -1 if the config does not specify it."""

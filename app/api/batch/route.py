@@ -1,4 +1,4 @@
-"""POST /detect/batch and those of other tasks: the routes, its OpenAPI description, and the response in lines."""
+"""POST /detect/batch and those of other tasks: the routes, their OpenAPI description, and the response in lines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

@@ -44,15 +44,11 @@ _FUNCTION = b"x-nuclio-function-name"
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    kind = OptionsByModel
     confidence: Fraction = msgspec.field(default=0.5, name="threshold")
     """The default of CVAT's own functions; CVAT sends a threshold only if its user sets one."""
     url: str | None = None
     """The URL of the image. Not part of CVAT."""
-
-    @property
-    def options(self) -> OptionsByModel:
-        """The options of the detection."""
-        return OptionsByModel(*super().options)
 
 
 @get("/api/functions")

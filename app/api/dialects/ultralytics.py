@@ -29,7 +29,7 @@ from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec
-from app.pipeline.call import Classifications, ClassifyOptions, Detections, Reader, TaskResult
+from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
 
 _IOU = 0.7
 _TOP = 5
@@ -54,6 +54,7 @@ class _Options(OptionsByModel):
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
 
+    kind = _Options
     url: str | None = None
     """The URL of the image, which `source` may contain."""
     confidence: Fraction = msgspec.field(default=0.25, name="conf")
@@ -65,9 +66,9 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     decimals: Annotated[int, Meta(ge=0, le=10)] = 5
 
     @property
-    def options(self) -> _Options:
+    def options(self) -> DetectOptions:
         """The options of the question."""
-        return _Options(*super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU))
+        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
 
 
 @ModelRoute("/predict", key_in="query")
