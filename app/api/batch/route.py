@@ -62,14 +62,6 @@ class _Operation(ImageOperation):
         )
 
 
-_DESCRIPTION = """\
-Ask about up to 64 images. Each image succeeds or fails on its own.
-
-The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the default
-deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
-
-With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
-line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails."""
 _HEADERS = [
     (b"content-type", LINES.encode()),
     (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
@@ -83,6 +75,14 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
     assert kind is not None  # noqa: S101 - of tasks with batches only
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+        """Ask about up to 64 images. Each image succeeds or fails on its own.
+
+        The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the
+        default deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
+
+        With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
+        line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
+        """
         return await _handle_batch(request, worker, kind)
 
     route = ModelRoute(
@@ -90,9 +90,7 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         task=task,
         takes="images",
         media_types=frozenset({MULTIPART, JSON, URLENCODED}),
-        name=path,
         summary=summary,
-        description=_DESCRIPTION,
         operation_class=type("Operation", (_Operation,), {"kinds": (kind,)}),
         responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
     )

@@ -37,9 +37,6 @@ from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader
 
-BOX_TASK = frozenset({DetectionHead.task})
-PIXEL_DIGITS = 2
-
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
@@ -110,6 +107,7 @@ class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
     """Parameters of dialects with a minimum score; subclasses set its name and default."""
 
     kind: ClassVar[type[DetectOptions]] = DetectOptions
+    """Type of the options."""
     confidence: Fraction = 0.5
 
     @property
@@ -183,7 +181,7 @@ async def receive_text(
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = BOX_TASK) -> list[ModelSpec]:
+async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = ("detection",)) -> list[ModelSpec]:
     """Return the available models with these tasks, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
@@ -201,12 +199,6 @@ async def find_detector(worker: WorkerResources, options: DetectOptions, call: C
     spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline)
     options.reader(spec)
     return spec
-
-
-def pixels(points: NDArray[np.floating[Any]], digits: int = PIXEL_DIGITS) -> list[Any]:
-    """Return coordinates as a list, rounded."""
-    numbers: list[Any] = points.astype(np.float64).round(digits).tolist()
-    return numbers
 
 
 def side_lengths(corners: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from app.api.answering.native import objects
-from app.api.dialects.dialect import pixels, side_lengths
+from app.api.answering.native import objects, rounded
+from app.api.dialects.dialect import side_lengths
 from app.api.dialects.label_studio_brush import encode_mask
 from app.api.dialects.labeling_config import Control, ControlKind
 from app.errors import GatewayError
@@ -88,12 +88,12 @@ def _to_keypoints(found: Detections, control: Control, classes: Sequence[str], b
             continue
         group = f"{control.name}-{number}"
         has_confidence = points.shape[1] > 2  # noqa: PLR2004 - x and y
-        confidences = pixels(points[:, 2], _SCORE_DIGITS) if has_confidence else [score] * len(points)
+        confidences = rounded(points[:, 2], _SCORE_DIGITS) if has_confidence else [score] * len(points)
         meta: Region = {"meta": {"text": (group,)}}
         parent: Region = {"parentID": group} if control.box_name else {}
         own = []
         for index, ((x, y), confidence) in enumerate(
-            zip(pixels(points[:, :2] / percent, _PERCENT_DIGITS), confidences, strict=True)
+            zip(rounded(points[:, :2] / percent, _PERCENT_DIGITS), confidences, strict=True)
         ):
             label = labels.get((name, index))
             if label is not None and confidence >= control.point_threshold:
@@ -121,13 +121,13 @@ def _to_region(found: Detections, control: Control, shape: Shape, label: str, sc
 def _shapes(found: Detections, kind: ControlKind) -> Iterator[list[Shape]]:
     """Return the shapes of each object, as the `value` of a region without its label; nothing if the model has none of the kind.
 
-    The box of an oriented box is turned by degrees around its first corner. Keypoints are in their object's box.
+    The rectangle of an oriented box is turned by degrees around its first corner. Keypoints are in their object's box.
     """
     percent = np.array([found.width, found.height]) / 100
     match kind:
         case "PolygonLabels":
             for mask in found.masks or ():
-                yield [{"points": pixels(part / percent, _PERCENT_DIGITS), "closed": True} for part in mask.parts]
+                yield [{"points": rounded(part / percent, _PERCENT_DIGITS), "closed": True} for part in mask.parts]
         case "BrushLabels":
             for mask in found.masks or ():
                 pngs = [mask.encoded] if isinstance(mask.encoded, bytes) and mask.parts else []
@@ -138,6 +138,6 @@ def _shapes(found: Detections, kind: ControlKind) -> Iterator[list[Shape]]:
                 rotations = np.zeros(len(starts))
             else:
                 starts, sides, rotations = found.corners[:, 0], side_lengths(found.corners), np.degrees(found.rotations)
-            table = pixels(np.column_stack([starts / percent, sides / percent, rotations]), _PERCENT_DIGITS)
+            table = rounded(np.column_stack([starts / percent, sides / percent, rotations]), _PERCENT_DIGITS)
             for x, y, width, height, rotation in table:
                 yield [{"x": x, "y": y, "width": width, "height": height, "rotation": rotation}]
