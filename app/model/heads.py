@@ -129,7 +129,7 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
 
 
-Head = DetectionHead | ClassificationHead | SegmentationHead | PoseHead | ObbHead
+Head = DetectionHead | ClassificationHead
 HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
 HEADS: dict[Task, type[DetectionHead]] = {head.task: head for head in (DetectionHead, SegmentationHead, PoseHead, ObbHead)}
 """Heads with boxes, by task."""
@@ -248,7 +248,7 @@ def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int],
         return OutputFormat.YOLOV5_HEAD
     if columns == 6 and rows not in anchors:  # noqa: PLR2004
         return OutputFormat.SIX_COLUMNS
-    # Rows of seven may also be those of rotated boxes.
+    # Rows of seven may also be those of oriented boxes.
     if 0 < rows <= _MAX_QUERIES and len(hints.class_names()) == columns - 4 > 0 and (columns != 7 or hints.task == "detection"):  # noqa: PLR2004
         return OutputFormat.RTDETR
     if rows > 4 and (columns == -1 or (columns > rows and columns in anchors)):  # noqa: PLR2004

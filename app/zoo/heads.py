@@ -8,7 +8,7 @@ from onnx import compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
-from app.zoo import rotated
+from app.zoo import oriented
 from app.zoo.graph import parse
 from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, ObbRecipe, Recipe, SegmentationRecipe, measure
 
@@ -29,7 +29,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
         of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
         For segmentation also `det_masks` FP32 (batch, 300, coefficients), `prototypes` FP16 (batch, coefficients, height, width);
         for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
-        for rotated boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
+        for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
@@ -53,11 +53,11 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
     rows, count = found[0] or anchors, found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
-    # Each pair of rotated candidates is compared.
+    # Each pair of oriented candidates is compared.
     candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
     detections = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
-    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (rotated.SUPPRESS if is_obb else _SUPPRESS)
+    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (oriented.SUPPRESS if is_obb else _SUPPRESS)
     text = _FIND + _DECODE["rtdetr_topk" if is_obb and not is_raw else head] + (pick if is_raw else _KEEP)
     text += (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "")
     if features:
@@ -77,8 +77,8 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
             feature_rows=", features" if features else "",
             features=features,
             chosen="chosen" if is_raw else "order",
-            epsilon=rotated.EPSILON,
-            four_distances=4 * rotated.max_distance(recipe.iou),
+            epsilon=oriented.EPSILON,
+            four_distances=4 * oriented.max_distance(recipe.iou),
             anchors=rows,
             classes=count,
             candidates=candidates,

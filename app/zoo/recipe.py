@@ -19,7 +19,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
 FeatureHeadName = Literal["yolo", "end_to_end"]
-"""Heads of networks that give features of each object: Ultralytics' for segmentation, poses and rotated boxes."""
+"""Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
 RAW_HEADS = ("yolo", "yolov5", "yolox")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
 PIXELS = ("yolo", "yolov5", "end_to_end")
@@ -75,7 +75,7 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     `yolo`: (4 + classes, anchors) centre, size, scores.
     `yolov5`: (rows, 5 + classes) centre, size, objectness, scores; also of YOLOv6, YOLOv7 and YOLOX exported with decoded boxes.
     `yolox`: (anchors, 5 + classes) as `yolov5`, but centre and size are encoded in cells of the strides 8, 16 and 32.
-    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of rotated boxes centre, size, score, class.
+    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of oriented boxes centre, size, score, class.
     `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
@@ -129,7 +129,7 @@ class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
 
 
 class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
-    """Recipe of a network for rotated boxes; the feature is the angle in radians, about the centre of the box."""
+    """Recipe of a network for oriented boxes; the feature is the angle in radians, about the centre of the box."""
 
     head: FeatureHeadName
 

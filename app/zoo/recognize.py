@@ -269,7 +269,7 @@ def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options
         raise Unrecognized(
             f"has {classes}, not {len(labels)}: say --labels a,b,c or --labels names.txt, with one name for each class"
         )
-    # Rows of seven may also be those of rotated boxes.
+    # Rows of seven may also be those of oriented boxes.
     if len(heads) > 1 or (heads == ["rtdetr"] and len(labels) == 3 and not options.head and hints.task is None):  # noqa: PLR2004
         raise Unrecognized(f"does not tell the format of its output: say {' or '.join(f'--head {head}' for head in heads)}")
     return heads[0], labels
