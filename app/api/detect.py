@@ -35,7 +35,6 @@ def _route(
     route = ModelRoute(
         path,
         task=task,
-        name=path,
         summary=summary,
         description=f"{description}, with the default model for this, or with the one that the parameter `model` names.",
         operation_class=operation_for(task),

@@ -63,23 +63,29 @@ def _candidates(
     best = scores[np.arange(len(scores)), winners]
     order = np.argsort(-best, kind="stable")[:MAX_CANDIDATES]
     order = order[best[order] > floor]
-    centres, half = boxes[order, :2], boxes[order, 2:] / 2
-    corners = np.concatenate([centres - half, centres + half], axis=1)
-    return Candidates(corners, best[order], winners[order].astype(np.int32), None if features is None else features[order])
+    return Candidates(
+        to_corners(boxes[order]), best[order], winners[order].astype(np.int32), None if features is None else features[order]
+    )
 
 
-def suppress(boxes: NDArray[np.float32], classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
+def to_corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return x1 y1 x2 y2 of boxes (n, 4) given by centre and size."""
+    centres, half = boxes[:, :2], boxes[:, 2:] / 2
+    return np.concatenate([centres - half, centres + half], axis=1)
+
+
+def suppress(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
     """Choose the boxes that no better box suppresses, at most `MAX_DETECTIONS`, and return their indices, ascending.
 
     Args:
-        boxes: (n, 4) x1 y1 x2 y2, by descending score.
+        found: Candidates (n), by descending score.
         classes: (n,); None if boxes of different classes also suppress each other.
         iou: Intersection over union above which the better of two boxes suppresses the other.
     """
-    x1, y1, x2, y2 = boxes.T
+    x1, y1, x2, y2 = found.boxes.T
     area = (x2 - x1) * (y2 - y1)
     kept: list[np.intp] = []
-    remaining = np.arange(len(boxes))
+    remaining = np.arange(len(found.boxes))
     while len(remaining) and len(kept) < MAX_DETECTIONS:
         first, rest = remaining[0], remaining[1:]
         kept.append(first)

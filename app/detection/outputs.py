@@ -57,7 +57,7 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
     if not 0 <= n <= len(boxes):
         raise InvalidModelOutput(f"{spec.name} returned a count of {n} for {len(boxes)} rows")
     found = Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
-    if not (features := _features(spec)):
+    if not (features := spec.head.features):
         return found
     table = more[0].reshape(*more[0].shape[:1], prod(more[0].shape[1:]))
     expect_shape(spec, table, (len(boxes), features))
@@ -65,26 +65,19 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
 
 
 def _decode_six_columns(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    table, features = tensors[0], _features(spec)
+    table, features = tensors[0], spec.head.features
     expect_shape(spec, table, (None, 6 + features))
     table = table.astype(np.float32)
     table = table[~(table[:, 4] <= 0)]  # drops padding, but keeps NaN, which is rejected later
-    boxes = table[:, :4]
-    if isinstance(spec.head, ObbHead):  # centre and size
-        half = boxes[:, 2:] / 2
-        boxes = np.concatenate([boxes[:, :2] - half, boxes[:, :2] + half], axis=1)
+    boxes = nms.to_corners(table[:, :4]) if isinstance(spec.head, ObbHead) else table[:, :4]
     return Candidates(boxes, table[:, 4], _to_class_ids(table[:, 5]), table[:, 6:] if features else None)
 
 
 def _decode_yolo_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:
-    tensor, features = tensors[0], _features(spec)
+    tensor, features = tensors[0], spec.head.features
     expect_shape(spec, tensor, (None, None))
     _expect_classes(spec, tensor, len(tensor) - 4 - features)
     return nms.from_yolo(tensor.astype(np.float32), features=features)
-
-
-def _features(spec: ModelSpec) -> int:
-    return spec.head.features if isinstance(spec.head, DetectionHead) else 0
 
 
 def _decode_yolov5_head(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidates:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.detection.nms import Candidates, suppress
+from app.detection import nms
+from app.detection.nms import Candidates
 from app.errors import InvalidParameter
 from app.expected import suggestion
 from app.model.heads import RAW_HEADS, DetectionHead
@@ -16,12 +17,7 @@ _ID = re.compile(r"[0-9]{1,9}")
 
 
 Suppress = Callable[[Candidates, NDArray[np.int32] | None, float], NDArray[np.intp]]
-"""Chooses of candidates, by descending score, as `suppress_boxes` does."""
-
-
-def suppress_boxes(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
-    """Choose candidates as `nms.suppress` does."""
-    return suppress(found.boxes, classes, iou)
+"""Chooses from candidates, as `nms.suppress` does."""
 
 
 class Suppression(NamedTuple):
@@ -54,7 +50,7 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
 
 
 def to_suppression(
-    iou: float | None, head: DetectionHead, *, is_agnostic: bool, suppress: Suppress = suppress_boxes
+    iou: float | None, head: DetectionHead, *, is_agnostic: bool, suppress: Suppress = nms.suppress
 ) -> Suppression | None:
     """Return the suppression to apply to a model's boxes; None if the model's own suppression is sufficient.
 

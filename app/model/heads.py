@@ -16,7 +16,6 @@ Task = Literal["detection", "classification", "segmentation", "pose", "obb"]
 """The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
-_ULTRALYTICS: dict[str, object] = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
 _FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pose", "det_angles": "obb"}
 """Names of the outputs of the models that `add` composes, for what a row has beyond its box, score and class."""
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
@@ -119,6 +118,7 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "classification"
     noun: ClassVar[str] = "classifier"
     route: ClassVar[str] = "/classify"
+    features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("center_crop")
     classes: int
     """Number of classes; -1 if the config does not specify it."""
@@ -130,7 +130,7 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
 
 
-Head = DetectionHead | ClassificationHead | SegmentationHead | PoseHead | ObbHead
+Head = DetectionHead | ClassificationHead
 HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
 HEADS: dict[Task, type[DetectionHead]] = {head.task: head for head in (DetectionHead, SegmentationHead, PoseHead, ObbHead)}
 """Heads with boxes, by task."""
@@ -144,15 +144,14 @@ def read_head(
     Raises:
         UnsupportedModel: No head matches, or the labels do not match the head.
     """
-    task: object = hints.named_task or _ULTRALYTICS.get(f"{hints.task}", hints.task)
-    if task not in (None, *TASKS):
-        raise UnsupportedModel(f"{model.name} is a model for the task {task!r}; supported are {', '.join(TASKS)}")
+    if hints.task not in (None, *TASKS):
+        raise UnsupportedModel(f"{model.name} is a model for the task {hints.task!r}; supported are {', '.join(TASKS)}")
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
     extra: dict[str, list[int]] = {}
-    if task != "classification":
+    if hints.task != "classification":
         extra = {name: shapes.pop(name) for name in (*shapes,) if name in _FEATURES or len(shapes[name]) == 3}  # noqa: PLR2004
-    kind, features, more = _read_features(model, hints, task, extra)
+    kind, features, more = _read_features(model, hints, extra)
     names: tuple[str, ...]
     default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
     match list(shapes.items()):
@@ -162,8 +161,11 @@ def read_head(
             _check_labels(model, hints, classes)
             return ClassificationHead(classes=classes, scores=hints.scores or default), (name,)
         case [(name, [_, _] as dims)]:
-            identify = _identify_rows if features else _identify_table
-            output_format, names = identify(model, hints, dims, input_size, features), (name,)
+            names = (name,)
+            if features:
+                output_format = _identify_rows(model, hints, dims, input_size, features)
+            else:
+                output_format = _identify_table(model, hints, dims, input_size)
             _check_labels(model, hints, _count_classes(output_format, dims) - features)
         case [_, _, _, _] if hints.head in (None, "end_to_end"):
             output_format, names = OutputFormat.END_TO_END, _identify_four(model, shapes, types)
@@ -186,30 +188,30 @@ def read_head(
 
 
 def _read_features(
-    model: ModelConfig, hints: ModelParameters, task: object, extra: dict[str, list[int]]
+    model: ModelConfig, hints: ModelParameters, extra: dict[str, list[int]]
 ) -> tuple[type[DetectionHead], int, dict[str, Any]]:
     """Return the type of a head, the number of its `features`, and its further fields.
 
     `extra` are the shapes of the tensors of features, and of prototypes.
     """
-    named = next((name for name in extra if name in _FEATURES), None)
-    if task is None and extra:
-        task = _FEATURES[named] if named else "segmentation"
-    match task, [(*extra[named],)] if named else [], [dims for name, dims in extra.items() if name not in _FEATURES]:
-        case "segmentation", [] | [(_, _)], [[count, _, _]] if count > 0:
+    named = [name for name in extra if name in _FEATURES]
+    prototypes = [dims for name, dims in extra.items() if name not in _FEATURES]
+    task = hints.task or (_FEATURES[named[0]] if named else "segmentation" if prototypes else "detection")
+    match task, [extra[name] for name in named], prototypes:
+        case "segmentation", [] | [[_, _]], [[count, _, _]] if count > 0:
             return SegmentationHead, count, {}
-        case "pose", [] | [(_, _, 2 | 3)], []:
-            shape = (*extra[named][1:],) if named else hints.keypoint_shape()
+        case "pose", [] | [[_, _, 2 | 3]], []:
+            shape = extra[named[0]][1:] if named else hints.keypoint_shape()
             if shape is None or shape[0] not in range(1, _MAX_KEYPOINTS + 1):
                 raise UnsupportedModel(
                     f"{model.name} is a pose model; its config must have the exporter's `metadata` with `kpt_shape`, and at most "
                     f"{_MAX_KEYPOINTS} keypoints"
                 )
             count, values = shape
-            return PoseHead, count * values, {"keypoint_names": hints.keypoint_names(count)}
-        case "obb", [] | [(_,)], []:
+            return PoseHead, count * values, {"keypoint_names": hints.keypoint_names(count) or (*map(str, range(count)),)}
+        case "obb", [] | [[_]], []:
             return ObbHead, 1, {}
-        case ((None | "detection" | "classification"), [], []):
+        case (("detection" | "classification"), [], []):
             return DetectionHead, 0, {}
     raise unsupported(model)
 
@@ -227,9 +229,7 @@ def _identify_rows(
     raise unsupported(model)
 
 
-def _identify_table(
-    model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int], _: int
-) -> OutputFormat:
+def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int]) -> OutputFormat:
     """Identify the format of a single two-dimensional output, by `head` or by its shape."""
     rows, columns = dims
     anchors = possible_anchors(input_size)
@@ -250,8 +250,8 @@ def _identify_table(
         return OutputFormat.YOLOV5_HEAD
     if columns == 6 and rows not in anchors:  # noqa: PLR2004
         return OutputFormat.SIX_COLUMNS
-    # Rows of seven may also be those of rotated boxes.
-    if 0 < rows <= _MAX_QUERIES and len(hints.class_names()) == columns - 4 > 0 and (columns != 7 or hints.task == "detect"):  # noqa: PLR2004
+    # Rows of seven may also be those of oriented boxes.
+    if 0 < rows <= _MAX_QUERIES and len(hints.class_names()) == columns - 4 > 0 and (columns != 7 or hints.task == "detection"):  # noqa: PLR2004
         return OutputFormat.RTDETR
     if rows > 4 and (columns == -1 or (columns > rows and columns in anchors)):  # noqa: PLR2004
         return OutputFormat.YOLO_HEAD

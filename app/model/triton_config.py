@@ -56,6 +56,8 @@ ScoreKind = Literal["logits", "probabilities"]
 """Kind of a classifier's scores."""
 HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
 """Format of a model's single output."""
+_TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
+"""Tasks by Ultralytics' names, where these differ."""
 BYTES = "TYPE_STRING"
 """Triton's type of tensors that contain texts or files."""
 
@@ -156,13 +158,14 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 
     @property
     def task(self) -> object:
-        """The task in `metadata`; None if there is none."""
-        return self._exporter_metadata().get("task")
+        """The task, by Nereid's name if Ultralytics' is known; None if the config has none."""
+        task = self._exporter_metadata().get("task")
+        return self.named_task or _TASKS.get(f"{task}", task)
 
     @property
     def is_ultralytics_classifier(self) -> bool:
         """Whether `metadata` names the task `classify`. These models return probabilities and are trained on uncropped squares."""
-        return self.task == "classify"
+        return self._exporter_metadata().get("task") == "classify"
 
     def input_size(self) -> tuple[int, int] | None:
         """Return width and height of the input in pixels; None if the config does not specify them."""
@@ -183,11 +186,12 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         return None
 
     def keypoint_names(self, count: int) -> tuple[str, ...]:
-        """Return the names of a pose model's keypoints, or their numbers."""
-        names: Any = _split(self.keypoints, "keypoints") or self._exporter_metadata().get("kpt_names")
-        if isinstance(names, dict):  # the same for each class
-            names = names.get(0)
-        return tuple(map(str, names if isinstance(names, list) and len(names) == count else range(count)))
+        """Return the names of this many keypoints; empty if there are none, or classes have different ones."""
+        own, by_class = _split(self.keypoints, "keypoints"), self._exporter_metadata().get("kpt_names")
+        match [own] if own else list(by_class.values()) if isinstance(by_class, dict) else []:
+            case [[*names], *others] if len(names) == count and all(other == names for other in others):
+                return tuple(map(str, names)) if "".join(map(str, names)).isprintable() else ()
+        return ()
 
     def _exporter_metadata(self) -> dict[str, Any]:
         try:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from app.classification.outputs import decode_outputs as decode_scores
 from app.classification.outputs import rank
+from app.detection import nms
 from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
-from app.detection.select import choose_best, select, suppress_boxes, to_class_ids, to_suppression
+from app.detection.select import choose_best, select, to_class_ids, to_suppression
 from app.imaging.transform import ImageTransform
 from app.model.heads import HEADS, ClassificationHead, DetectionHead, ObbHead, PoseHead, SegmentationHead, Task
 from app.model.outputs import take_outputs
@@ -107,7 +108,7 @@ class DetectOptions(NamedTuple):
         class_ids = to_class_ids(self.classes, spec.labels)
         iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
         iou = min(iou, head.max_iou) if self.lowers_iou and iou is not None else iou
-        suppress = oriented.suppress if isinstance(head, ObbHead) else suppress_boxes
+        suppress = oriented.suppress if isinstance(head, ObbHead) else nms.suppress
         suppression = to_suppression(iou, head, is_agnostic=self.agnostic, suppress=suppress)
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
         has_masks = isinstance(head, SegmentationHead) and self.masks != "none"

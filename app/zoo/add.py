@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
-# Production's largest batch of masks and rotated boxes: the gateway's event loop copies the prototypes of all images at once, and a
-# million pairs of rotated candidates may be compared for each image.
+# Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
+# a million pairs of oriented candidates may be compared for each image.
 _HEAVY_BATCH = 8
 # Enough images to find a network that cannot run a batch.
 _BATCH = 4

@@ -166,13 +166,13 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
         elif recipe.head == "yolov5":
             found = nms.from_yolov5(first, 0)
         elif recipe.head in {"end_to_end", "rtdetr_topk"}:
-            boxes = first[:, :4] if recipe.head == "end_to_end" and not is_obb else _corners(first[:, :4])
+            boxes = first[:, :4] if recipe.head == "end_to_end" and not is_obb else nms.to_corners(first[:, :4])
             found = Candidates(boxes, first[:, 4], first[:, 5].astype(np.int32), first[:, 6:] if recipe.features else None)
         elif recipe.head == "dfine":
             found = Candidates(tensors["boxes"], tensors["scores"], outputs["labels"][0].astype(np.int32))
         elif recipe.head == "rfdetr":
             logits = tensors["labels"][:, :classes]
-            boxes = np.repeat(_corners(tensors["dets"]), classes, axis=0)
+            boxes = np.repeat(nms.to_corners(tensors["dets"]), classes, axis=0)
             class_ids = np.tile(np.arange(classes, dtype=np.int32), len(logits))
             found = Candidates(boxes, (1 / (1 + np.exp(-logits))).ravel(), class_ids)
         else:
@@ -183,19 +183,11 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
         found = found.take(np.argsort(-found.scores, kind="stable"))
         if recipe.iou == 1:
             return found
-        if is_obb:
-            return found.take(obb.suppress(found, found.class_ids, recipe.iou))
-        return found.take(nms.suppress(found.boxes, found.class_ids, recipe.iou))
+        return found.take((obb if is_obb else nms).suppress(found, found.class_ids, recipe.iou))
 
 
 def _is_share(scores: NDArray[Any]) -> bool:
     return bool(((scores >= 0) & (scores <= _MAX_SCORE)).all())
-
-
-def _corners(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return x1 y1 x2 y2 of boxes (n, 4) given by centre and size."""
-    centres, half = boxes[:, :2], boxes[:, 2:] / 2
-    return np.hstack([centres - half, centres + half])
 
 
 def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tolerance: float) -> float:

@@ -9,7 +9,7 @@ from app.host.program import CommandError
 from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
-from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, ObbRecipe, PoseRecipe, Recipe, SegmentationRecipe
+from app.zoo.recipe import DetectionRecipe, PoseRecipe
 
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
@@ -100,7 +100,10 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
     recipe, pixel_model = description.recipe, description.pixel_model
     is_ensemble, (width, height) = bool(pixel_model) and not is_embedded, recipe.size
     key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]")
-    outputs = _outputs(recipe, len(description.labels)) | ({DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {})
+    outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
+    if isinstance(recipe, DetectionRecipe):
+        outputs = _DETECTIONS | {output: f"TYPE_{kind} dims: {[*dims]}" for output, (kind, dims) in recipe.outputs.items()}
+    outputs |= {DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {}
     text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, key=key, tensor=tensor)
     text += "".join(f'output {{ name: "{output}" data_type: {kind} }}\n' for output, kind in outputs.items())
     if is_ensemble:
@@ -135,21 +138,6 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         if value not in {None, ""}:
             text += f'parameters {{ key: "{key}" value {{ string_value: {_quote(str(value))} }} }}\n'
     return text
-
-
-def _outputs(recipe: Recipe, labels: int) -> dict[str, str]:
-    """Return types and dimensions of a model's outputs by name."""
-    match recipe:
-        case ClassificationRecipe():
-            return {"probabilities": f"TYPE_FP32 dims: [ {labels} ]"}
-        case SegmentationRecipe(prototypes=(count, height, width)):
-            masks = f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, {count} ]"
-            return {**_DETECTIONS, "det_masks": masks, "prototypes": f"TYPE_FP16 dims: [ {count}, {height}, {width} ]"}
-        case PoseRecipe(keypoints=(count, values)):
-            return {**_DETECTIONS, "det_keypoints": f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, {count}, {values} ]"}
-        case ObbRecipe():
-            return {**_DETECTIONS, "det_angles": f"TYPE_FP32 dims: [ {MAX_DETECTIONS} ]"}
-    return _DETECTIONS
 
 
 def _maps(inputs: Iterable[str], outputs: Iterable[str]) -> str:

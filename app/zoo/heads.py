@@ -8,9 +8,9 @@ from onnx import compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
-from app.zoo import rotated
+from app.zoo import oriented
 from app.zoo.graph import parse
-from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, ObbRecipe, PoseRecipe, Recipe, SegmentationRecipe, measure
+from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, ObbRecipe, Recipe, SegmentationRecipe, measure
 
 # Pairs of an anchor and a class before the NMS, as in Ultralytics' validation.
 _MAX_PAIRS = 30_000
@@ -29,7 +29,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
         of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
         For segmentation also `det_masks` FP32 (batch, 300, coefficients), `prototypes` FP16 (batch, coefficients, height, width);
         for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
-        for rotated boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
+        for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
 
     Raises:
@@ -53,26 +53,32 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
     rows, count = found[0] or anchors, found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
-    # Each pair of rotated candidates is compared.
+    # Each pair of oriented candidates is compared.
     candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
     is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
     detections = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
-    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (rotated.SUPPRESS if is_obb else _SUPPRESS)
+    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (oriented.SUPPRESS if is_obb else _SUPPRESS)
     text = _FIND + _DECODE["rtdetr_topk" if is_obb and not is_raw else head] + (pick if is_raw else _KEEP)
     text += (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "")
     if features:
-        text += (_CHOOSE if is_raw else "") + _FEATURES + (_PAD_FEATURES if detections < MAX_DETECTIONS else "")
-    more_inputs, more_outputs, finish = _feature_tensors(recipe)
+        text += (_CHOOSE if is_raw else "") + _FEATURES + (_PAD_FEATURES if detections < MAX_DETECTIONS else "") + _SHAPE_FEATURES
+    planes = ""
+    if isinstance(recipe, SegmentationRecipe):
+        planes = ", float[batch, count, height, width] planes"
+        text += _PROTOTYPES
+    outputs = "".join(f", {_TYPES[kind]}{['batch', *shape]} {name}" for name, (kind, shape) in recipe.outputs.items())
     graph = parse(
-        (text + finish + "}}").format(
-            inputs=_INPUTS.get(head, "float[batch, rows, channels] head") + more_inputs,
-            more_outputs=more_outputs,
+        (text + "}}").format(
+            inputs=_INPUTS.get(head, "float[batch, rows, channels] head") + planes,
+            more_outputs=outputs.replace("'", ""),
+            feature_output=next(iter(recipe.outputs), ""),
+            feature_shape=[0, *next((shape for _, shape in recipe.outputs.values()), ())],
             feature_part=f", {features}" if features else "",
             feature_rows=", features" if features else "",
             features=features,
             chosen="chosen" if is_raw else "order",
-            epsilon=rotated.EPSILON,
-            four_distances=4 * rotated.max_distance(recipe.iou),
+            epsilon=oriented.EPSILON,
+            four_distances=4 * oriented.max_distance(recipe.iou),
             anchors=rows,
             classes=count,
             candidates=candidates,
@@ -92,27 +98,11 @@ def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int
     return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
-def _feature_tensors(recipe: DetectionRecipe) -> tuple[str, str, str]:
-    """Return further inputs and outputs of a recipe's graph, and how the outputs follow from `det_features`."""
-    rows = f", float[batch, {MAX_DETECTIONS}"
-    match recipe:
-        case SegmentationRecipe(prototypes=(count, height, width)):
-            # FP16 halves the bytes on the way to the gateway.
-            body = "det_masks = Identity (det_features)  prototypes = Cast <to = 10> (planes)"
-            outputs = f"{rows}, {count}] det_masks, float16[batch, {count}, {height}, {width}] prototypes"
-            return ", float[batch, count, height, width] planes", outputs, body
-        case PoseRecipe(keypoints=(count, values)):
-            shape = f"shape_of_all = Constant <value_ints = [0, {MAX_DETECTIONS}, {count}, {values}]> ()"
-            return "", f"{rows}, {count}, {values}] det_keypoints", f"{shape}  det_keypoints = Reshape (det_features, shape_of_all)"
-        case ObbRecipe():
-            return "", f"{rows}] det_angles", "det_angles = Squeeze (det_features, two)"
-    return "", "", ""
-
-
 def _text(shapes: Sequence[Sequence[int]]) -> str:
     return " and ".join(str(("batch", *shape)).replace("'", "") for shape in shapes)
 
 
+_TYPES = {"FP32": "float", "FP16": "float16"}
 _INPUTS = {
     "yolo": "float[batch, channels, rows] columns",
     "rfdetr": "float[batch, rows, 4] dets, float[batch, rows, channels] labels",
@@ -307,6 +297,15 @@ _PAD = """
 
 _PAD_FEATURES = """
     det_features = Pad (found_features, missing_boxes)
+"""
+
+_SHAPE_FEATURES = """
+    feature_shape = Constant <value_ints = {feature_shape}> ()
+    {feature_output} = Reshape (det_features, feature_shape)
+"""
+
+_PROTOTYPES = """
+    prototypes = Cast <to = 10> (planes)
 """
 
 _CLASSIFY = """

@@ -1,12 +1,13 @@
 """Recipes: what a network's file does not say about the model to compose from it; and the heads that they name."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from app.detection.nms import MIN_SCORE
+from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import possible_anchors
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
@@ -18,7 +19,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
 FeatureHeadName = Literal["yolo", "end_to_end"]
-"""Heads of networks that give features of each object: Ultralytics' for segmentation, poses and rotated boxes."""
+"""Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
 RAW_HEADS = ("yolo", "yolov5", "yolox")
 """Heads with duplicate detections, which the composed model suppresses. The others find each object once."""
 PIXELS = ("yolo", "yolov5", "end_to_end")
@@ -56,9 +57,14 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return str(self.__struct_config__.tag)
 
     @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Types and shapes, without the batch, of the composed model's outputs beyond a detector's: the features first."""
+        return {}
+
+    @property
     def features(self) -> int:
         """Number of values of each object besides its box, score and class."""
-        return 0
+        return next((prod(shape[1:]) for _, shape in self.outputs.values()), 0)
 
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
@@ -69,7 +75,7 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     `yolo`: (4 + classes, anchors) centre, size, scores.
     `yolov5`: (rows, 5 + classes) centre, size, objectness, scores; also of YOLOv6, YOLOv7 and YOLOX exported with decoded boxes.
     `yolox`: (anchors, 5 + classes) as `yolov5`, but centre and size are encoded in cells of the strides 8, 16 and 32.
-    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of rotated boxes centre, size, score, class.
+    `end_to_end`: (rows, 6) x1 y1 x2 y2 score class; of oriented boxes centre, size, score, class.
     `rtdetr`: (rows, 4 + classes) centre and size as fractions of the input, scores.
     `rtdetr_topk`: (rows, 6) centre and size as fractions of the input, score, class.
     `rfdetr`: `dets` (rows, 4) centre and size as fractions, `labels` (rows, classes + 1) logits, the last one unused.
@@ -102,9 +108,10 @@ class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmen
     """Shape of the prototypes: number, height, width."""
 
     @property
-    def features(self) -> int:
-        """Number of coefficients."""
-        return self.prototypes[0]
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Coefficients and prototypes."""
+        # FP16 halves the bytes on the way to the gateway.
+        return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", self.prototypes)}
 
 
 class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
@@ -116,20 +123,20 @@ class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
     keypoint_names: tuple[_Name, ...] = ()
 
     @property
-    def features(self) -> int:
-        """Number of values of all keypoints."""
-        return self.keypoints[0] * self.keypoints[1]
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Keypoints."""
+        return {"det_keypoints": ("FP32", (MAX_DETECTIONS, *self.keypoints))}
 
 
 class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
-    """Recipe of a network for rotated boxes; the feature is the angle in radians, about the centre of the box."""
+    """Recipe of a network for oriented boxes; the feature is the angle in radians, about the centre of the box."""
 
     head: FeatureHeadName
 
     @property
-    def features(self) -> int:
-        """One angle."""
-        return 1
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Angles."""
+        return {"det_angles": ("FP32", (MAX_DETECTIONS,))}
 
 
 class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classification"):

@@ -6,6 +6,7 @@ From the names, types and shapes of its tensors and from the exporter's metadata
 import ast
 from collections.abc import Mapping
 from contextlib import suppress
+from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Meta
 
 from app.host.program import first_line
 from app.model.anchors import possible_anchors
+from app.model.heads import TASKS
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
 from app.zoo.inference import open_session, run
 from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, Recipe, measure
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import onnx
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
+_HINTS = ("task", "names", "imgsz", "kpt_shape", "kpt_names")
 _SINGLE = ("yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk")
 _MAX_QUERIES = 1000
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -33,8 +36,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "rfdetr": {**_STRETCH, **_IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
 }
-_TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation", "pose": "pose", "obb": "obb"}
-"""Tasks by Ultralytics' words."""
 
 
 class Unrecognized(ValueError):
@@ -99,16 +100,16 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     """
     metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
     hints = read_hints(network)
-    if hints.task not in (None, *_TASKS):
-        raise Unrecognized(f"is a model for the task {hints.task!r}; these can be served: {', '.join(_TASKS)}")
+    if hints.task not in (None, *TASKS):
+        raise Unrecognized(f"is a model for the task {hints.task!r}; these can be served: {', '.join(TASKS)}")
     try:
         session = open_session(network)
     except Exception as error:  # ONNX Runtime has its own exception for every kind of broken file
         raise Unrecognized(f"cannot be loaded: {first_line(error)}") from error
     size = _input_size(session, options, hints)
     shapes = _run(session, size)
-    task, features, properties = _find_features(shapes, metadata)
-    fits = _fit_features(shapes, size, features) if features else _fit_heads(network, shapes, size, options, metadata)
+    task, features, properties = _find_features(shapes, hints)
+    fits = _fit_heads(network, shapes, size, options, metadata, features)
     if options.head:
         fits = {head: classes for head, classes in fits.items() if head == options.head}
     if not fits:
@@ -132,7 +133,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:
     """Return what the exporter wrote of the task, the classes and the input."""
-    texts = {entry.key: _literal(entry.value) for entry in network.metadata_props if entry.key in ("task", "names", "imgsz")}
+    texts = {entry.key: _literal(entry.value) for entry in network.metadata_props if entry.key in _HINTS}
     return ModelParameters(metadata=repr(texts))
 
 
@@ -179,59 +180,41 @@ def _run(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # 
     return {name: shape[1:] for name, shape in shapes.items()}
 
 
-def _find_features(shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, Any]) -> tuple[str, int, dict[str, Any]]:
+def _find_features(shapes: Mapping[str, tuple[int, ...]], hints: ModelParameters) -> tuple[str, int, dict[str, Any]]:
     """Return the task, the number of features of each object, and the properties of the recipe that tell their kind."""
     prototypes = [shape for shape in shapes.values() if len(shape) == 3]  # noqa: PLR2004
-    match metadata.get("task"), prototypes:
-        case None | "segment", [shape] if len(shapes) == 2:  # noqa: PLR2004
+    match hints.task, prototypes:
+        case None | "segmentation", [shape] if len(shapes) == 2:  # noqa: PLR2004
             return "segmentation", shape[0], {"prototypes": shape}
         case "pose", []:
-            match metadata.get("kpt_shape"):
-                case [int(count), int(values)]:
-                    names = _keypoint_names(metadata.get("kpt_names"), count)
-                    return "pose", count * values, {"keypoints": [count, values], "keypoint_names": names}
+            if keypoints := hints.keypoint_shape():
+                names = hints.keypoint_names(keypoints[0])
+                return "pose", prod(keypoints), {"keypoints": keypoints, "keypoint_names": names}
             raise Unrecognized("does not say `kpt_shape`, the number of its keypoints, in its metadata; export it with Ultralytics")
         case "obb", []:
             return "obb", 1, {}
-        case "segment" | "pose" | "obb" as task, _:
-            raise Unrecognized(f"has the outputs {_listed(shapes)}, which are not those of Ultralytics' task {task}")
+        case "segmentation" | "pose" | "obb" as task, _:
+            raise Unrecognized(f"has the outputs {_listed(shapes)}, which are not those of Ultralytics' networks for {task}")
     return "detection", 0, {}
 
 
-def _keypoint_names(found: object, count: int) -> list[str]:
-    """Return the names of the keypoints, which Ultralytics lists for each class; none if classes have different ones."""
-    match list(found.values()) if isinstance(found, dict) else []:
-        case [[*names], *others] if (
-            len(names) == count
-            and all(isinstance(name, str) and name.isprintable() for name in names)
-            and all(other == names for other in others)
-        ):
-            return names
-    return []
-
-
-def _fit_features(shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int], features: int) -> dict[str, tuple[int, ...]]:
-    """Return the heads with features that fit the shapes, as `_fit_heads`."""
-    tables = [shape for shape in shapes.values() if len(shape) == 2]  # noqa: PLR2004
-    found = {head: count for head in get_args(FeatureHeadName) if (count := measure(tables, head, size, features))}
-    return {head: (classes,) if classes else () for head, (_, classes) in found.items()}
-
-
-def _fit_heads(
+def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
     network: "onnx.ModelProto",
     shapes: Mapping[str, tuple[int, ...]],
     size: tuple[int, int],
     options: Options,
     metadata: Mapping[str, Any],
+    features: int,
 ) -> dict[str, tuple[int, ...]]:
     """Return the heads that fit the shapes, each with the possible numbers of classes; () if the shapes do not tell them."""
     fits: dict[str, tuple[int, ...]] = {}
-    match list(shapes.values()):
-        case [(classes,)] if classes > 1:
+    match [shape for shape in shapes.values() if not features or len(shape) == 2]:  # noqa: PLR2004 - no prototypes
+        case [(classes,)] if classes > 1 and not features:
             default = "probabilities" if _ends_in_softmax(network) or metadata.get("task") == "classify" else "logits"
             fits = dict.fromkeys(("logits", "probabilities") if options.head else (default,), (classes,))
         case [(rows, columns)]:
-            found = {head: count for head in _SINGLE if (count := measure([(rows, columns)], head, size))}
+            heads = get_args(FeatureHeadName) if features else _SINGLE
+            found = {head: count for head in heads if (count := measure([(rows, columns)], head, size, features))}
             if not options.head:
                 found = _plausible(found, (rows, columns), size, metadata)
             fits = {head: (classes,) if classes else () for head, (_, classes) in found.items()}
@@ -286,7 +269,7 @@ def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options
         raise Unrecognized(
             f"has {classes}, not {len(labels)}: say --labels a,b,c or --labels names.txt, with one name for each class"
         )
-    # Rows of seven may also be those of rotated boxes.
+    # Rows of seven may also be those of oriented boxes.
     if len(heads) > 1 or (heads == ["rtdetr"] and len(labels) == 3 and not options.head and hints.task is None):  # noqa: PLR2004
         raise Unrecognized(f"does not tell the format of its output: say {' or '.join(f'--head {head}' for head in heads)}")
     return heads[0], labels

@@ -16,8 +16,9 @@ def head_of(boxes: object, scores: object) -> Array:
 
 
 def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array, Array, NDArray[np.int32]]:
-    corners, scores, classes, _ = from_yolo(head)
-    kept = suppress(corners, None if is_agnostic else classes, iou)
+    found = from_yolo(head)
+    corners, scores, classes, _ = found
+    kept = suppress(found, None if is_agnostic else classes, iou)
     return corners[kept], scores[kept], classes[kept]
 
 

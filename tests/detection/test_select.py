@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from app.detection.nms import Candidates
-from app.detection.select import Suppression, choose_best, select, suppress_boxes, to_class_ids, to_suppression
+from app.detection.nms import Candidates, suppress
+from app.detection.select import Suppression, choose_best, select, to_class_ids, to_suppression
 from app.errors import InvalidParameter
 from app.model.heads import RAW_HEADS, DetectionHead, OutputFormat
 
@@ -67,7 +67,7 @@ def test_a_very_small_box_is_kept() -> None:
 
 
 def test_nothing_is_kept_of_nothing() -> None:
-    for suppression in (None, Suppression(0.5, is_agnostic=True, suppress=suppress_boxes)):
+    for suppression in (None, Suppression(0.5, is_agnostic=True, suppress=suppress)):
         found = _keep_best(select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression), 2)
 
         assert found.boxes.shape == (0, 4)
@@ -125,7 +125,7 @@ def crowds(draw: st.DrawFn) -> Candidates:
     return Candidates(boxes, scores, draw(arrays.arrays(np.int32, count, elements=st.integers(0, 2))))
 
 
-suppressions = st.builds(Suppression, st.sampled_from([0.0, 0.1, 0.3, 0.45, 0.7, 1.0]), st.booleans(), st.just(suppress_boxes))
+suppressions = st.builds(Suppression, st.sampled_from([0.0, 0.1, 0.3, 0.45, 0.7, 1.0]), st.booleans(), st.just(suppress))
 
 
 def overlap(a: list[float], b: list[float]) -> float:
@@ -140,7 +140,9 @@ def plainly(
 ) -> list[tuple[float, int, list[float]]]:
     """Go through the wanted ones, best first; keep each that overlaps none kept before."""
     kept: list[tuple[float, int, list[float]]] = []
-    for score, class_, box in sorted(zip(*(found[i].tolist() for i in (1, 2, 0)), strict=True), reverse=True):
+    for score, class_, box in sorted(
+        zip(found.scores.tolist(), found.class_ids.tolist(), found.boxes.tolist(), strict=True), reverse=True
+    ):
         rivals = [other for _, other_class, other in kept if suppression.is_agnostic or other_class == class_]
         is_wanted = score >= confidence and (class_ids is None or class_ in class_ids)
         if is_wanted and all(overlap(box, other) <= suppression.iou for other in rivals):
@@ -170,7 +172,7 @@ def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputForma
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
     is_raw = output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD}
-    expected = Suppression(0.45, is_agnostic=False, suppress=suppress_boxes) if is_raw else None
+    expected = Suppression(0.45, is_agnostic=False, suppress=suppress) if is_raw else None
     assert to_suppression(None, head, is_agnostic=False) == expected
 
 
@@ -180,8 +182,8 @@ def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
     for iou in (0.0, 0.3, 0.49):
-        assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False, suppress=suppress_boxes)
-    assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True, suppress=suppress_boxes)
+        assert to_suppression(iou, head, is_agnostic=False) == Suppression(iou, is_agnostic=False, suppress=suppress)
+    assert to_suppression(None, head, is_agnostic=True) == Suppression(0.45, is_agnostic=True, suppress=suppress)
 
 
 @pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
@@ -191,7 +193,7 @@ def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
 
     assert to_suppression(max_iou, head, is_agnostic=False) is None
-    assert to_suppression(max_iou, head, is_agnostic=True) == Suppression(max_iou, is_agnostic=True, suppress=suppress_boxes)
+    assert to_suppression(max_iou, head, is_agnostic=True) == Suppression(max_iou, is_agnostic=True, suppress=suppress)
 
 
 def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:

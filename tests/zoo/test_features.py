@@ -168,13 +168,13 @@ def test_names_of_keypoints_are_those_of_all_classes(names: object, found: tuple
     [
         ("pose", {"kpt_shape": ""}, {}, "does not say `kpt_shape`, the number of its keypoints"),
         ("pose", {"kpt_shape": [3, 3]}, {}, "do not fit a known head for pose"),
-        ("pose", {"kpt_shape": [1, 6]}, {}, "cannot be served so: .*keypoints"),
-        ("pose", {"task": "segment"}, {}, "which are not those of Ultralytics' task segment"),
+        ("pose", {"kpt_shape": [1, 6]}, {}, "does not say `kpt_shape`"),
+        ("pose", {"task": "segment"}, {}, "which are not those of Ultralytics' networks for segmentation"),
         (
             "obb",
             {"task": "depth"},
             {},
-            "is a model for the task 'depth'; these can be served: detect, classify, segment, pose, obb",
+            "is a model for the task 'depth'; these can be served: detection, classification, segmentation, pose, obb",
         ),
         ("obb", {}, {"head": "yolov5"}, "do not fit --head yolov5"),
         ("obb", {}, {"box_units": "normalized"}, "cannot be served so: box_units is for detectors"),

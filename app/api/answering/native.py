@@ -79,27 +79,20 @@ def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
         for mask in found.masks:
             match mask.encoded:
                 case None:
-                    yield {"mask": [(part / size).round(digits).ravel().tolist() for part in mask.parts]}
+                    yield {"mask": [rounded((part / size).ravel(), digits) for part in mask.parts]}
                 case bytes():
                     yield {"mask": mask.encoded, "mask_offset": mask.offset}
                 case _:
                     yield {"mask": mask.encoded}
-    elif found.keypoints is not None:
-        points = found.keypoints.astype(np.float64)
-        points[..., :2] = (points[..., :2] / size).round(digits)
-        points[..., 2:] = points[..., 2:].round(_SCORE_DIGITS)
-        names = found.spec.head.keypoint_names if isinstance(found.spec.head, PoseHead) else ()
-        for own in points.tolist():
-            yield {
-                "keypoints": [
-                    Keypoint(x, y, confidence[0] if confidence else UNSET, name)
-                    for (x, y, *confidence), name in zip(own, names, strict=True)
-                ]
-            }
+    elif found.keypoints is not None and isinstance(found.spec.head, PoseHead):
+        for own in found.keypoints:
+            confidences = rounded(own[:, 2], _SCORE_DIGITS) if own.shape[1] > 2 else repeat(UNSET)  # noqa: PLR2004 - x and y
+            points = zip(rounded(own[:, :2] / size, digits), confidences, found.spec.head.keypoint_names, strict=False)
+            yield {"keypoints": [Keypoint(x, y, confidence, name) for (x, y), confidence, name in points]}
     elif found.corners is not None:
-        corners: list[list[tuple[float, float]]] = (found.corners / size).round(digits).tolist()
-        for own_corners, rotation in zip(corners, found.rotations.astype(np.float64).round(_FRACTION_DIGITS).tolist(), strict=True):
-            yield {"rotation": rotation, "corners": own_corners}
+        rotations = rounded(found.rotations, _FRACTION_DIGITS)
+        for rotation, corners in zip(rotations, rounded(found.corners / size, digits), strict=True):
+            yield {"rotation": rotation, "corners": corners}
     else:
         yield from repeat({})
 
@@ -125,7 +118,12 @@ def _to_boxes(found: Detections, unit: BoxFormat, digits: int | None) -> list[li
         boxes[:, :2] += boxes[:, 2:] / 2
     if digits is None:
         digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
-    numbers: list[list[float]] = boxes.round(digits).tolist()
+    return rounded(boxes, digits)
+
+
+def rounded(values: NDArray[np.floating[Any]], digits: int = _PIXEL_DIGITS) -> list[Any]:
+    """Return the values of an array of any shape as a list of the same shape, by default as pixels."""
+    numbers: list[Any] = values.astype(np.float64).round(digits).tolist()
     return numbers
 
 
@@ -199,16 +197,16 @@ def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
         points = found.keypoints.astype(np.float64)
         if points.shape[2] == 2:  # noqa: PLR2004 - COCO's have three values
             points = np.concatenate([points, np.ones_like(points[..., :1])], axis=2)
-        yield from ({"keypoints": own} for own in points.round(_PIXEL_DIGITS + 2).reshape(len(points), -1).tolist())
+        yield from ({"keypoints": own} for own in rounded(points.reshape(len(points), -1), _SCORE_DIGITS))
     elif found.corners is not None:
-        corners = found.corners.astype(np.float64).round(_PIXEL_DIGITS).reshape(-1, 8)
-        yield from ({"segmentation": [own]} for own in corners.tolist())
+        yield from ({"segmentation": [own]} for own in rounded(found.corners.reshape(-1, 8)))
     else:
         yield from repeat({})
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
-    return await respond_json(partial(to_coco_results, given.found, given.wanted.image_id), given.found, given.pipeline, given.call)
+    describe = partial(to_coco_results, given.found, given.wanted.image_id)
+    return await respond_json(describe, given.found, given.pipeline, given.call)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

@@ -1,4 +1,4 @@
-"""POST /detect/batch and those of other tasks: the routes, its OpenAPI description, and the response in lines."""
+"""POST /detect/batch and those of other tasks: the routes, their OpenAPI description, and the response in lines."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -63,14 +63,6 @@ class _Operation(ImageOperation):
         )
 
 
-_DESCRIPTION = """\
-Ask about up to 64 images. Each image succeeds or fails on its own.
-
-The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the default
-deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
-
-With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
-line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails."""
 _HEADERS = [
     (b"content-type", LINES.encode()),
     (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
@@ -84,6 +76,14 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
     assert kind is not None  # noqa: S101 - of tasks with batches only
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+        """Ask about up to 64 images. Each image succeeds or fails on its own.
+
+        The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the
+        default deadline of a single image, and a twentieth of it more for each further image, up to the maximum of `timeout_ms`.
+
+        With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
+        line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
+        """
         return await _handle_batch(request, worker, kind)
 
     route = ModelRoute(
@@ -91,9 +91,7 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         task=task,
         takes="images",
         media_types=frozenset({MULTIPART, JSON, URLENCODED}),
-        name=path,
         summary=summary,
-        description=_DESCRIPTION,
         operation_class=type("Operation", (_Operation,), {"kinds": (kind,)}),
         responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
     )

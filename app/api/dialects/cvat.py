@@ -16,7 +16,7 @@ from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import objects
+from app.api.answering.native import objects, rounded
 from app.api.context import header_of
 from app.api.dependencies import Worker
 from app.api.dialects.dialect import (
@@ -27,7 +27,6 @@ from app.api.dialects.dialect import (
     OptionsByModel,
     detect,
     detectors,
-    pixels,
     side_lengths,
 )
 from app.api.receiving.body import parse_body
@@ -44,15 +43,11 @@ _FUNCTION = b"x-nuclio-function-name"
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    kind = OptionsByModel
     confidence: Fraction = msgspec.field(default=0.5, name="threshold")
     """The default of CVAT's own functions; CVAT sends a threshold only if its user sets one."""
     url: str | None = None
     """The URL of the image. Not part of CVAT."""
-
-    @property
-    def options(self) -> OptionsByModel:
-        """The options of the detection."""
-        return OptionsByModel(*super().options)
 
 
 @get("/api/functions")
@@ -128,18 +123,18 @@ def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]
     if found.masks is not None:
         for group, mask in enumerate(found.masks, 1):
             grouped = {"group_id": group} if len(mask.parts) > 1 else {}
-            yield [{"type": "polygon", "points": pixels(part.ravel()), **grouped} for part in mask.parts]
+            yield [{"type": "polygon", "points": rounded(part.ravel()), **grouped} for part in mask.parts]
     elif found.keypoints is not None and isinstance(found.spec.head, PoseHead):
         for own in found.keypoints:
             elements = [
                 {"label": name, "type": "points", "points": point, "outside": bool((visibility < threshold).any())}
-                for name, point, visibility in zip(found.spec.head.keypoint_names, pixels(own[:, :2]), own[:, 2:], strict=True)
+                for name, point, visibility in zip(found.spec.head.keypoint_names, rounded(own[:, :2]), own[:, 2:], strict=True)
             ]
             yield [{"type": "skeleton", "elements": elements}]
     elif found.corners is not None:
         centres, sizes = found.corners.mean(axis=1), side_lengths(found.corners)
-        boxes = pixels(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
-        for box, rotation in zip(boxes, pixels(np.degrees(found.rotations), _ROTATION_DIGITS), strict=True):
+        boxes = rounded(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
+        for box, rotation in zip(boxes, rounded(np.degrees(found.rotations), _ROTATION_DIGITS), strict=True):
             yield [{"type": "rectangle", "points": box, "rotation": rotation}]
     else:
         yield from repeat([])

@@ -37,9 +37,6 @@ from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader
 
-BOX_TASK = frozenset({DetectionHead.task})
-PIXEL_DIGITS = 2
-
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
@@ -90,7 +87,8 @@ class OptionsByModel(DetectOptions):
 
     def reader(self, spec: ModelSpec) -> Reader[Detections]:
         """Return the reader of detections; errors are those of `DetectOptions.reader`."""
-        return DetectOptions.reader(self._replace(task=_task_of(spec, self.tasks)), spec)
+        task = spec.head.task if spec.head.task in self.tasks else DetectionHead.task  # which it will be found not to have
+        return DetectOptions.reader(self._replace(task=task), spec)
 
 
 class DialectParameters(Parameters, frozen=True, kw_only=True):
@@ -108,12 +106,14 @@ class DialectParameters(Parameters, frozen=True, kw_only=True):
 class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
     """Parameters of dialects with a minimum score; subclasses set its name and default."""
 
+    kind: ClassVar[type[DetectOptions]] = DetectOptions
+    """Type of the options."""
     confidence: Fraction = 0.5
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return DetectOptions(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
+        return self.kind(self.model, self.confidence, None, MAX_DETECTIONS, version=self.version)
 
 
 async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
@@ -187,7 +187,7 @@ async def receive_text(
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = BOX_TASK) -> list[ModelSpec]:
+async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = ("detection",)) -> list[ModelSpec]:
     """Return the available models with these tasks, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     states = await worker.tritons.list_models()
@@ -198,24 +198,13 @@ async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Contain
     return [spec for spec in specs if spec.head.task in tasks]
 
 
-async def find_detector(worker: WorkerResources, options: OptionsByModel, call: CallContext) -> ModelSpec:
+async def find_detector(worker: WorkerResources, options: DetectOptions, call: CallContext) -> ModelSpec:
     """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
     pipeline = worker.pipeline
     name = options.model or pipeline.default_for(options.task)
     spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline)
-    spec.expect_head(HEADS[_task_of(spec, options.tasks)])
+    options.reader(spec)
     return spec
-
-
-def _task_of(spec: ModelSpec, tasks: Container[Task]) -> Task:
-    """Return the task of a model; detection, which it will be found not to have, if it is none of these."""
-    return spec.head.task if spec.head.task in tasks else DetectionHead.task
-
-
-def pixels(points: NDArray[np.floating[Any]], digits: int = PIXEL_DIGITS) -> list[Any]:
-    """Return coordinates as a list, rounded."""
-    numbers: list[Any] = points.astype(np.float64).round(digits).tolist()
-    return numbers
 
 
 def side_lengths(corners: NDArray[np.float32]) -> NDArray[np.float64]:

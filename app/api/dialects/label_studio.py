@@ -39,7 +39,7 @@ from app.errors import MalformedRequest, ModelNotReady, UrlNotAllowed
 from app.model.heads import DetectionHead, Task
 from app.model.reference import refer_to
 from app.pipeline.batch_request import Image
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.remote.address import TrustedOrigin, is_address
 from app.resilience.lease import Lease
 
@@ -131,14 +131,15 @@ def _to_address(text: str, origin: TrustedOrigin | None) -> Image:
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
+    kind = OptionsByModel
     confidence: Fraction = DEFAULT_THRESHOLD
     task: Task = DetectionHead.task
     masks: Literal["polygon", "png", "none"] = "none"
 
     @property
-    def options(self) -> OptionsByModel:
+    def options(self) -> DetectOptions:
         """The options of the detection."""
-        return OptionsByModel(*super().options._replace(task=self.task, masks=self.masks))
+        return super().options._replace(task=self.task, masks=self.masks)
 
 
 @get("/health")

@@ -3,14 +3,14 @@
 Source: label_studio_ml/examples/yolo/control_models in label-studio-ml-backend; converter/utils.py in label-studio-sdk.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from app.api.answering.native import to_scores
-from app.api.dialects.dialect import pixels, side_lengths
+from app.api.answering.native import objects, rounded
+from app.api.dialects.dialect import side_lengths
 from app.api.dialects.label_studio_brush import encode_mask
 from app.api.dialects.labeling_config import Control, ControlKind
 from app.errors import GatewayError
@@ -61,16 +61,11 @@ def to_prediction(found: Detections | Exception, controls: Sequence[Control], cl
     if isinstance(found, Exception):
         return {"error": found.detail if isinstance(found, GatewayError) else "the failure has been logged"}
     kinds = {control.kind for control in controls}
-    shapes = {kind: list(to_shapes(found)) for kind, to_shapes in _SHAPES.items() if kind in kinds}
-    regions = [
-        region
-        for control in controls
-        for region in (
-            _to_keypoints(found, control, classes)
-            if control.kind == "KeyPointLabels"
-            else _to_regions(found, control, classes, shapes[control.kind])
-        )
-    ]
+    shapes = {kind: list(_shapes(found, kind)) for kind in kinds}
+    regions: list[Region] = []
+    for control in controls:
+        to_regions = _to_keypoints if control.kind == "KeyPointLabels" else _to_regions
+        regions += to_regions(found, control, classes, shapes[control.kind])
     mean = sum(region["score"] for region in regions) / max(len(regions), 1)
     return {"model_version": refer_to(found.spec.name, found.version), "score": round(mean, 4), "result": regions}
 
@@ -78,92 +73,74 @@ def to_prediction(found: Detections | Exception, controls: Sequence[Control], cl
 def _to_regions(found: Detections, control: Control, classes: Sequence[str], shapes: Iterable[list[Shape]]) -> Iterator[Region]:
     """Make the regions of a control from the shapes of each object; an object has several if its mask has several parts."""
     labels = control.map_labels(classes)
-    for own, score, name in zip(shapes, to_scores(found.scores), _names(found), strict=False):
+    for (_, score, _, name), own in zip(objects(found, "pixel"), shapes, strict=False):
         if name in labels and score >= control.threshold:
-            yield from (_to_region(found, control.kind, control.name, control.to_name, shape, labels[name], score) for shape in own)
+            yield from (_to_region(found, control, shape, labels[name], score) for shape in own)
 
 
-def _to_keypoints(found: Detections, control: Control, classes: Sequence[str]) -> Iterator[Region]:
+def _to_keypoints(found: Detections, control: Control, classes: Sequence[str], boxes: Iterable[list[Shape]]) -> Iterator[Region]:
     """Make the regions of the keypoints, after that of the box to which they belong; nothing if the model has no keypoints."""
     if found.keypoints is None or not isinstance(found.spec.head, PoseHead):
         return
     labels = control.map_points(classes, found.spec.head.keypoint_names)
-    size, width = np.array([found.width, found.height]), 100 / found.width  # of a point, one pixel
-    objects = zip(_rectangles(found), to_scores(found.scores), _names(found), found.keypoints, strict=True)
-    for number, ((box,), score, name, points) in enumerate(objects):
+    percent = np.array([found.width, found.height]) / 100
+    for number, ((_, score, _, name), (box,), points) in enumerate(
+        zip(objects(found, "pixel"), boxes, found.keypoints, strict=True)
+    ):
         if score < control.threshold:
             continue
         group = f"{control.name}-{number}"
         has_confidence = points.shape[1] > 2  # noqa: PLR2004 - x and y
-        confidences = pixels(points[:, 2], _SCORE_DIGITS) if has_confidence else [score] * len(points)
+        confidences = rounded(points[:, 2], _SCORE_DIGITS) if has_confidence else [score] * len(points)
         meta: Region = {"meta": {"text": (group,)}}
-        own = [
-            _to_region(found, control.kind, control.name, control.to_name, {"x": x, "y": y, "width": width}, label, confidence)
-            | meta
-            | ({"parentID": group} if control.box_name else {})
-            for index, ((x, y), confidence) in enumerate(
-                zip(pixels(points[:, :2] / size * 100, _PERCENT_DIGITS), confidences, strict=True)
-            )
-            if (label := labels.get((name, index))) and confidence >= control.point_threshold
-        ]
+        parent: Region = {"parentID": group} if control.box_name else {}
+        own = []
+        for index, ((x, y), confidence) in enumerate(
+            zip(rounded(points[:, :2] / percent, _PERCENT_DIGITS), confidences, strict=True)
+        ):
+            label = labels.get((name, index))
+            if label is not None and confidence >= control.point_threshold:
+                shape = {"x": x, "y": y, "width": 100 / found.width}  # one pixel
+                own.append(_to_region(found, control, shape, label, confidence) | meta | parent)
         if own and control.box_name:
-            region = _to_region(found, "RectangleLabels", control.box_name, control.to_name, box, name, score)
-            yield {**region, "id": group, "hidden": True, **meta}
+            box_control = control._replace(kind="RectangleLabels", name=control.box_name)
+            yield {**_to_region(found, box_control, box, name, score), "id": group, "hidden": True, **meta}
         yield from own
 
 
-def _to_region(  # noqa: PLR0913, PLR0917 - the parts of a region
-    found: Detections, kind: ControlKind, name: str, to_name: str, shape: Shape, label: str, score: float
-) -> Region:
+def _to_region(found: Detections, control: Control, shape: Shape, label: str, score: float) -> Region:
     return {
-        "from_name": name,
-        "to_name": to_name,
-        "type": kind.lower(),
+        "from_name": control.name,
+        "to_name": control.to_name,
+        "type": control.kind.lower(),
         "original_width": found.width,
         "original_height": found.height,
         "image_rotation": 0,
         "score": score,
-        "value": {**shape, kind.lower(): (label,)},
+        "value": {**shape, control.kind.lower(): (label,)},
     }
 
 
-def _names(found: Detections) -> list[str]:
-    return [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
+def _shapes(found: Detections, kind: ControlKind) -> Iterator[list[Shape]]:
+    """Return the shapes of each object, as the `value` of a region without its label; nothing if the model has none of the kind.
 
-
-def _rectangles(found: Detections) -> Iterator[list[Shape]]:
-    """Return the box of each object; that of an oriented box is turned by degrees around its first corner."""
-    if found.corners is None:
-        starts, sides = found.boxes[:, :2], found.boxes[:, 2:] - found.boxes[:, :2]
-        rotations = np.zeros(len(starts))
-    else:
-        starts, sides, rotations = found.corners[:, 0], side_lengths(found.corners), np.degrees(found.rotations)
-    size = np.array([found.width, found.height])
-    table = pixels(np.column_stack([starts / size * 100, sides / size * 100, rotations]), _PERCENT_DIGITS)
-    for x, y, width, height, rotation in table:
-        yield [{"x": x, "y": y, "width": width, "height": height, "rotation": rotation}]
-
-
-def _polygons(found: Detections) -> Iterator[list[Shape]]:
-    """Return the parts of each mask."""
-    size = np.array([found.width, found.height])
-    for mask in found.masks or ():
-        yield [{"points": pixels(part / size * 100, _PERCENT_DIGITS), "closed": True} for part in mask.parts]
-
-
-def _brush_masks(found: Detections) -> Iterator[list[Shape]]:
-    """Return each mask, unless it is empty."""
-    for mask in found.masks or ():
-        png = mask.encoded if mask.parts else None
-        if isinstance(png, bytes):
-            yield [{"format": "rle", "rle": encode_mask(png, mask.offset, found.width, found.height)}]
-        else:
-            yield []
-
-
-_SHAPES: dict[ControlKind, Callable[[Detections], Iterator[list[Shape]]]] = {
-    "RectangleLabels": _rectangles,
-    "PolygonLabels": _polygons,
-    "BrushLabels": _brush_masks,
-}
-"""Return the shapes of each object, as the `value` of a region without its label; nothing if the model has none of the kind."""
+    The rectangle of an oriented box is turned by degrees around its first corner. Keypoints are in their object's box.
+    """
+    percent = np.array([found.width, found.height]) / 100
+    match kind:
+        case "PolygonLabels":
+            for mask in found.masks or ():
+                yield [{"points": rounded(part / percent, _PERCENT_DIGITS), "closed": True} for part in mask.parts]
+        case "BrushLabels":
+            for mask in found.masks or ():
+                pngs = [mask.encoded] if isinstance(mask.encoded, bytes) and mask.parts else []
+                yield [{"format": "rle", "rle": encode_mask(png, mask.offset, found.width, found.height)} for png in pngs]
+        case "RectangleLabels" | "KeyPointLabels":
+            if found.corners is None:
+                starts, sides = found.boxes[:, :2], found.boxes[:, 2:] - found.boxes[:, :2]
+                rotations = np.zeros(len(starts))
+            else:
+                starts, sides, rotations = found.corners[:, 0], side_lengths(found.corners), np.degrees(found.rotations)
+            table = rounded(np.column_stack([starts / percent, sides / percent, rotations]), _PERCENT_DIGITS)
+            for x, y, width, height, rotation in table:
+                yield [{"x": x, "y": y, "width": width, "height": height, "rotation": rotation}]

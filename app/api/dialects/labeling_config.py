@@ -18,8 +18,6 @@ _MAX_CONTROLS = 16
 """Limits the response, which repeats all objects of an image for each control."""
 _IMAGE, _LABEL = "Image", "Label"
 _TRUE = {"1", "true", "yes"}
-_THRESHOLDS = ("model_score_threshold", "score_threshold")
-_POINT_THRESHOLDS = ("model_point_threshold",)
 
 ControlKind = Literal["RectangleLabels", "PolygonLabels", "BrushLabels", "KeyPointLabels"]
 KINDS: tuple[ControlKind, ...] = get_args(ControlKind)
@@ -137,15 +135,15 @@ def _to_control(kind: ControlKind, attributes: Attributes, labels: list[Label], 
         name,
         to_name,
         key=reader.keys[to_name],
-        threshold=_to_threshold(attributes, _THRESHOLDS, DEFAULT_THRESHOLD),
+        threshold=_to_threshold(attributes, DEFAULT_THRESHOLD, "model_score_threshold", "score_threshold"),
         model=attributes.get("model_path", "").removesuffix(".pt") or None,
         labels=labels,
-        point_threshold=_to_threshold(attributes, _POINT_THRESHOLDS, 0),
+        point_threshold=_to_threshold(attributes, 0, "model_point_threshold"),
         box_name=box_name if (box_name := f"{name}_bbox") in names and has_boxes else None,
     )
 
 
-def _to_threshold(attributes: Attributes, names: Sequence[str], default: float) -> float:
+def _to_threshold(attributes: Attributes, default: float, *names: str) -> float:
     text = next(filter(None, map(attributes.get, names)), None)
     try:
         threshold = default if text is None else float(text)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import Any
 
-from app.api.answering.native import objects
-from app.api.dialects.dialect import pixels
+from app.api.answering.native import objects, rounded
 from app.model.heads import PoseHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
@@ -59,11 +58,11 @@ def _shapes(found: Detections, keypoint_confidence: float) -> Iterator[dict[str,
     """
     if found.masks is not None:
         for mask in found.masks:
-            yield {"points": [{"x": x, "y": y} for part in sorted(mask.parts, key=len, reverse=True)[:1] for x, y in pixels(part)]}
+            yield {"points": [{"x": x, "y": y} for part in sorted(mask.parts, key=len, reverse=True)[:1] for x, y in rounded(part)]}
     elif found.keypoints is not None and isinstance(found.spec.head, PoseHead):
         for own in found.keypoints:
-            confidences = pixels(own[:, 2], _SCORE_DIGITS) if own.shape[1] > 2 else repeat(1.0)  # noqa: PLR2004 - x and y
-            points = zip(found.spec.head.keypoint_names, pixels(own[:, :2]), confidences, strict=False)
+            confidences = rounded(own[:, 2], _SCORE_DIGITS) if own.shape[1] > 2 else repeat(1.0)  # noqa: PLR2004 - x and y
+            points = zip(found.spec.head.keypoint_names, rounded(own[:, :2]), confidences, strict=False)
             yield {
                 "keypoints": [
                     {"x": x, "y": y, "confidence": confidence, "class_id": id_, "class": name}

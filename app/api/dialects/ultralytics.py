@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from app import __version__
 from app.api.answering.format import ResponseInput
-from app.api.answering.native import objects, to_scores
+from app.api.answering.native import objects, rounded, to_scores
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect, pixels
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
 from app.api.receiving.content_type import JSON, media_type
@@ -29,7 +29,7 @@ from app.api.routes import ModelRoute
 from app.errors import UnsupportedMediaType
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec
-from app.pipeline.call import Classifications, ClassifyOptions, Detections, Reader, TaskResult
+from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
 
 _IOU = 0.7
 _TOP = 5
@@ -54,6 +54,7 @@ class _Options(OptionsByModel):
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
 
+    kind = _Options
     url: str | None = None
     """The URL of the image, which `source` may contain."""
     confidence: Fraction = msgspec.field(default=0.25, name="conf")
@@ -65,9 +66,9 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     decimals: Annotated[int, Meta(ge=0, le=10)] = 5
 
     @property
-    def options(self) -> _Options:
+    def options(self) -> DetectOptions:
         """The options of the question."""
-        return _Options(*super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU))
+        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
 
 
 @ModelRoute("/predict", key_in="query")
@@ -142,10 +143,10 @@ def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iter
             yield {"segments": _by_axis(_join(mask.parts) / size, decimals)}
     elif found.keypoints is not None:
         for own in found.keypoints:
-            visible = {"visible": pixels(own[:, 2], decimals)} if own.shape[1] > 2 else {}  # noqa: PLR2004 - x and y
+            visible = {"visible": rounded(own[:, 2], decimals)} if own.shape[1] > 2 else {}  # noqa: PLR2004 - x and y
             yield {"keypoints": _by_axis(own[:, :2] / size, decimals) | visible}
     elif found.corners is not None:
-        for corners in pixels(found.corners[:, _CORNERS] / size, decimals):
+        for corners in rounded(found.corners[:, _CORNERS] / size, decimals):
             yield {
                 "box": {
                     f"{axis}{number}": at for number, point in enumerate(corners, 1) for axis, at in zip("xy", point, strict=True)
@@ -156,7 +157,7 @@ def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iter
 
 
 def _by_axis(points: NDArray[np.float64], decimals: int) -> dict[str, list[float]]:
-    return {"x": pixels(points[:, 0], decimals), "y": pixels(points[:, 1], decimals)}
+    return {"x": rounded(points[:, 0], decimals), "y": rounded(points[:, 1], decimals)}
 
 
 def _join(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
-from app.model.heads import ClassificationHead, DetectionHead, ObbHead, PoseHead, SegmentationHead, Task
+from app.model.heads import Task
 from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
@@ -35,7 +35,9 @@ _Url = Annotated[
 class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every request for objects with boxes."""
 
-    task: ClassVar[Task] = DetectionHead.task
+    task: ClassVar[Task] = "detection"
+    masks: ClassVar[Literal["polygon", "rle", "png", "none"]] = "polygon"
+    """How masks are encoded; parameters of a segmentation have a field for it."""
     repeatable = frozenset({"classes"})
 
     confidence: Annotated[
@@ -68,6 +70,7 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
             "`coco`: `bbox` as x, y, width, height in pixels; `cxcywh`: `bbox` as centre x, centre y, width, height in pixels."
         ),
     ] = "normalized"
+    format: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +89,7 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
             self.agnostic,
             self.version,
             task=self.task,
-            masks="rle" if getattr(self, "format", None) == "coco-results" else getattr(self, "masks", "polygon"),
+            masks="rle" if self.format == "coco-results" else self.masks,
         )
 
 
@@ -186,29 +189,20 @@ _MASKS = Annotated[
 ]
 
 
-def _objects(task: Task, **fields: tuple[Any, Any]) -> TaskForm:
-    """Return the form of a task whose results are detections with something more; `fields` are further parameters."""
-    single, several = (
-        cast("Any", msgspec.defstruct)(
-            f"{task.title()}{base.__name__}",
-            [(name, *field) for name, field in fields.items()],
-            bases=(base,),
-            namespace={"task": task},
-            frozen=True,
-            forbid_unknown_fields=True,
-            kw_only=True,
-        )
-        for base in (DetectParameters, BatchParameters)
-    )
+def _objects(task: Task, *fields: tuple[str, Any, Any]) -> TaskForm:
+    """Return the form of a task whose results are detections with something more; `fields` are its own parameters."""
+    options: Any = {"namespace": {"task": task}, "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
+    single: Any = msgspec.defstruct(f"{task.title()}Parameters", fields, bases=(DetectParameters,), **options)
+    several: Any = msgspec.defstruct(f"{task.title()}BatchParameters", fields, bases=(BatchParameters,), **options)
     return TaskForm(single, DETECTIONS, "detections", several)
 
 
 FORMS: dict[Task, TaskForm] = {
-    DetectionHead.task: TaskForm(DetectParameters, DETECTIONS, "detections", BatchParameters),
-    SegmentationHead.task: _objects(SegmentationHead.task, masks=(_MASKS, "polygon")),
-    PoseHead.task: _objects(PoseHead.task),
-    ObbHead.task: _objects(ObbHead.task),
-    ClassificationHead.task: TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
+    "detection": TaskForm(DetectParameters, DETECTIONS, "detections", BatchParameters),
+    "segmentation": _objects("segmentation", ("masks", _MASKS, "polygon")),
+    "pose": _objects("pose"),
+    "obb": _objects("obb"),
+    "classification": TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
 }
 
 

@@ -37,11 +37,7 @@ export function draw(canvas, detections, size, chosen) {
     return {
       detection,
       colour: colourOf(detection.class_id),
-      left,
-      top,
-      right,
-      bottom,
-      path: polygons && pathOf(polygons),
+      path: polygons ? pathOf(polygons) : frame(left, top, right, bottom),
       isMask: Boolean(mask),
       dots: keypoints.map(({ x, y, confidence = 1 }, index) => ({ centre: place([x, y]), confidence, colour: colourOf(index) })),
       anchor: vertices.length ? upperLeft(vertices) : { x: left, above: top, below: bottom },
@@ -76,14 +72,13 @@ function upperLeft(vertices) {
 }
 
 /** Return a path along the inside of a box. */
-function pathInside({ left, top, right, bottom }) {
+function frame(left, top, right, bottom) {
   const path = new Path2D();
   path.rect(left + LINE / 2, top + LINE / 2, Math.max(1, right - left - LINE), Math.max(1, bottom - top - LINE));
   return path;
 }
 
-function drawBox(context, box) {
-  const { path = pathInside(box), isMask, dots, colour, isFaint } = box;
+function drawBox(context, { path, isMask, dots, colour, isFaint }) {
   const opacity = isFaint ? FAINT : 1;
   if (isMask) {
     context.globalAlpha = opacity * MASK_OPACITY;

@@ -1,4 +1,4 @@
-"""Suppression of rotated boxes by their probabilistic IoU in standard operators, as Ultralytics suppresses them.
+"""Suppression of oriented boxes by their probabilistic IoU in standard operators, as Ultralytics suppresses them.
 
 A box is a normal distribution. It falls if any better one of its class, also one that falls itself, is as near as the IoU says.
 """
@@ -26,12 +26,11 @@ SUPPRESS = """
     centre_size_angle = Constant <value_ints = [2, 2, 1]> ()
     near_centre, near_size, angle = Split <axis = 1> (places, centre_size_angle)
 
-    one_one = Constant <value_ints = [1, 1]> ()
     exact_size = Cast <to = 11> (near_size)
     squares = Mul (exact_size, exact_size)
     twelve = Constant <value = double {{12.0}}> ()
     variances = Div (squares, twelve)
-    along, across = Split <axis = 1> (variances, one_one)
+    along, across = Split <axis = 1> (variances)
     difference = Sub (along, across)
     cos = Cos (angle)
     sin = Sin (angle)
@@ -43,7 +42,7 @@ SUPPRESS = """
     diagonal = Constant <value = double[1, 3, 1] {{1.0, 1.0, 0.0}}> ()
     round = Mul (across, diagonal)
     covariance = Add (round, turned)
-    width, height = Split <axis = 1> (exact_size, one_one)
+    width, height = Split <axis = 1> (exact_size)
     area = Mul (width, height)
     six = Constant <value = double {{6.0}}> ()
     root = Div (area, six)
@@ -51,13 +50,12 @@ SUPPRESS = """
     covariance_column = Unsqueeze (covariance, three)
     covariance_row = Unsqueeze (covariance, two)
     covariances = Add (covariance_column, covariance_row)
-    one_one_one = Constant <value_ints = [1, 1, 1]> ()
-    xx, yy, xy = Split <axis = 1> (covariances, one_one_one)
+    xx, yy, xy = Split <axis = 1> (covariances)
     exact_centre = Cast <to = 11> (near_centre)
     centre_column = Unsqueeze (exact_centre, three)
     centre_row = Unsqueeze (exact_centre, two)
     apart = Sub (centre_column, centre_row)
-    dx, dy = Split <axis = 1> (apart, one_one)
+    dx, dy = Split <axis = 1> (apart)
     root_column = Unsqueeze (root, three)
     root_row = Unsqueeze (root, two)
     roots = Mul (root_column, root_row)
