@@ -1,6 +1,7 @@
 """Decode a detector's output tensors in any supported format, and reject invalid outputs."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from app.model.spec import ModelSpec
 # Scores are probabilities; FP16 models may round slightly above one.
 _MAX_SCORE = 1.001
 _MAX_CLASSES = 2**31
+# Far more than pixels of any image; what follows from such numbers is finite.
+_MAX_VALUE = 1e9
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
@@ -34,8 +37,9 @@ def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Cand
             found = found._replace(boxes=found.boxes * np.array(spec.input_size * 2, np.float32))
     if not len(found.scores):
         return found
-    if not np.isfinite(found.boxes).all() or (found.features is not None and not np.isfinite(found.features).all()):
-        raise InvalidModelOutput(f"{spec.name} returned objects with values that are not finite")
+    values = found.boxes if found.features is None else np.concatenate([found.boxes, found.features], axis=1)
+    if not (np.abs(values) < _MAX_VALUE).all():  # written so that NaN fails
+        raise InvalidModelOutput(f"{spec.name} returned objects with values that are not finite or far too large")
     if not (found.scores.min() >= 0 and found.scores.max() <= _MAX_SCORE):  # written so that NaN fails
         raise InvalidModelOutput(f"{spec.name} returned scores outside 0 to 1")
     if found.class_ids.min() < 0:
@@ -55,7 +59,7 @@ def _decode_end_to_end(spec: ModelSpec, tensors: list[NDArray[Any]]) -> Candidat
     found = Candidates(boxes[:n].astype(np.float32), scores[:n].astype(np.float32), _to_class_ids(classes[:n]))
     if not (features := spec.head.features):
         return found
-    table = more[0].reshape(len(more[0]), -1)
+    table = more[0].reshape(*more[0].shape[:1], prod(more[0].shape[1:]))
     expect_shape(spec, table, (len(boxes), features))
     return found._replace(features=table[:n].astype(np.float32))
 

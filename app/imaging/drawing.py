@@ -39,6 +39,7 @@ _DOT_RADIUS = 2
 # OpenCV draws between pixels in coordinates with so many fractional bits. Those of a pixel's centre are whole numbers.
 _FRACTIONAL_BITS = 4
 _FRACTIONS = 1 << _FRACTIONAL_BITS
+_FAR = 1 << 30
 
 
 class Marks(NamedTuple):
@@ -139,7 +140,7 @@ def _draw_dots(pixels: NDArray[np.uint8], keypoints: NDArray[np.float32], line: 
 
 def _to_fixed(points: NDArray[np.float32]) -> NDArray[np.int32]:
     """Convert points (n, 2) x y from pixels of the image to OpenCV's coordinates."""
-    fixed: NDArray[np.int32] = np.rint((points - 0.5) * _FRACTIONS).astype(np.int32)
+    fixed: NDArray[np.int32] = np.rint(np.clip((points - 0.5) * _FRACTIONS, -_FAR, _FAR)).astype(np.int32)
     return fixed
 
 

@@ -21,6 +21,7 @@ _FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pos
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
 _DEFAULT_IOU = 0.7
 _MAX_QUERIES = 300
+_MAX_KEYPOINTS = 8192
 
 
 class OutputFormat(Enum):
@@ -201,9 +202,10 @@ def _read_features(
             return SegmentationHead, count, {}
         case "pose", [] | [[_, _, 2 | 3]], []:
             shape = extra[named[0]][1:] if named else hints.keypoint_shape()
-            if shape is None:
+            if shape is None or shape[0] not in range(1, _MAX_KEYPOINTS + 1):
                 raise UnsupportedModel(
-                    f"{model.name} is a pose model; its config must have the exporter's `metadata` with `kpt_shape`"
+                    f"{model.name} is a pose model; its config must have the exporter's `metadata` with `kpt_shape`, and at most "
+                    f"{_MAX_KEYPOINTS} keypoints"
                 )
             count, values = shape
             return PoseHead, count * values, {"keypoint_names": hints.keypoint_names(count) or (*map(str, range(count)),)}

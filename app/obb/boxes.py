@@ -8,6 +8,8 @@ from app.detection.nms import MAX_DETECTIONS, Candidates
 # Keeps divisors and logarithms away from zero.
 _TINY = 1e-7
 _MAX_DISTANCE = 100.0
+# In which the overlaps of boxes are computed: those of a thousand boxes at once would take 70 MB.
+_PARTS = 16
 _SIDES = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5]], np.float32)
 
 
@@ -48,7 +50,8 @@ def suppress(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -
         classes: (n,); None if boxes of different classes also suppress each other.
         iou: Probabilistic intersection over union.
     """
-    overlaps = np.triu(_overlaps(found), 1) >= iou
+    parts = np.array_split(np.arange(len(found.scores)), _PARTS)
+    overlaps = np.concatenate([_overlaps(found, part) >= iou for part in parts])
     if classes is not None:
         overlaps &= classes[:, None] == classes
     return np.flatnonzero(~np.triu(overlaps, 1).any(axis=0))[:MAX_DETECTIONS]
@@ -61,10 +64,10 @@ def _split(found: Candidates) -> tuple[NDArray[np.float64], NDArray[np.float64],
     return (starts + ends) / 2, ends - starts, found.features[:, 0].astype(np.float64)
 
 
-def _overlaps(found: Candidates) -> NDArray[np.float64]:
-    """Return the probabilistic intersection over union (n, n) of boxes, each seen as a normal distribution.
+def _overlaps(found: Candidates, part: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the probabilistic intersection over union (m, n) of boxes with these indices (m,) and all boxes.
 
-    It is 1 - the Hellinger distance: https://arxiv.org/abs/2106.06072.
+    It is 1 - the Hellinger distance of normal distributions: https://arxiv.org/abs/2106.06072.
     """
     centres, sizes, angles = _split(found)
     variances = sizes**2 / 12
@@ -72,11 +75,11 @@ def _overlaps(found: Candidates) -> NDArray[np.float64]:
     a = variances[:, 0] * cos**2 + variances[:, 1] * sin**2
     b = variances[:, 0] * sin**2 + variances[:, 1] * cos**2
     c = (variances[:, 0] - variances[:, 1]) * cos * sin
-    x, y = centres[:, :1] - centres[:, 0], centres[:, 1:] - centres[:, 1]
-    a_sum, b_sum, c_sum = a[:, None] + a, b[:, None] + b, c[:, None] + c
+    x, y = centres[part, :1] - centres[:, 0], centres[part, 1:] - centres[:, 1]
+    a_sum, b_sum, c_sum = a[part, None] + a, b[part, None] + b, c[part, None] + c
     determinant = a_sum * b_sum - c_sum**2
     distance = (a_sum * y**2 + b_sum * x**2 - 2 * c_sum * x * y) / (determinant + _TINY) / 4
     own = np.maximum(a * b - c**2, 0)
-    distance += np.log(determinant / (4 * np.sqrt(own[:, None] * own) + _TINY) + _TINY) / 2
+    distance += np.log(determinant / (4 * np.sqrt(own[part, None] * own) + _TINY) + _TINY) / 2
     overlaps: NDArray[np.float64] = 1 - np.sqrt(1 - np.exp(-np.clip(distance, _TINY, _MAX_DISTANCE)) + _TINY)
     return overlaps

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 Image = bytes | str | ImageAddress | GatewayError
 """An encoded image, its URL (unparsed or parsed), or the error that occurred instead."""
-Report = Callable[[int, Detections | Exception, Timing], T]
-"""Called with the index of an image, its detections or its error, and the durations of its stages; must not raise."""
+Report = Callable[[int, Detections | Exception, Timing], Awaitable[T]]
+"""Called with the index of an image, its detections or its error, and the durations of its stages; again if it fails itself."""
 
 
 class BatchRequest:
@@ -97,15 +97,15 @@ class BatchRequest:
     async def _detect(self, index: int, image: Image, report: Report[T]) -> T:
         timing = Timing()
         if isinstance(image, GatewayError):
-            return report(index, image, timing)
+            return await report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
         call = self._call._replace(timing=timing, request_id=request_id, is_batch=True)
         # No variable may refer to an error: its traceback refers to this frame and to frames with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))
+            return await report(index, found, timing)
         except Exception as error:  # noqa: BLE001 - `report` logs unexpected errors
-            return report(index, error, timing)
-        return report(index, found, timing)
+            return await report(index, error, timing)
 
     async def _fetch(self, image: str | ImageAddress, call: CallContext) -> Detections:
         """Fetch an image and detect objects in it, in one turn of the semaphore, so that few fetched images wait for detection."""

@@ -245,13 +245,14 @@ class Pipeline:
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
         timing.lap("infer")
         if reader.is_heavy:
+            drawn = transform.image_width * transform.image_height if reader.pixel_bytes else 0
 
             def read() -> Result:
                 with self.admission.memory.reserve(call.caller) as memory:
-                    memory.add(reader.pixel_bytes * transform.image_width * transform.image_height)
+                    memory.add(reader.pixel_bytes * drawn)
                     return reader.read(result, transform, deadline)
 
-            answer = await self.threads.run(read, deadline, permit, turn=call.turn())
+            answer = await self.threads.run(read, deadline, permit, turn=call.turn(drawn))
         else:
             answer = reader.read(result, transform, deadline)
         timing.lap("post")

@@ -227,5 +227,5 @@ def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[
         shared, areas = sides.prod(axis=1), (others[:, 2:] - others[:, :2]).prod(axis=1)
         union = (box[2:] - box[:2]).prod() + areas - shared
         overlaps: NDArray[np.float32] = shared / np.where(union > 0, union, 1)
-    overlaps[np.abs(others - box).max(axis=1, initial=0) <= _SAME_PIXELS] = 1
+        overlaps[np.abs(others - box).max(axis=1, initial=0) <= _SAME_PIXELS] = 1
     return overlaps

@@ -434,6 +434,13 @@ def test_a_model_of_another_task_is_unsupported(output: Tensor, task: object) ->
     assert caught.value.detail.startswith(f"m is a model for the task {task!r}; supported are detection, classification, ")
 
 
+@pytest.mark.parametrize("output", [table(-1, 8400), table(300, -1)])
+@pytest.mark.parametrize("shape", [None, [0, 3], [10**9, 3], [17, 4]])
+def test_a_pose_model_has_a_sensible_number_of_keypoints(output: Tensor, shape: object) -> None:
+    with pytest.raises(UnsupportedModel, match=r"m is a pose model; its config must have .* `kpt_shape`"):
+        spec_of(output, metadata=repr({"task": "pose", "kpt_shape": shape}))
+
+
 @pytest.mark.parametrize(
     ("output", "parameters", "classes"),
     [

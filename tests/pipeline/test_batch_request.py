@@ -43,12 +43,12 @@ async def world(world: World, host: Host) -> World:
     return world
 
 
-def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
+async def keep(_: int, found: Detections | Exception, timing: Timing) -> Any:  # noqa: ANN401
     """Report the type of the result or error, and the stages."""
     return type(found).__name__, list(timing.stages)
 
 
-def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
+async def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
     assert timing.total >= 0
     return str(found) if isinstance(found, Exception) else type(found).__name__
 

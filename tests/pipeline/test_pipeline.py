@@ -153,7 +153,11 @@ async def test_an_image_of_a_batch_is_detected_anew(world: World) -> None:
     call = CallContext(Deadline.after(30), Timing(), "abc")
     batch = await BatchRequest.open(world.pipeline, [SCENE], OPTIONS, call)
     replace(world.fake)
-    async with batch.run(lambda _, found, __: found) as results:
+
+    async def keep(_: int, found: Detections | Exception, __: Timing) -> Detections | Exception:
+        return found
+
+    async with batch.run(keep) as results:
         (found,) = [await result for result in results]
 
     assert isinstance(found, Detections)

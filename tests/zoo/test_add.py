@@ -137,14 +137,17 @@ def test_network_with_features_is_served(
     }
 
 
-def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(repository: Repository, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch", "largest"), [("8", (2, 8)), ("True", (1, 1)), ("-5", (1, 1)), ("0.5", (2, 64))])
+def test_model_gets_no_larger_batch_than_the_nms_inside_the_network(
+    repository: Repository, tmp_path: Path, batch: str, largest: tuple[int, int]
+) -> None:
     inside = network("end_to_end", args={"nms": True})
-    inside.metadata_props.add(key="batch", value="8")
+    inside.metadata_props.add(key="batch", value=batch)
     added(save(inside, tmp_path / "best.onnx"), repository, head="end_to_end")
     found = repository.load("doors")
 
     assert found is not None
-    assert (found.embedded.max_batch, found.production.max_batch) == (2, 8)
+    assert (found.embedded.max_batch, found.production.max_batch) == largest
 
 
 def test_name_and_labels_are_found_beside_the_file(repository: Repository, tmp_path: Path) -> None:

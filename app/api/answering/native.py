@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,13 +27,16 @@ from app.api.answering.schema import (
 from app.model.heads import PoseHead
 from app.pipeline.call import CallContext, Classifications, Detections, TaskResult
 from app.pipeline.pipeline import Pipeline
-from app.resilience.lease import Lease
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4
 _PIXEL_DIGITS = 2
 _FRACTION_DIGITS = 6
 _BBOXES = ("coco", "cxcywh")
+# Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
+_MANY = 20_000
+
+T = TypeVar("T")
 
 
 def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
@@ -129,24 +132,29 @@ def to_scores(scores: NDArray[np.float32]) -> list[float]:
     return [min(round(score, _SCORE_DIGITS), 1.0) for score in scores.astype(np.float64).tolist()]
 
 
+def is_large(found: TaskResult) -> bool:
+    """Return whether a result has masks or many keypoints, of which there may be megabytes."""
+    if not isinstance(found, Detections):
+        return False
+    return found.masks is not None or (found.keypoints is not None and found.keypoints.size > _MANY)
+
+
+async def convert(work: Callable[[], T], found: TaskResult, pipeline: Pipeline, call: CallContext) -> T:
+    """Return what `work` makes of a result: of a large one in a thread."""
+    return await pipeline.threads.run(work, call.deadline, turn=call.turn()) if is_large(found) else work()
+
+
+async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes of a result as JSON."""
+    body = await convert(lambda: msgspec.json.encode(describe()), found, pipeline, call)
+    return LargeResponse(body, "application/json", pipeline.admission.memory) if is_large(found) else JsonResponse(body)
+
+
 async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
     def describe() -> DetectResponse:
         return to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
 
     return await respond_json(describe, given.found, given.pipeline, given.call)
-
-
-async def respond_json(describe: Callable[[], object], found: TaskResult, pipeline: Pipeline, call: CallContext) -> ASGIResponse:
-    """Respond with the object that `describe` makes as JSON. Masks, of which there may be megabytes, are encoded in a thread."""
-
-    def encode() -> bytes:
-        return msgspec.json.encode(describe())
-
-    if not isinstance(found, Detections) or found.masks is None:
-        return JsonResponse(encode())
-    with Lease() as lease:
-        body = await pipeline.threads.run(encode, call.deadline, lease, turn=call.turn())
-    return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -197,8 +205,7 @@ def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
-    describe = partial(to_coco_results, given.found, given.wanted.image_id)
-    return await respond_json(describe, given.found, given.pipeline, given.call)
+    return await respond_json(partial(to_coco_results, given.found, given.wanted.image_id), given.found, given.pipeline, given.call)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)

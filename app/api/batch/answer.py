@@ -1,7 +1,7 @@
 """The response to a batch: one document, one line per image, or one list of COCO results."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from typing import Any, Generic, Literal, TypeVar
 
@@ -68,7 +68,9 @@ class BatchResponse(msgspec.Struct, frozen=True):
 class BatchAnswer(Generic[T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
-    def __init__(self, images: int, convert: Callable[[int, Detections], T], context: RequestContext, metrics: Metrics) -> None:
+    def __init__(
+        self, images: int, convert: Callable[[int, Detections], Awaitable[T]], context: RequestContext, metrics: Metrics
+    ) -> None:
         """Prepare for a number of images.
 
         `convert` makes what is kept of an image, given its index and its detections, as soon as it is done: converting all images
@@ -84,7 +86,7 @@ class BatchAnswer(Generic[T]):
         self._detections = 0
         self._model: ModelUsed | None = None
 
-    def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
+    async def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
         """Add the detections in an image, or its error."""
         if isinstance(found, Exception):
             problem = self.problems[index] = problems.to_problem(found, self._context.request_id)
@@ -93,12 +95,12 @@ class BatchAnswer(Generic[T]):
             self._errors[index] = copy(found) if is_expected else RuntimeError("an image of a batch failed")
             count_batch_image(self._metrics, timing, self._context.caller, problem.status)
         else:
-            self.keep(index, found)
+            await self.keep(index, found)
             count_batch_image(self._metrics, timing, self._context.caller, _OK)
 
-    def keep(self, index: int, found: Detections) -> None:
+    async def keep(self, index: int, found: Detections) -> None:
         """Add the detections in an image without counting it in the metrics of batches."""
-        self.converted[index] = self._convert(index, found)
+        self.converted[index] = await self._convert(index, found)
         self._detections += len(found.scores)
         self._model = ModelUsed.of(found)
 
@@ -136,15 +138,15 @@ class BatchAnswer(Generic[T]):
         }
 
 
-def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> msgspec.Raw:
+def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
     """Encode the result of an image for a document."""
     detections, size = to_detections(found, unit), ImageSize(found.width, found.height)
-    return msgspec.Raw(msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size)))
+    return msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size))
 
 
-def to_document(answer: BatchAnswer[msgspec.Raw], names: Sequence[str | None]) -> bytes:
+def to_document(answer: BatchAnswer[bytes], names: Sequence[str | None]) -> bytes:
     """Encode a whole document."""
-    results: Any = [result for _, result in sorted(answer.converted.items())]
+    results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
     failures = [BatchFailure(names[index], index, problem.detail, problem) for index, problem in sorted(answer.problems.items())]
     return msgspec.json.encode(BatchResponse(results=results, failures=failures or None, **answer.summary()))
 

@@ -13,8 +13,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from app.api.answering import native
 from app.api.answering.format import negotiate
-from app.api.answering.responses import VARY, JsonResponse
+from app.api.answering.responses import VARY, JsonResponse, LargeResponse
 from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
@@ -108,12 +109,19 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
         if wanted.format is not None:
             media_type = JSON
         names, image_ids = content.names, wanted.ids_of(len(content.images))
-        convert: Callable[[int, Detections], Any] = partial(to_result, names, wanted.boxes)
+        encode: Callable[[int, Detections], bytes] = partial(to_result, names, wanted.boxes)
         if wanted.format == "coco-results":
-            convert = partial(to_encoded_results, image_ids)
+            encode = partial(to_encoded_results, image_ids)
         elif media_type == LINES:
-            convert = partial(to_line, names, wanted.boxes)
-        answer: BatchAnswer[Any] = BatchAnswer(len(names), convert, context, worker.metrics)
+            encode = partial(to_line, names, wanted.boxes)
+        memory = stack.enter_context(pipeline.admission.memory.reserve(call.caller, "the results of this batch"))
+
+        async def convert(index: int, found: Detections) -> bytes:
+            encoded = await native.convert(partial(encode, index, found), found, pipeline, call)
+            memory.add(len(encoded) if native.is_large(found) else 0)
+            return encoded
+
+        answer: BatchAnswer[bytes] = BatchAnswer(len(names), convert, context, worker.metrics)
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
@@ -127,17 +135,17 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if media_type == LINES:
 
-            def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
-                answer.add(index, found, timing)
+            async def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
+                await answer.add(index, found, timing)
                 return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
 
             return _respond_in_lines(batch.run(report), answer, stack.pop_all())
         async with batch.run(answer.add) as done:
             for image in done:
                 await image
-    if wanted.format == "coco-results":
-        return JsonResponse(b"[%b]" % b",".join(filter(None, answer.all())))
-    return JsonResponse(to_document(answer, names))
+        is_list = wanted.format == "coco-results"
+        document = b"[%b]" % b",".join(filter(None, answer.all())) if is_list else to_document(answer, names)
+        return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)
 
 
 def _respond_in_lines(

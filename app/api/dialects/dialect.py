@@ -147,14 +147,20 @@ async def detect_each(
     `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
-    with ClientWatch(request.receive, context.body_limits) as client:
+    memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
+
+    async def keep(_: int, found: Detections) -> Detections:
+        memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+        return found
+
+    with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: BatchAnswer[Detections] = BatchAnswer(len(images), lambda _, found: found, context, worker.metrics)
+        answer: BatchAnswer[Detections] = BatchAnswer(len(images), keep, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                answer.keep(0, await pipeline.run(images[0], wanted.options, call))
+                await answer.keep(0, await pipeline.run(images[0], wanted.options, call))
             else:
                 batch = await BatchRequest.open(pipeline, images, wanted.options, call)
                 is_single = len(images) == 1

@@ -24,6 +24,8 @@ _SCORE_DIGITS = 4
 _REGION_BYTES = 1500
 _VERTEX_BYTES = 300
 _PNG_BYTES = 100
+# Of the largest mask, while it is encoded.
+_PIXEL_BYTES = 6
 
 Shape = dict[str, Any]
 Region = dict[str, Any]
@@ -38,7 +40,8 @@ def estimate_bytes(found: Sequence[Detections | Exception], controls: Sequence[C
             nbytes += len(each.scores) * (1 + points) * _REGION_BYTES
             for mask in each.masks or ():
                 nbytes += sum(map(len, mask.parts)) * _VERTEX_BYTES + len(mask.encoded or b"") * _PNG_BYTES
-    return nbytes * len(controls)
+    brushed = (each for each in found if not isinstance(each, Exception) and any(mask.encoded for mask in each.masks or ()))
+    return nbytes * len(controls) + _PIXEL_BYTES * max((each.width * each.height for each in brushed), default=0)
 
 
 def describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:
