@@ -109,7 +109,7 @@ def test_a_png_is_the_part_of_the_mask_in_the_box() -> None:
     (png,), (rle,) = (masks_of([box], prototypes, WIDE, form) for form in ("png", "rle"))
 
     assert isinstance(png.encoded, bytes)
-    pixels = cv2.imdecode(np.frombuffer(png.encoded, np.uint8), cv2.IMREAD_UNCHANGED)
+    pixels = np.asarray(cv2.imdecode(np.frombuffer(png.encoded, np.uint8), cv2.IMREAD_UNCHANGED))
     (x, y), (height, width) = png.offset, pixels.shape
     whole = np.zeros((100, 200), np.uint8)
     whole[y : y + height, x : x + width] = pixels

@@ -205,7 +205,8 @@ def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
 
 
 async def _respond_with_results(given: ResponseInput[Detections]) -> ASGIResponse:
-    return await respond_json(partial(to_coco_results, given.found, given.wanted.image_id), given.found, given.pipeline, given.call)
+    describe = partial(to_coco_results, given.found, given.wanted.image_id)
+    return await respond_json(describe, given.found, given.pipeline, given.call)
 
 
 COCO_RESULTS = Format("coco-results", (), _respond_with_results)
