@@ -21,7 +21,7 @@ from app.obb import boxes as oriented
 from app.pose.keypoints import read_keypoints
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
-from app.segmentation.masks import Mask, MaskFormat, make_masks
+from app.segmentation.mask import Mask, MaskFormat
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
@@ -251,6 +251,8 @@ def _read_detections(  # noqa: PLR0913, PLR0917 - what was asked, and what is re
     if isinstance(head, PoseHead) and found.features is not None:
         return detections._replace(keypoints=read_keypoints(found.features, len(head.keypoint_names), transform))
     if isinstance(head, SegmentationHead) and options.masks != "none":
+        from app.segmentation.masks import make_masks  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+
         prototypes = take_outputs(spec, result.outputs)[-1]
         masks = make_masks(spec.name, found, prototypes, spec.input_size, transform, options.masks, deadline)
         return detections._replace(masks=masks)

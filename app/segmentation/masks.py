@@ -5,7 +5,7 @@ to the box, the padding cut away, scaled to the image.
 """
 
 from math import ceil
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -16,9 +16,8 @@ from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.resilience.deadline import Deadline
+from app.segmentation.mask import Mask, MaskFormat
 
-MaskFormat = Literal["polygon", "rle", "png", "none"]
-"""How masks are encoded."""
 # Of all polygons of an image: hundreds for each of 300 objects. A model that returns noise would give millions.
 _MAX_VERTICES = 100_000
 _MIN_VERTICES = 3
@@ -27,17 +26,6 @@ _INVERSE = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
 Region = tuple[int, int, int, int]
 """x1 y1 x2 y2 in whole pixels, ends exclusive."""
 _Mask = NDArray[np.uint8]
-
-
-class Mask(NamedTuple):
-    """The mask of an object."""
-
-    parts: list[NDArray[np.float32]]
-    """Polygons (m, 2) x y of the outer contours, in pixels of the image; the last vertex is joined to the first."""
-    encoded: dict[str, Any] | bytes | None = None
-    """COCO's RLE at the size of the image, `{"size": [height, width], "counts": ...}`; a PNG of the object's region; or neither."""
-    offset: tuple[int, int] = (0, 0)
-    """Column and row of the image at which the PNG begins."""
 
 
 def make_masks(  # noqa: PLR0913, PLR0917 - what masks are made of

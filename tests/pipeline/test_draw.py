@@ -18,7 +18,7 @@ from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
-from app.segmentation.masks import Mask
+from app.segmentation.mask import Mask
 from app.telemetry.timing import DRAW, Timing
 from tests.fakes.triton import SPEC
 from tests.imaging.samples import encode

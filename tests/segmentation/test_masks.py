@@ -10,7 +10,8 @@ from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.resilience.deadline import Deadline
-from app.segmentation.masks import Mask, MaskFormat, make_masks
+from app.segmentation.mask import Mask, MaskFormat
+from app.segmentation.masks import make_masks
 
 # pycocotools is older than numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
