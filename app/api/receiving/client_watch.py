@@ -45,6 +45,7 @@ class ClientWatch(Interruption):
         self._timer.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
+            self._waiting = None  # its CancelledError refers to this object
         super().__exit__(kind, error, traceback)
 
     async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:

@@ -321,3 +321,23 @@ async def test_a_body_without_an_end_is_given_up(pause_seconds: float) -> None:
     await drain(receive)
 
     assert now() == pytest.approx(2)
+
+
+async def test_a_watch_that_waited_for_a_disconnect_is_released_at_once() -> None:
+    """The error of the cancelled wait refers to it, and it refers to the request."""
+    is_waiting = asyncio.Event()
+
+    async def receive() -> Any:  # noqa: ANN401 - an ASGI message
+        is_waiting.set()
+        await asyncio.Event().wait()
+
+    async def watch() -> None:
+        with ClientWatch(receive, LIMITS) as client:
+            client.is_body_complete = True
+            await is_waiting.wait()
+
+    with in_cycles(ClientWatch) as kept:
+        await watch()
+        await asyncio.sleep(0)  # the wait ends
+
+    assert not kept
