@@ -310,7 +310,7 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
 
 
 def _require_not_default(settings: Settings, name: str) -> None:
-    if name in {settings.model, *settings.models_by_task.values()}:
+    if name in {settings.model, settings.classify_model}:
         raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
 
 

@@ -32,6 +32,7 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.settings import environment
 from app.settings.schema import Settings
+from app.settings.task_models import task_models
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
@@ -169,7 +170,7 @@ def _models(settings: Settings) -> Models:
     repository = Path(settings.model_repository)
     models = Models(
         settings.model,
-        {task: model for task in TASKS if (model := settings.models_by_task.get(task))},
+        {task: model for task in TASKS if (model := task_models(settings).get(task))},
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
         # Otherwise nobody here lets the Tritons load a changed model.
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),

@@ -4,6 +4,7 @@ import re
 
 from app.expected import quoted
 from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
+from app.settings.task_models import task_models
 
 _SOCKET = re.compile(r"unix:/[^\s,]+")
 _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
@@ -33,7 +34,7 @@ def check(settings: Settings) -> None:
     except ValueError as error:
         raise SettingsError(f"{PREFIX}TRUSTED_PROXIES: Expected addresses or networks such as 10.0.0.0/8; {error}") from error
     try:
-        _ = settings.models_by_task
+        task_models(settings)
     except ValueError as error:
         raise SettingsError(f"{PREFIX}TASK_MODELS: {error}") from error
     _check_url_hosts(settings)

@@ -100,8 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task_models: Annotated[
         str,
         Meta(
-            description="Models used when a request to `/segment`, `/pose` or `/obb` names none, such as "
-            "`segmentation=parts,pose=people`. Default: `yolo11n-seg`, `yolo11n-pose` and `yolo11n-obb`."
+            description="Default models of tasks, such as `segmentation=parts,pose=people`; `yolo11n-` and `seg`, `pose` or `obb`."
         ),
     ] = ""
     model_repository: Annotated[
@@ -319,26 +318,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """
         named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
         return tuple(ip_network(name) for name in named)
-
-    @property
-    def models_by_task(self) -> dict[str, str]:
-        """The default model of each task that has one of its own.
-
-        Raises:
-            ValueError: `task_models` is not valid.
-        """
-        models: dict[str, str] = {
-            "classification": self.classify_model,
-            "segmentation": "yolo11n-seg",
-            "pose": "yolo11n-pose",
-            "obb": "yolo11n-obb",
-        }
-        for given in filter(None, map(str.strip, self.task_models.split(","))):
-            task, _, model = map(str.strip, given.partition("="))
-            if task not in models or not model:
-                raise ValueError(f"{given!r} is not one of {', '.join(models)}, followed by = and the name of a model")
-            models[task] = model
-        return models
 
     @property
     def triton_folder(self) -> Path:

@@ -426,6 +426,40 @@ def test_preprocessing_is_that_of_the_published_models(
     assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
 
 
+SEGMENT, POSE, OBB = (f"{{'task': '{task}', 'kpt_shape': [2, 3]}}" for task in ("segment", "pose", "obb"))
+PROTOTYPES: Tensor = ("masks", "TYPE_FP32", [32, 160, 160])
+COMPOSED: list[Tensor] = [
+    ("num_dets", "TYPE_INT32", [1]),
+    ("det_boxes", "TYPE_FP32", [300, 4]),
+    ("det_scores", "TYPE_FP32", [300]),
+    ("det_classes", "TYPE_INT32", [300]),
+]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "parameters", "task", "features", "output_format"),
+    [
+        ([PROTOTYPES, table(39, 8400)], {}, "segmentation", 32, OutputFormat.YOLO_HEAD),
+        ([table(300, 38), PROTOTYPES], {"metadata": SEGMENT}, "segmentation", 32, OutputFormat.SIX_COLUMNS),
+        ([table(13, 8400)], {"metadata": POSE}, "pose", 6, OutputFormat.YOLO_HEAD),
+        ([table(300, 12)], {"metadata": POSE}, "pose", 6, OutputFormat.SIX_COLUMNS),
+        ([table(8, 8400)], {"metadata": OBB}, "obb", 1, OutputFormat.YOLO_HEAD),
+        ([table(300, 7)], {"task": "obb"}, "obb", 1, OutputFormat.SIX_COLUMNS),
+        ([*COMPOSED, ("det_angles", "TYPE_FP32", [300])], {}, "obb", 1, OutputFormat.END_TO_END),
+        ([*COMPOSED, ("det_keypoints", "TYPE_FP32", [300, 5, 2])], {}, "pose", 10, OutputFormat.END_TO_END),
+    ],
+)
+def test_a_head_with_features_is_recognised(
+    outputs: list[Tensor], parameters: dict[str, Any], task: str, features: int, output_format: OutputFormat
+) -> None:
+    """By names, shapes and the task; what is read last are the prototypes, in whatever order the config has them."""
+    spec = spec_of(*outputs, **parameters)
+
+    assert isinstance(spec.head, DetectionHead)
+    assert (spec.head.task, spec.head.features, spec.head.output_format) == (task, features, output_format)
+    assert PROTOTYPES not in outputs or spec.output_names[-1] == "masks"
+
+
 @pytest.mark.parametrize("task", ["semantic", ["detect"]])
 @pytest.mark.parametrize("output", [YOLO_HEAD, SIX_COLUMNS, ("scores", "TYPE_FP32", [1000])])
 def test_a_model_of_another_task_is_unsupported(output: Tensor, task: object) -> None:

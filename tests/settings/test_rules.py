@@ -23,6 +23,11 @@ def complaint(environ: dict[str, str]) -> str:
         ("TRITON_ENDPOINTS", "a:8001, b:8001,a:8001", "an address is there twice"),
         ("WORKER_MAX_AGE_SECONDS", "1", "Expected 0, or at least 60 seconds; got 1"),
         ("WORKER_MAX_AGE_SECONDS", "59", "Expected 0, or at least 60 seconds; got 59"),
+        (
+            "TASK_MODELS",
+            "pose=people,detection=mine",
+            "'detection=mine' is not one of segmentation, pose, obb, followed by = and the name of a model",
+        ),
         ("TRITON_TLS_FOLDER", "tls", "NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS"),
     ],
 )

@@ -100,7 +100,7 @@ class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=T
     format: Annotated[
         Literal["json", "image", "image_and_json", "coco-results"] | None,
         Meta(
-            description="`json`; `image`: the image with boxes, names and scores drawn on it, as JPEG or what `Accept` prefers; "
+            description="`json`; `image`: the image with the detections drawn on it, as JPEG or what `Accept` prefers; "
             "`image_and_json`: JSON with that picture as base64 in `visualization`; `coco-results`: a list of COCO results. "
             "It counts more than `Accept`, which can ask for `application/json`, `image/jpeg` and `image/png`. Default: `json`."
         ),

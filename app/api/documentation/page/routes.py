@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
@@ -18,7 +18,7 @@ from app.api.dependencies import Worker
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
-from app.model.heads import TASKS, Head
+from app.model.heads import HEADS, TASKS, ClassificationHead
 
 HTML = "text/html"
 """The media type of the page."""
@@ -44,7 +44,8 @@ _NOSNIFF = (b"x-content-type-options", b"nosniff")
 # Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
 _ENDPOINTS = {
-    **{head.task: head.route for head in get_args(Head)},
+    **{task: head.route for task, head in HEADS.items()},
+    ClassificationHead.task: ClassificationHead.route,
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",

@@ -10,6 +10,7 @@ from app import __version__
 from app.api.application import Application
 from app.api.documentation.page.routes import ASSETS, FOLDER
 from app.main import create_app
+from app.model.heads import TASKS
 from tests.api.conftest import routes_of, settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, serving
 from tests.support import IMAGES, json, started
@@ -30,7 +31,8 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
     assert response.headers["content-type"] == "application/json"
     assert response.headers["vary"] == "Accept"
     description = json(response)
-    assert description.pop("endpoints")["detection"] == "/detect"
+    endpoints = description.pop("endpoints")
+    assert [endpoints[task] for task in TASKS] == ["/detect", "/classify", "/segment", "/pose", "/obb"]
     assert description == {
         "service": "Nereid",
         "status": "running",

@@ -1,0 +1,20 @@
+"""The default models of tasks, from the settings."""
+
+from app.settings.schema import Settings
+
+_DEFAULTS = {"segmentation": "yolo11n-seg", "pose": "yolo11n-pose", "obb": "yolo11n-obb"}
+
+
+def task_models(settings: Settings) -> dict[str, str]:
+    """Return the default model of each task that has one of its own.
+
+    Raises:
+        ValueError: The setting `task_models` is not valid.
+    """
+    models = _DEFAULTS.copy()
+    for given in filter(None, map(str.strip, settings.task_models.split(","))):
+        task, _, model = map(str.strip, given.partition("="))
+        if task not in models or not model:
+            raise ValueError(f"{given!r} is not one of {', '.join(models)}, followed by = and the name of a model")
+        models[task] = model
+    return models | {"classification": settings.classify_model}
