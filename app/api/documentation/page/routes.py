@@ -43,7 +43,7 @@ _SECURITY = {
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 # Browsers revalidate code on each visit, so that its files have the same version after an upgrade.
 _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control", b"max-age=86400")
-_ENDPOINTS = {
+_ENDPOINTS: dict[str, str] = {
     **{task: head.route for task, head in HEADS.items()},
     ClassificationHead.task: ClassificationHead.route,
     "batch": "/detect/batch",
