@@ -100,7 +100,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task_models: Annotated[
         str,
         Meta(
-            description="Default models, instead of `yolo11n-seg`, `yolo11n-pose` and `yolo11n-obb`: `segmentation=parts,pose=people`."
+            description="Default models, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`: `segmentation=parts,pose=people`."
         ),
     ] = ""
     model_repository: Annotated[
