@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -56,7 +56,7 @@ class BatchRequest:
             GatewayFull: There is not enough memory for the images now.
             GatewayError: The model cannot be used, or the options do not fit it.
         """
-        model = pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
+        model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
         pipeline.check_circuit(model)
         memory = Lease()
         try:
@@ -66,7 +66,7 @@ class BatchRequest:
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
             options.reader(spec)  # rejects invalid options before anything is processed
-            return cls(pipeline, spec, options, call.pinned_to(options.version), images, memory)
+            return cls(pipeline, spec, options, call, images, memory)
         except BaseException:
             memory.release()
             raise
@@ -127,14 +127,20 @@ class BatchRequest:
         return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        with await self._queue.admit(call.deadline) as permit:
-            _keep(memory, permit)
-            if self._spec.input_format is not InputFormat.FILE:
-                tensor = self._pipeline.admission.memory.reserve(call.caller)
-                tensor.add(self._spec.image_bytes)
-                permit.on_release(tensor.release)
-            reader = self._options.reader(self._spec)
-            return await self._pipeline.process(image, self._spec, self._options, reader, call, permit)
+        async def admit() -> Permit:
+            permit = await self._queue.admit(call.deadline)
+            with ExitStack() as failed:
+                failed.callback(permit.release)
+                _keep(memory, permit)
+                if self._spec.input_format is not InputFormat.FILE:
+                    tensor = self._pipeline.admission.memory.reserve(call.caller)
+                    permit.on_release(tensor.release)
+                    tensor.add(self._spec.image_bytes)
+                failed.pop_all()
+            return permit
+
+        reader = self._options.reader(self._spec)
+        return await self._pipeline.answer(image, self._spec, self._options, reader, call, admit)
 
 
 class Download:

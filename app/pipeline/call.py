@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +36,27 @@ Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
 
+class Decoded(NamedTuple):
+    """All that a model has found in one image, before anything that a request chooses: confidence, classes, overlap, units."""
+
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+    found: Candidates | NDArray[np.float32]
+    """All candidates above the model's floor, in pixels of its input; of a classifier the probabilities (classes,)."""
+    transform: ImageTransform
+    """The position of the image in the model's input."""
+    prototypes: NDArray[Any] | None = None
+    """The last output of a segmentation, from which masks are made."""
+
+
 class Reader(NamedTuple, Generic[Result_co]):
     """Reads the result of an inference."""
 
-    read: Callable[[InferResult, ImageTransform, Deadline], Result_co]
-    """Makes the answer from the result for one image, the position of that image in the model's input, and the deadline."""
+    read: Callable[[Decoded, Deadline], Result_co]
+    """Makes the answer from what the model has found, until the deadline."""
     is_heavy: bool
-    """Whether `read` takes milliseconds and must run in a thread."""
+    """Whether decoding and `read` take milliseconds and must run in a thread."""
     pixel_bytes: int = 0
     """Memory that `read` needs for each pixel of the image, if it is heavy."""
 
@@ -113,7 +127,7 @@ class DetectOptions(NamedTuple):
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
         has_masks = isinstance(head, SegmentationHead) and self.masks != "none"
         return Reader(
-            partial(_read_detections, spec, wanted, self),
+            partial(_read_detections, wanted, self),
             is_heavy=suppression is not None or has_masks,
             pixel_bytes=_MASK_BYTES if has_masks and self.masks != "polygon" else 0,
         )
@@ -143,7 +157,7 @@ class ClassifyOptions(NamedTuple):
             WrongTask: The model is not a classifier.
         """
         spec.expect_head(ClassificationHead)
-        return Reader(partial(_read_classifications, self, spec), is_heavy=False)
+        return Reader(partial(_read_classifications, self), is_heavy=False)
 
 
 class CallContext(NamedTuple):
@@ -164,6 +178,10 @@ class CallContext(NamedTuple):
     """Whether a JPEG whose pixels are not all there is answered."""
     is_pinned: bool = False
     """Whether the version of the spec is required; otherwise a newer version may answer."""
+    uses_cache: bool = True
+    """Whether a cached result may answer, and the result may be cached."""
+    route_key: str = ""
+    """What decides which model of a route answers, such as the id of a camera; empty if the next request may get another one."""
 
     def turn(self, cost: float = 0.0) -> Turn:
         """Return the turn of work for the request; for jobs, `cost` is in pixels to decode."""
@@ -229,38 +247,46 @@ def trivial_question(spec: ModelSpec) -> Question[object]:
     return DetectOptions(spec.name, 1.0, None, 1, task=spec.head.task, masks="none")
 
 
-def _read_detections(  # noqa: PLR0913, PLR0917 - what was asked, and what is read
-    spec: ModelSpec,
-    wanted: Callable[[Candidates], Candidates],
-    options: DetectOptions,
-    result: InferResult,
-    transform: ImageTransform,
-    deadline: Deadline,
+def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> Decoded:
+    """Decode the outputs for one image.
+
+    Raises:
+        InvalidImage: The model reports that it could not decode the image.
+        InvalidModelOutput: The outputs are invalid.
+    """
+    if isinstance(spec.head, ClassificationHead):
+        return Decoded(spec, result.version, decode_scores(spec, result.outputs), transform)
+    prototypes = take_outputs(spec, result.outputs)[-1] if isinstance(spec.head, SegmentationHead) else None
+    return Decoded(spec, result.version, decode_boxes(spec, result.outputs), transform, prototypes)
+
+
+def _read_detections(
+    wanted: Callable[[Candidates], Candidates], options: DetectOptions, decoded: Decoded, deadline: Deadline
 ) -> Detections:
-    """Decode the outputs, select the requested detections and map them to the image."""
-    head, found = spec.head, wanted(decode_boxes(spec, result.outputs))
+    """Select the requested detections and map them to the image."""
+    spec, transform = decoded.spec, decoded.transform
+    assert isinstance(decoded.found, Candidates)  # noqa: S101 - of a model with boxes
+    head, found = spec.head, wanted(decoded.found)
     corners = oriented.to_corners(found) if isinstance(head, ObbHead) else None
     boxes = transform.to_image(found.boxes if corners is None else oriented.enclose(corners))
     best = choose_best(boxes, options.max_detections)
     found = found.take(best)
     detections = Detections(
-        boxes[best], found.scores, found.class_ids, transform.image_width, transform.image_height, spec, result.version
+        boxes[best], found.scores, found.class_ids, transform.image_width, transform.image_height, spec, decoded.version
     )
     if corners is not None:
         return detections._replace(corners=transform.points_to_image(corners[best]))
     if isinstance(head, PoseHead) and found.features is not None:
         return detections._replace(keypoints=read_keypoints(found.features, len(head.keypoint_names), transform))
-    if isinstance(head, SegmentationHead) and options.masks != "none":
+    if decoded.prototypes is not None and options.masks != "none":
         from app.segmentation.masks import make_masks  # noqa: PLC0415 - OpenCV, without which `doctor` must start
 
-        prototypes = take_outputs(spec, result.outputs)[-1]
-        masks = make_masks(spec.name, found, prototypes, spec.input_size, transform, options.masks, deadline)
+        masks = make_masks(spec.name, found, decoded.prototypes, spec.input_size, transform, options.masks, deadline)
         return detections._replace(masks=masks)
     return detections
 
 
-def _read_classifications(
-    options: ClassifyOptions, spec: ModelSpec, result: InferResult, transform: ImageTransform, _: Deadline
-) -> Classifications:
-    best = rank(decode_scores(spec, result.outputs), top_k=options.top_k, confidence=options.confidence)
-    return Classifications(*best, transform.image_width, transform.image_height, spec, result.version)
+def _read_classifications(options: ClassifyOptions, decoded: Decoded, _: Deadline) -> Classifications:
+    assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a classifier
+    best = rank(decoded.found, top_k=options.top_k, confidence=options.confidence)
+    return Classifications(*best, decoded.transform.image_width, decoded.transform.image_height, decoded.spec, decoded.version)

@@ -1,23 +1,25 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import Callable, Container, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
 from app.expected import suggestion
 from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
+from app.imaging.transform import ImageTransform
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
-from app.pipeline.call import CallContext, Question, Reader, Result, trivial_question
+from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
+from app.pipeline.hooks import Cache, Router
 from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -25,15 +27,19 @@ from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
+from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
+from app.triton.messages import InferResult
 from app.triton.status import ModelReplaced
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
 # With the default limits, a batch of 61 images has the maximum deadline, for which proxies and service managers are set up.
 _MORE_PER_IMAGE = 1 / 20
+
+T = TypeVar("T")
 
 
 class Models(NamedTuple):
@@ -98,6 +104,8 @@ class Pipeline:
         self.apart_threads = DecodeThreads(1)
         """For blocking work of anonymous requests, so that no other request waits for it."""
         self._batchers = Batchers(calls)
+        self.cache: Cache | None = None
+        self.router: Router | None = None
 
     def default_for(self, task: Task) -> str:
         """Return the name of the default model for a task."""
@@ -105,8 +113,19 @@ class Pipeline:
 
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
+        if self.router is not None:
+            name, target_version = split_reference(self.router.target(name))
+            version = version or target_version
         default = self.tritons.default(name)
         return default.reference if default and (not version or default.version == str(version)) else refer_to(name, version)
+
+    def choose(self, name: str, version: int | None, call: CallContext) -> tuple[str, CallContext]:
+        """Return the reference of the model that answers, which differs between the requests for a route, and the call to it."""
+        chosen = version
+        if self.router is not None and version is None:
+            name, target_version = split_reference(self.router.choose(name, call))
+            chosen = int(target_version) if target_version else None
+        return self.refer_to(name, chosen), call.pinned_to(chosen)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.
@@ -119,7 +138,8 @@ class Pipeline:
 
     def is_known(self, name: str) -> bool:
         """Return whether a model with this name exists or has existed, in any version."""
-        return name in self._default_names or name in self.pullable or self.tritons.has_had(name)
+        is_route = self.router is not None and self.router.handles(name)
+        return is_route or name in self._default_names or name in self.pullable or self.tritons.has_had(name)
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask Triton if necessary.
@@ -194,39 +214,72 @@ class Pipeline:
             DeadlinePassed: The deadline passed; the message names the step.
             GatewayError: A step failed.
         """
-        model = self.refer_to(question.model or self.default_for(question.task), question.version)
+        name = question.model or self.default_for(question.task)
+        if self.router is not None and self.router.handles(name):
+            return await self.router.run(data, question, call)
+        return await self.run_model(self.refer_to(name, question.version), data, question, call.pinned_to(question.version))
+
+    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
+        """Answer a question by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
-        call = call.pinned_to(question.version)
-        memory = self.admission.memory.reserve(call.caller)
-        try:
+        with ExitStack() as stack:
+            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
             reader = question.reader(spec)  # rejects invalid parameters before admission
-            if spec.input_format is not InputFormat.FILE:
-                memory.add(spec.image_bytes)
-            permit = await self.admission.admit(spec.name, self.tritons.parallel_images(spec), memory, call.deadline, call.caller)
-        except BaseException:
-            memory.release()
-            raise
-        with permit:
-            return await self.process(data, spec, question, reader, call, permit)
 
-    async def process(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+            async def admit() -> Permit:
+                if spec.input_format is not InputFormat.FILE:
+                    memory.add(spec.image_bytes)
+                images = self.tritons.parallel_images(spec)
+                permit = await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
+                stack.pop_all()  # the permit releases the memory
+                return permit
+
+            return await self.answer(data, spec, question, reader, call, admit)
+
+    async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
+        self,
+        data: bytes,
+        spec: ModelSpec,
+        question: Question[Result],
+        reader: Reader[Result],
+        call: CallContext,
+        admit: Callable[[], Awaitable[Permit]],
     ) -> Result:
-        """Answer a question about an encoded image that has been admitted; start over if the model is replaced meanwhile.
+        """Answer a question about an encoded image, from the cache or, once `admit` has admitted it, by an inference.
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
+        if self.cache is None or not self.cache.takes(spec, call):
+            with await admit() as permit:
+                spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
+                read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
+                return await self._read(read, reader, transform, call, permit)
+
+        async def find() -> Decoded:
+            with await admit() as permit:
+                own, own_reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
+                return await self._read(lambda: decode(own, result, transform), own_reader, transform, call, permit)
+
+        decoded = await self.cache.get(data, spec, call, find)
+        reader = reader if decoded.spec is spec else question.reader(decoded.spec)
+        with Lease() as lease:
+            return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+
+    async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
+        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+    ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
+        """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         for _ in range(_MAX_REPLACEMENTS):
             with suppress(ModelReplaced):
-                return await self._attempt(data, spec, reader, call, permit)
+                return spec, reader, *await self._attempt(data, spec, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
             spec = await self.prepare(reference, call.deadline)
             reader = question.reader(spec)
-        return await self._attempt(data, spec, reader, call, permit)
+        return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: bytes, spec: ModelSpec, reader: Reader[Result], call: CallContext, permit: Permit) -> Result:
+    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
         timing, deadline = call.timing, call.deadline
         timing.lap("model")
         takes_file = spec.input_format is InputFormat.FILE
@@ -244,18 +297,24 @@ class Pipeline:
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
         timing.lap("infer")
+        return result, transform
+
+    async def _read(
+        self, read: Callable[[], T], reader: Reader[Any], transform: ImageTransform, call: CallContext, lease: Lease
+    ) -> T:
+        """Run what reads a result, in a thread if the reader is heavy; the lease is kept as long."""
         if reader.is_heavy:
             drawn = transform.image_width * transform.image_height if reader.pixel_bytes else 0
 
-            def read() -> Result:
+            def read_in_thread() -> T:
                 with self.admission.memory.reserve(call.caller) as memory:
                     memory.add(reader.pixel_bytes * drawn)
-                    return reader.read(result, transform, deadline)
+                    return read()
 
-            answer = await self.threads.run(read, deadline, permit, turn=call.turn(drawn))
+            answer = await self.threads.run(read_in_thread, call.deadline, lease, turn=call.turn(drawn))
         else:
-            answer = reader.read(result, transform, deadline)
-        timing.lap("post")
+            answer = read()
+        call.timing.lap("post")
         return answer
 
     async def close(self) -> None:

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
-from app.pipeline.call import trivial_question
-from app.resilience.deadline import Deadline
+from app.pipeline.call import decode
 from app.triton.client import TritonClient
 from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 from app.triton.status import ModelFailed
@@ -41,7 +40,7 @@ def check_result(spec: ModelSpec, result: InferResult) -> None:
         InvalidImage: The model reports that it could not decode the image.
     """
     size = spec.input_size
-    trivial_question(spec).reader(spec).read(result, ImageTransform(0, 0, *size, *size), Deadline.after(0))
+    decode(spec, result, ImageTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:

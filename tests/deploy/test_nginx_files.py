@@ -17,7 +17,8 @@ from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
 from app.errors import BodyTooLarge, MalformedRequest
-from app.settings.schema import DIALECTS, Settings
+from app.settings.fields import DIALECTS
+from app.settings.schema import Settings
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3

@@ -30,7 +30,8 @@ def ask(rows: object, options: call.DetectOptions, *, max_iou: float) -> call.De
     """Ask a model for what it has found: rows of x1 y1 x2 y2 score class, after an NMS of its own if `max_iou` is below 1."""
     head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
     spec = msgspec.structs.replace(from_triton_config(CONFIG, "1"), head=head)
-    return options.reader(spec).read(InferResult({"o": np.array([rows], np.float32)}, "1"), TRANSFORM, Deadline.after(60))
+    decoded = call.decode(spec, InferResult({"o": np.array([rows], np.float32)}, "1"), TRANSFORM)
+    return options.reader(spec).read(decoded, Deadline.after(60))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import VERSION
 from app.main import create_app
-from app.settings.schema import DIALECTS
+from app.settings.fields import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving

@@ -1,0 +1,1 @@
+"""Tensors of Frigate's ZMQ detector. Knows neither HTTP nor gRPC."""
