@@ -7,6 +7,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from numpy.typing import NDArray
+
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
 from app.expected import suggestion
 from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
@@ -33,6 +35,7 @@ from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
 from app.triton.messages import InferResult
 from app.triton.status import ModelReplaced
+from app.triton.transport import InputBuffer
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
@@ -266,6 +269,20 @@ class Pipeline:
         reader = reader if decoded.spec is spec else question.reader(decoded.spec)
         with Lease() as lease:
             return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+
+    async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext, permit: Permit) -> InferResult:
+        """Run the inference of an admitted image that is an input tensor already; errors are those of `run`."""
+
+        def fill() -> InputBuffer:
+            buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)
+            buffer.tensor[:] = tensor
+            return buffer
+
+        buffer = await self.threads.run(fill, call.deadline, permit, turn=call.turn())
+        call.timing.lap("queue")
+        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+        call.timing.lap("infer")
+        return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit

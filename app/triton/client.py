@@ -19,7 +19,7 @@ from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
 from app.triton.credentials import Credentials
-from app.triton.messages import InferResult, infer_request, read_response
+from app.triton.messages import InferResult, infer_request, read_response, to_json
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use
@@ -195,6 +195,20 @@ class TritonClient:
             GatewayError: Triton rejects the request.
         """
         return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
+
+    async def describe(self, method: str, model: str) -> dict[str, Any]:
+        """Return the answer of an RPC about a model, by reference, in the JSON form of Triton's HTTP protocol.
+
+        Args:
+            method: `ModelMetadata`, `ModelConfig` or `ModelStatistics`.
+            model: Reference of the model.
+
+        Raises:
+            TritonUnavailable: Triton does not answer in time.
+            GatewayError: Triton rejects the request.
+        """
+        name, version = split_reference(model)
+        return to_json(await self.ask(method, getattr(service_pb2, f"{method}Request")(name=name, version=version)))
 
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,

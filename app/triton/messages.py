@@ -115,3 +115,22 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
         except (ValueError, KeyError) as error:
             raise InvalidModelOutput(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
     return InferResult(outputs, message.model_version)
+
+
+def to_json(message: Any) -> dict[str, Any]:  # noqa: ANN401 - generated messages have no types
+    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers."""
+    return {
+        field.name: _field_to_json(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _field_to_json(field: Any, value: Any) -> Any:  # noqa: ANN401
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return {str(key): _field_to_json(kind.fields_by_name["value"], each) for key, each in value.items()}
+    convert = (
+        to_json if kind is not None else (lambda each: field.enum_type.values_by_number[each].name if field.enum_type else each)
+    )
+    return [convert(each) for each in value] if field.is_repeated else convert(value)

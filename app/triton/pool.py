@@ -145,6 +145,14 @@ class TritonPool:
                 return True
         return False
 
+    async def describe(self, method: str, model: str) -> dict[str, Any]:
+        """Return the answer of an RPC about a model from a Triton that runs it, as far as is known; see `TritonClient.describe`."""
+        having = [server for server in self.servers if server.specs.has(model)] or self.servers
+        usable = [server for server in having if server.is_usable(model)] or having
+        if not usable:
+            raise TritonUnavailable("no Triton is known")
+        return await usable[0].client.describe(method, model)
+
     async def list_models(self) -> dict[str, ModelState]:
         """Return the models in the repositories of all Tritons by name. A model is ready if it is ready at any Triton.
 

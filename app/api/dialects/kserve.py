@@ -1,0 +1,252 @@
+"""The dialect of KServe v2, the Open Inference Protocol over HTTP: a model gets an image, or a tensor as it declares it.
+
+Source: docs/predict-api/v2/required_api.md of kserve/kserve; docs/protocol of triton-inference-server/server.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from litestar import Response, get, post
+from litestar.params import FromPath
+from litestar.response.base import ASGIResponse
+from numpy.typing import NDArray
+
+from app import __version__
+from app.api.admin import change, guard_origin
+from app.api.answering.responses import LargeResponse
+from app.api.caller.check import require_key
+from app.api.context import context_of, header_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
+from app.api.dialects.kserve_tensors import BYTES, MAX_HEAD_BYTES, encode_response, parse_request
+from app.api.parameters.parse import check_model_name
+from app.api.receiving import intake
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, parsing_bytes
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON
+from app.api.routes import ModelRoute
+from app.errors import Forbidden, InvalidParameter, MalformedRequest, ModelNotReady, UnsupportedModel
+from app.model.heads import ClassificationHead
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.call import ClassifyOptions, Detections, Reader, TaskResult
+from app.pipeline.tensors import TensorRequest
+from app.resilience.lease import Lease
+
+_EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+_LENGTH = "Inference-Header-Content-Length"
+_MODEL = "/v2/models/{model:str}"
+_VERSION = _MODEL + "/versions/{version:int}"
+_MAX_TEXT_BYTES = 1 << 16
+# Work on less takes less than a millisecond.
+_QUICK_BYTES = 1 << 16
+# A number as JSON, and the objects from which it is made.
+_NUMBER_BYTES = 64
+
+_DETECTIONS = {
+    "num_dets": ("INT32", [1]),
+    "det_boxes": ("FP32", [-1, 4]),
+    "det_scores": ("FP32", [-1]),
+    "det_classes": ("INT32", [-1]),
+}
+_CLASSES = {"scores": ("FP32", [-1]), "classes": ("INT32", [-1])}
+
+T = TypeVar("T")
+Model = FromPath[str]
+Version = FromPath[int | None]
+Outputs = dict[str, NDArray[Any]]
+
+
+class _Options(OptionsByModel):
+    """Options for a model of any task."""
+
+    __slots__ = ()
+
+    def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
+        """Return the reader of detections without masks, or of classes."""
+        if isinstance(spec.head, ClassificationHead):
+            return ClassifyOptions(self.model, self.confidence, self.max_detections).reader(spec)
+        return super().reader(spec)
+
+
+@ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query")
+async def infer(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> ASGIResponse:
+    """Ask a model about one image, an element of type BYTES, as `/predict/{model}` does; or pass a tensor on to it."""
+    context, pipeline = context_of(request.scope), worker.pipeline
+    memory = pipeline.admission.memory.reserve(context.caller, "this tensor")
+
+    async def run(work: Callable[[], T], nbytes: int) -> T:
+        """Run work on this many bytes, in a thread if there are many."""
+        if nbytes <= _QUICK_BYTES:
+            return work()
+        with Lease() as lease:
+            return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn())
+
+    def keep(data: bytes, _: str, __: object) -> ParsedBody:
+        return ParsedBody(data, [])
+
+    with ClientWatch(request.receive, context.body_limits) as client, memory:
+        in_path = [("model", model), *([("version", str(version))] if version else [])]
+        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, keep)
+        data, length = content.image, header_of(request.scope, _LENGTH.lower().encode())
+        memory.add(len(data) if length else parsing_bytes(len(data), JSON))
+        given = await run(partial(parse_request, data, length), MAX_HEAD_BYTES if length else len(data))
+        parameters = given.parameters
+        try:
+            if given.datatype == BYTES:
+                image = await run(given.read_file, len(data))
+                options = _Options(
+                    wanted.model,
+                    parameters.confidence,
+                    None,
+                    parameters.max_detections,
+                    parameters.iou,
+                    version=wanted.version,
+                    masks="none",
+                )
+                found = await pipeline.run(image, options, call)
+                used, outputs = found.version, _to_outputs(found, is_batch=len(given.shape) > 1)
+                is_binary = given.choose(outputs)
+            else:
+                tensor = await TensorRequest.open(pipeline, model, wanted.version, given.name, given.datatype, given.shape, call)
+                is_binary = given.choose(tensor.spec.requested_names)
+                assert tensor.spec.dtype is not None  # noqa: S101 - else the datatype is BYTES
+                elements = await run(partial(given.read_numbers, tensor.spec.dtype, tensor.elements), len(data))
+                outputs, used = await tensor.run(elements)
+        finally:
+            if pipeline.is_known(model):
+                context.log_fields["model"] = model
+        size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
+        memory.add(size)
+        head = {"model_name": model, "model_version": used} | ({} if given.id is None else {"id": given.id})
+        body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
+        headers = [(_LENGTH.lower().encode(), b"%d" % json_bytes)] if json_bytes else []
+        return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
+
+
+def _to_outputs(found: TaskResult, *, is_batch: bool) -> Outputs:
+    """Return the output tensors for one image, with a first dimension of 1 if the input has one; boxes in pixels."""
+    names = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], object)
+    if isinstance(found, Detections):
+        count = np.array([len(found.scores)], np.int32)
+        outputs = {"num_dets": count, "det_boxes": found.boxes, "det_scores": found.scores, "det_classes": found.class_ids}
+    else:
+        outputs = {"scores": found.scores, "classes": found.class_ids}
+    return {name: tensor[None] if is_batch else tensor for name, tensor in (outputs | {"class_names": names}).items()}
+
+
+@get("/v2")
+async def server(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+    """Describe the server."""
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    return {"name": "nereid", "version": __version__, "extensions": _EXTENSIONS}
+
+
+@get("/v2/health/live")
+async def live() -> dict[str, bool]:
+    """Liveness probe, as `/livez`."""
+    return {"live": True}
+
+
+@get("/v2/health/ready")
+async def ready(worker: Worker) -> dict[str, bool]:
+    """Readiness probe, as `/readyz`."""
+    if not await worker.is_ready():
+        raise ModelNotReady("the service is not ready")
+    return {"ready": True}
+
+
+@get([f"{_MODEL}/ready", f"{_VERSION}/ready"])
+async def model_ready(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, str | bool]:
+    """Tell whether a model can be used."""
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    check_model_name(model)
+    if not await worker.tritons.is_ready(worker.pipeline.refer_to(model, version)):
+        raise ModelNotReady("the model is not ready")
+    return {"name": model, "ready": True}
+
+
+@get([_MODEL, _VERSION])
+async def metadata(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
+    """Describe a model's tensors, as Triton does; the outputs of a model that takes files are those for its image."""
+    described = await _describe(request, worker, "ModelMetadata", model, version)
+    with suppress(UnsupportedModel):
+        spec = await worker.pipeline.spec(worker.pipeline.refer_to(model, version))
+        if spec.input_format is InputFormat.FILE:
+            kind = _CLASSES if isinstance(spec.head, ClassificationHead) else _DETECTIONS
+            batch = [-1] * spec.has_batch_dimension
+            described["outputs"] = [{"name": n, "datatype": t, "shape": [*batch, *dims]} for n, (t, dims) in kind.items()]
+    return described
+
+
+@get([f"{_MODEL}/config", f"{_VERSION}/config"])
+async def config(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
+    """Return a model's config, as Triton does."""
+    described: dict[str, Any] = (await _describe(request, worker, "ModelConfig", model, version))["config"]
+    return described
+
+
+@get([f"{_MODEL}/stats", f"{_VERSION}/stats"])
+async def stats(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
+    """Return a model's statistics, as one Triton does."""
+    return await _describe(request, worker, "ModelStatistics", model, version)
+
+
+async def _describe(request: AnyRequest, worker: WorkerResources, method: str, model: str, version: int | None) -> dict[str, Any]:
+    """Return Triton's answer of an RPC about a model, after checking the caller's key."""
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    check_model_name(model)
+    reference = worker.pipeline.refer_to(model, version)
+    with suppress(UnsupportedModel):  # Triton can describe it nevertheless
+        await worker.pipeline.spec(reference)
+    return await worker.tritons.describe(method, reference)
+
+
+@post("/v2/repository/index", status_code=200, request_max_body_size=_MAX_TEXT_BYTES)
+async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
+    """List the models in the repositories of all Tritons."""
+    try:
+        require_key(request, worker.keys, "detect", is_dialect=True)
+    except Forbidden:
+        require_key(request, worker.keys, "health", is_dialect=True)
+    only_ready = (await _read_object(request)).get("ready") is True
+    states = await worker.tritons.list_models()
+    return [
+        {"name": name, "version": version, "state": state.state, "reason": state.reason}
+        for name, state in sorted(states.items())
+        if state.is_ready or not only_ready
+        for version in sorted(state.versions) or [""]
+    ]
+
+
+@post(
+    ["/v2/repository/models/{model:str}/load", "/v2/repository/models/{model:str}/unload"],
+    status_code=200,
+    request_max_body_size=_MAX_TEXT_BYTES,
+    guards=[guard_origin],
+)
+async def control(request: AnyRequest, worker: Worker, model: Model) -> Response[bytes]:
+    """Let Triton load a model of the repository, or unload it."""
+    action: Literal["load", "unload"] = "load" if request.scope["path"].endswith("/load") else "unload"
+    if worker.keys is None:
+        raise Forbidden("models are changed only by callers with an API key")
+    require_key(request, worker.keys, "admin", is_dialect=True)
+    parameters = (await _read_object(request)).get("parameters")
+    if action == "load" and parameters:  # configs and files can run programs in Triton
+        raise InvalidParameter("load takes no parameters: the config and the files are those of the repository")
+    await change(worker, action, model)
+    return Response(b"")
+
+
+async def _read_object(request: AnyRequest) -> dict[str, Any]:
+    """Return the JSON object in the body, which may be empty."""
+    try:
+        return msgspec.json.decode(await request.body() or b"{}", type=dict[str, Any])
+    except JSON_ERRORS as error:
+        raise MalformedRequest("expected a JSON object, or nothing") from error
+
+
+DIALECT = Dialect("kserve", [infer, server, live, ready, model_ready, metadata, config, stats, index, control])
