@@ -148,12 +148,7 @@ ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
 
 
 async def change(worker: WorkerResources, command: Literal["load", "unload"], model: str) -> ModelInfo:
-    """Run a command for a model; return its description.
-
-    Raises:
-        ModelsNotManaged, ModelRefused, UnknownModel: Why it is not possible.
-        GatewayFull: Another request changes models.
-    """
+    """Load or unload a model; return its description, or raise the GatewayError that says why this is not possible."""
     with _changing(model, worker):
         return await _run(worker, command, model=model)
 

@@ -197,16 +197,7 @@ class TritonClient:
         return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
 
     async def describe(self, method: str, model: str) -> dict[str, Any]:
-        """Return the answer of an RPC about a model, by reference, in the JSON form of Triton's HTTP protocol.
-
-        Args:
-            method: `ModelMetadata`, `ModelConfig` or `ModelStatistics`.
-            model: Reference of the model.
-
-        Raises:
-            TritonUnavailable: Triton does not answer in time.
-            GatewayError: Triton rejects the request.
-        """
+        """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
         name, version = split_reference(model)
         return to_json(await self.ask(method, getattr(service_pb2, f"{method}Request")(name=name, version=version)))
 

@@ -146,12 +146,11 @@ class TritonPool:
         return False
 
     async def describe(self, method: str, model: str) -> dict[str, Any]:
-        """Return the answer of an RPC about a model from a Triton that runs it, as far as is known; see `TritonClient.describe`."""
+        """Ask the first Triton that has a model, as `TritonClient.describe` does."""
         having = [server for server in self.servers if server.specs.has(model)] or self.servers
-        usable = [server for server in having if server.is_usable(model)] or having
-        if not usable:
+        if not having:
             raise TritonUnavailable("no Triton is known")
-        return await usable[0].client.describe(method, model)
+        return await having[0].client.describe(method, model)
 
     async def list_models(self) -> dict[str, ModelState]:
         """Return the models in the repositories of all Tritons by name. A model is ready if it is ready at any Triton.

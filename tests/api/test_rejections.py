@@ -67,7 +67,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=Settings().dialect_names), ApiKeys(Path(file)))
+        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS), ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)

@@ -20,7 +20,7 @@ from app.api.admin import change, guard_origin
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
 from app.api.dialects.kserve_tensors import BYTES, MAX_HEAD_BYTES, encode_response, parse_request
 from app.api.parameters.parse import check_model_name
@@ -37,7 +37,7 @@ from app.pipeline.tensors import TensorRequest
 from app.resilience.lease import Lease
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
-_LENGTH = "Inference-Header-Content-Length"
+_LENGTH = b"inference-header-content-length"
 _MODEL = "/v2/models/{model:str}"
 _VERSION = _MODEL + "/versions/{version:int}"
 _MAX_TEXT_BYTES = 1 << 16
@@ -46,13 +46,12 @@ _QUICK_BYTES = 1 << 16
 # A number as JSON, and the objects from which it is made.
 _NUMBER_BYTES = 64
 
-_DETECTIONS = {
-    "num_dets": ("INT32", [1]),
-    "det_boxes": ("FP32", [-1, 4]),
-    "det_scores": ("FP32", [-1]),
-    "det_classes": ("INT32", [-1]),
-}
-_CLASSES = {"scores": ("FP32", [-1]), "classes": ("INT32", [-1])}
+_METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
+_CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1]), ("class_names", BYTES, [-1])]
+_DETECTIONS = [
+    *[("num_dets", "INT32", [1]), ("det_boxes", "FP32", [-1, 4]), ("det_scores", "FP32", [-1])],
+    *[("det_classes", "INT32", [-1]), ("class_names", BYTES, [-1])],
+]
 
 T = TypeVar("T")
 Model = FromPath[str]
@@ -91,39 +90,32 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         in_path = [("model", model), *([("version", str(version))] if version else [])]
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, keep)
-        data, length = content.image, header_of(request.scope, _LENGTH.lower().encode())
+        data, length = content.image, header_of(request.scope, _LENGTH)
         memory.add(len(data) if length else parsing_bytes(len(data), JSON))
         given = await run(partial(parse_request, data, length), MAX_HEAD_BYTES if length else len(data))
-        parameters = given.parameters
+        tensor, chosen = given.tensor, given.document.parameters
         try:
-            if given.datatype == BYTES:
+            if tensor.datatype == BYTES:
                 image = await run(given.read_file, len(data))
-                options = _Options(
-                    wanted.model,
-                    parameters.confidence,
-                    None,
-                    parameters.max_detections,
-                    parameters.iou,
-                    version=wanted.version,
-                    masks="none",
-                )
-                found = await pipeline.run(image, options, call)
-                used, outputs = found.version, _to_outputs(found, is_batch=len(given.shape) > 1)
+                options = _Options(wanted.model, chosen.confidence, None, chosen.max_detections, chosen.iou, version=wanted.version)
+                found = await pipeline.run(image, options._replace(masks="none"), call)
+                version_used, outputs = found.version, _to_outputs(found, is_batch=len(tensor.shape) > 1)
                 is_binary = given.choose(outputs)
             else:
-                tensor = await TensorRequest.open(pipeline, model, wanted.version, given.name, given.datatype, given.shape, call)
-                is_binary = given.choose(tensor.spec.requested_names)
-                assert tensor.spec.dtype is not None  # noqa: S101 - else the datatype is BYTES
-                elements = await run(partial(given.read_numbers, tensor.spec.dtype, tensor.elements), len(data))
-                outputs, used = await tensor.run(elements)
+                declared = tensor.name, tensor.datatype, tensor.shape
+                asked = await TensorRequest.open(pipeline, model, wanted.version, *declared, call)
+                is_binary = given.choose(asked.spec.requested_names)
+                dtype = np.dtype(asked.spec.dtype)
+                outputs, version_used = await asked.run(await run(partial(given.read_numbers, dtype, asked.elements), len(data)))
         finally:
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
         memory.add(size)
-        head = {"model_name": model, "model_version": used} | ({} if given.id is None else {"id": given.id})
+        head = {"model_name": model, "model_version": version_used}
+        head |= {} if given.document.id is None else {"id": given.document.id}
         body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
-        headers = [(_LENGTH.lower().encode(), b"%d" % json_bytes)] if json_bytes else []
+        headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
         return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
 
 
@@ -159,50 +151,29 @@ async def ready(worker: Worker) -> dict[str, bool]:
     return {"ready": True}
 
 
-@get([f"{_MODEL}/ready", f"{_VERSION}/ready"])
-async def model_ready(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, str | bool]:
-    """Tell whether a model can be used."""
+@get([f"{path}{end}" for path in (_MODEL, _VERSION) for end in ("", "/ready", "/config", "/stats")])
+async def describe(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
+    """Describe the tensors, the state, the config or the statistics of a model as a Triton does.
+
+    The outputs of a model that takes files are those for its image.
+    """
     require_key(request, worker.keys, "detect", is_dialect=True)
     check_model_name(model)
-    if not await worker.tritons.is_ready(worker.pipeline.refer_to(model, version)):
-        raise ModelNotReady("the model is not ready")
-    return {"name": model, "ready": True}
-
-
-@get([_MODEL, _VERSION])
-async def metadata(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
-    """Describe a model's tensors, as Triton does; the outputs of a model that takes files are those for its image."""
-    described = await _describe(request, worker, "ModelMetadata", model, version)
-    with suppress(UnsupportedModel):
-        spec = await worker.pipeline.spec(worker.pipeline.refer_to(model, version))
-        if spec.input_format is InputFormat.FILE:
-            kind = _CLASSES if isinstance(spec.head, ClassificationHead) else _DETECTIONS
-            batch = [-1] * spec.has_batch_dimension
-            described["outputs"] = [{"name": n, "datatype": t, "shape": [*batch, *dims]} for n, (t, dims) in kind.items()]
-    return described
-
-
-@get([f"{_MODEL}/config", f"{_VERSION}/config"])
-async def config(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
-    """Return a model's config, as Triton does."""
-    described: dict[str, Any] = (await _describe(request, worker, "ModelConfig", model, version))["config"]
-    return described
-
-
-@get([f"{_MODEL}/stats", f"{_VERSION}/stats"])
-async def stats(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
-    """Return a model's statistics, as one Triton does."""
-    return await _describe(request, worker, "ModelStatistics", model, version)
-
-
-async def _describe(request: AnyRequest, worker: WorkerResources, method: str, model: str, version: int | None) -> dict[str, Any]:
-    """Return Triton's answer of an RPC about a model, after checking the caller's key."""
-    require_key(request, worker.keys, "detect", is_dialect=True)
-    check_model_name(model)
-    reference = worker.pipeline.refer_to(model, version)
+    reference, end = worker.pipeline.refer_to(model, version), request.scope["path"].rpartition("/")[2]
+    spec = None
     with suppress(UnsupportedModel):  # Triton can describe it nevertheless
-        await worker.pipeline.spec(reference)
-    return await worker.tritons.describe(method, reference)
+        spec = await worker.pipeline.spec(reference)
+    if end == "ready":
+        if not await worker.tritons.is_ready(reference):
+            raise ModelNotReady("the model is not ready")
+        return {"name": model, "ready": True}
+    answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
+    if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
+        kind = _CLASSES if isinstance(spec.head, ClassificationHead) else _DETECTIONS
+        batch = [-1] * spec.has_batch_dimension
+        answer["outputs"] = [{"name": name, "datatype": type_, "shape": batch + dims} for name, type_, dims in kind]
+    described: dict[str, Any] = answer.get("config", answer)
+    return described
 
 
 @post("/v2/repository/index", status_code=200, request_max_body_size=_MAX_TEXT_BYTES)
@@ -249,4 +220,4 @@ async def _read_object(request: AnyRequest) -> dict[str, Any]:
         raise MalformedRequest("expected a JSON object, or nothing") from error
 
 
-DIALECT = Dialect("kserve", [infer, server, live, ready, model_ready, metadata, config, stats, index, control])
+DIALECT = Dialect("kserve", [infer, server, live, ready, describe, index, control])

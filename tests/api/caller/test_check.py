@@ -38,7 +38,10 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Appl
     """The real application with two keys, one for each scope."""
     file = write_keys(tmp_path_factory.mktemp("keys"), ("camera", SECRET, "detect"), ("monitor", "other", "health"))
     fake = FakeTriton()
-    async with serving(fake), lifespan_of(made := create_app(settings_for(fake.url, api_keys_file=file))):
+    async with (
+        serving(fake),
+        lifespan_of(made := create_app(settings_for(fake.url, api_keys_file=file, dialects=",".join(DIALECTS)))),
+    ):
         yield made
 
 
@@ -77,6 +80,8 @@ OPEN = {
     "/label-studio/webhook",  # Label Studio sends none there
     "/nim/v1/health/live",
     "/nim/v1/health/ready",
+    "/kserve/v2/health/live",
+    "/kserve/v2/health/ready",
 }
 
 
