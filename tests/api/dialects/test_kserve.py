@@ -19,7 +19,7 @@ from app.model.spec import from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from tests.api.conftest import write_keys
-from tests.api.dialects.conformance import KEY, SECRET, Box, Conformance, Sent, with_header
+from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent, with_header
 from tests.fakes.models import SIDE
 from tests.faults.corpus import damage
 from tests.support import SCENE, json, started
