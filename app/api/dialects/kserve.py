@@ -28,7 +28,7 @@ from app.api.receiving import intake
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, parsing_bytes
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
+from app.api.routes import ModelRoute, route_of
 from app.errors import Forbidden, InvalidParameter, MalformedRequest, ModelNotReady, UnsupportedModel
 from app.model.heads import ClassificationHead
 from app.model.spec import InputFormat, ModelSpec
@@ -98,7 +98,7 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
             if tensor.datatype == BYTES:
                 image = await run(given.read_file, len(data))
                 options = _Options(wanted.model, chosen.confidence, None, chosen.max_detections, chosen.iou, version=wanted.version)
-                found = await pipeline.run(image, options._replace(masks="none"), call)
+                found = await pipeline.run(image, options._replace(masks="none", lowers_iou=True), call)
                 version_used, outputs = found.version, _to_outputs(found, is_batch=len(tensor.shape) > 1)
                 is_binary = given.choose(outputs)
             else:
@@ -159,7 +159,7 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
     """
     require_key(request, worker.keys, "detect", is_dialect=True)
     check_model_name(model)
-    reference, end = worker.pipeline.refer_to(model, version), request.scope["path"].rpartition("/")[2]
+    reference, end = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2]
     spec = None
     with suppress(UnsupportedModel):  # Triton can describe it nevertheless
         spec = await worker.pipeline.spec(reference)
