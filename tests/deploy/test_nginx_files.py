@@ -54,9 +54,7 @@ def test_the_gateways_own_errors_have_the_same_names() -> None:
 
 
 def test_each_path_of_the_table_is_public_with_its_limit() -> None:
-    """But for a report of health, which is public below the dialect's name only, and changes of models, for which only this machine
-    may ask; one path is that of two dialects.
-    """
+    """But for a report of health, public below the dialect's name only, and changes of models; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     own, several, changes, dialects = patterns[:4]
     for path, (handler, *_) in TABLE.paths:

@@ -47,10 +47,13 @@ _QUICK_BYTES = 1 << 16
 _NUMBER_BYTES = 64
 
 _METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
-_CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1]), ("class_names", BYTES, [-1])]
+_CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1])]
+_NAMES = ("class_names", BYTES, [-1])
 _DETECTIONS = [
-    *[("num_dets", "INT32", [1]), ("det_boxes", "FP32", [-1, 4]), ("det_scores", "FP32", [-1])],
-    *[("det_classes", "INT32", [-1]), ("class_names", BYTES, [-1])],
+    ("num_dets", "INT32", [1]),
+    ("det_boxes", "FP32", [-1, 4]),
+    ("det_scores", "FP32", [-1]),
+    ("det_classes", "INT32", [-1]),
 ]
 
 T = TypeVar("T")
@@ -96,24 +99,27 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
         tensor, chosen = given.tensor, given.document.parameters
         try:
             if tensor.datatype == BYTES:
-                image = await run(given.read_file, len(data))
+                image = await run(given.read_file, len(tensor.data))
                 options = _Options(wanted.model, chosen.confidence, None, chosen.max_detections, chosen.iou, version=wanted.version)
                 found = await pipeline.run(image, options._replace(masks="none", lowers_iou=True), call)
-                version_used, outputs = found.version, _to_outputs(found, is_batch=len(tensor.shape) > 1)
+                outputs, version_used = _to_outputs(found, is_batch=len(tensor.shape) > 1), found.version
                 is_binary = given.choose(outputs)
             else:
                 declared = tensor.name, tensor.datatype, tensor.shape
                 asked = await TensorRequest.open(pipeline, model, wanted.version, *declared, call)
                 is_binary = given.choose(asked.spec.requested_names)
-                dtype = np.dtype(asked.spec.dtype)
-                outputs, version_used = await asked.run(await run(partial(given.read_numbers, dtype, asked.elements), len(data)))
+                read = partial(given.read_numbers, np.dtype(asked.spec.dtype), asked.elements)
+                outputs, version_used = await asked.run(await run(read, len(tensor.data)))
         finally:
             if pipeline.is_known(model):
                 context.log_fields["model"] = model
         size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
         memory.add(size)
-        head = {"model_name": model, "model_version": version_used}
-        head |= {} if given.document.id is None else {"id": given.document.id}
+        head = {
+            "model_name": model,
+            "model_version": version_used,
+            **({"id": id_} if (id_ := given.document.id) is not None else {}),
+        }
         body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
         headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
         return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
@@ -171,7 +177,7 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
     if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
         kind = _CLASSES if isinstance(spec.head, ClassificationHead) else _DETECTIONS
         batch = [-1] * spec.has_batch_dimension
-        answer["outputs"] = [{"name": name, "datatype": type_, "shape": batch + dims} for name, type_, dims in kind]
+        answer["outputs"] = [{"name": name, "datatype": type_, "shape": batch + dims} for name, type_, dims in (*kind, _NAMES)]
     described: dict[str, Any] = answer.get("config", answer)
     return described
 
@@ -214,8 +220,10 @@ async def control(request: AnyRequest, worker: Worker, model: Model) -> Response
 
 async def _read_object(request: AnyRequest) -> dict[str, Any]:
     """Return the JSON object in the body, which may be empty."""
+    body = await request.body()
+    context_of(request.scope).is_body_received = True
     try:
-        return msgspec.json.decode(await request.body() or b"{}", type=dict[str, Any])
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except JSON_ERRORS as error:
         raise MalformedRequest("expected a JSON object, or nothing") from error
 
