@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Annotated, Any, Literal, get_type_hints
+from typing import IO, Annotated, Any, get_type_hints
 
 import msgspec
 from litestar import Request, delete, post, put
@@ -50,7 +50,7 @@ _MIN_BYTES_PER_SECOND = 1 << 16
 _MESSAGE = "nereid: "
 
 
-async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
+async def _guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
     """Raise Forbidden for a request that the page of another origin has made."""
     origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
     host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
 
 
 _COMMON: dict[str, Any] = {
-    "guards": [guard_origin],
+    "guards": [_guard_origin],
     "opt": {"scope": "admin"},
     "security": [{name: ["admin"]} for name in KEY_SCHEMES],
     "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
@@ -121,13 +121,15 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
 @post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **_COMMON)
 async def load_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let Triton load a model that lies in the repository."""
-    return await change(worker, "load", model)
+    with _changing(model, worker):
+        return await _run(worker, "load", model=model)
 
 
 @post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **_COMMON)
 async def unload_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let the embedded Triton unload a model, until it is loaded again or Triton starts again."""
-    return await change(worker, "unload", model)
+    with _changing(model, worker):
+        return await _run(worker, "unload", model=model)
 
 
 @put("/models/{model:str}/default-version", summary="Choose the default version of a model", **_COMMON)
@@ -145,12 +147,6 @@ async def remove_model(model: ModelName, worker: Worker, version: FromQuery[int 
 
 
 ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
-
-
-async def change(worker: WorkerResources, command: Literal["load", "unload"], model: str) -> ModelInfo:
-    """Load or unload a model; return its description, or raise the GatewayError that says why this is not possible."""
-    with _changing(model, worker):
-        return await _run(worker, command, model=model)
 
 
 @contextmanager

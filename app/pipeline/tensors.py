@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -26,10 +25,11 @@ class TensorRequest(NamedTuple):
     call: CallContext
 
     @classmethod
-    async def open(  # noqa: PLR0913, PLR0917 - the parts of a tensor
-        cls, pipeline: Pipeline, model: str, version: int | None, name: str, datatype: str, shape: Sequence[int], call: CallContext
+    async def open(
+        cls, pipeline: Pipeline, model: str, version: int | None, tensor: tuple[str, str, list[int]], call: CallContext
     ) -> "TensorRequest":
-        """Check name, type and shape of a tensor; raise MalformedRequest unless they are those of the model's input."""
+        """Check name, datatype and shape of a tensor; raise MalformedRequest unless they are those of the model's input."""
+        name, datatype, shape = tensor
         reference, call = pipeline.choose(model, version, call)
         pipeline.check_circuit(reference)
         spec = await pipeline.prepare(reference, call.deadline)

@@ -6,7 +6,7 @@ Source: docs/predict-api/v2/required_api.md of kserve/kserve; docs/protocol of t
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from numpy.typing import NDArray
 
 from app import __version__
-from app.api.admin import change, guard_origin
+from app.api.admin import load_model, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
@@ -47,14 +47,9 @@ _QUICK_BYTES = 1 << 16
 _NUMBER_BYTES = 64
 
 _METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
-_CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1])]
-_NAMES = ("class_names", BYTES, [-1])
-_DETECTIONS = [
-    ("num_dets", "INT32", [1]),
-    ("det_boxes", "FP32", [-1, 4]),
-    ("det_scores", "FP32", [-1]),
-    ("det_classes", "INT32", [-1]),
-]
+_CLASSES = {"scores": ("FP32", [-1]), "classes": ("INT32", [-1])}
+_BOXES = {"num_dets": ("INT32", [1]), "det_boxes": ("FP32", [-1, 4]), "det_scores": ("FP32", [-1]), "det_classes": ("INT32", [-1])}
+_NAMES = {"class_names": (BYTES, [-1])}
 
 T = TypeVar("T")
 Model = FromPath[str]
@@ -106,7 +101,7 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
                 is_binary = given.choose(outputs)
             else:
                 declared = tensor.name, tensor.datatype, tensor.shape
-                asked = await TensorRequest.open(pipeline, model, wanted.version, *declared, call)
+                asked = await TensorRequest.open(pipeline, model, wanted.version, declared, call)
                 is_binary = given.choose(asked.spec.requested_names)
                 read = partial(given.read_numbers, np.dtype(asked.spec.dtype), asked.elements)
                 outputs, version_used = await asked.run(await run(read, len(tensor.data)))
@@ -115,11 +110,8 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
                 context.log_fields["model"] = model
         size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
         memory.add(size)
-        head = {
-            "model_name": model,
-            "model_version": version_used,
-            **({"id": id_} if (id_ := given.document.id) is not None else {}),
-        }
+        id_ = {} if given.document.id is None else {"id": given.document.id}
+        head = {"model_name": model, "model_version": version_used, **id_}
         body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
         headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
         return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
@@ -175,9 +167,9 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
         return {"name": model, "ready": True}
     answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
     if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
-        kind = _CLASSES if isinstance(spec.head, ClassificationHead) else _DETECTIONS
+        outputs = (_CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES) | _NAMES
         batch = [-1] * spec.has_batch_dimension
-        answer["outputs"] = [{"name": name, "datatype": type_, "shape": batch + dims} for name, type_, dims in (*kind, _NAMES)]
+        answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, (kind, dims) in outputs.items()]
     described: dict[str, Any] = answer.get("config", answer)
     return described
 
@@ -203,18 +195,18 @@ async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
     ["/v2/repository/models/{model:str}/load", "/v2/repository/models/{model:str}/unload"],
     status_code=200,
     request_max_body_size=_MAX_TEXT_BYTES,
-    guards=[guard_origin],
+    guards=load_model.guards,
 )
 async def control(request: AnyRequest, worker: Worker, model: Model) -> Response[bytes]:
     """Let Triton load a model of the repository, or unload it."""
-    action: Literal["load", "unload"] = "load" if request.scope["path"].endswith("/load") else "unload"
+    command = load_model if request.scope["path"].endswith("/load") else unload_model
     if worker.keys is None:
         raise Forbidden("models are changed only by callers with an API key")
     require_key(request, worker.keys, "admin", is_dialect=True)
     parameters = (await _read_object(request)).get("parameters")
-    if action == "load" and parameters:  # configs and files can run programs in Triton
+    if command is load_model and parameters:  # configs and files can run programs in Triton
         raise InvalidParameter("load takes no parameters: the config and the files are those of the repository")
-    await change(worker, action, model)
+    await command.fn(model=model, worker=worker)
     return Response(b"")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -86,11 +85,8 @@ class InferRequest(NamedTuple):
             if int.from_bytes(self.binary[:_LENGTH_BYTES], "little") != len(self.binary) - _LENGTH_BYTES:
                 raise MalformedRequest("a binary element is its length, four bytes little-endian, and then as many bytes")
             return bytes(self.binary[_LENGTH_BYTES:])
-        given = decode(tensor.data, list[str | list[str]], f'the "data" of an image is a list of one text; {_EXPECTED}')
-        texts = list(chain.from_iterable([each] if isinstance(each, str) else each for each in given))
-        if len(texts) != 1:
-            raise MalformedRequest(f'the "data" of an image has one element, found {len(texts)}')
-        return decode_base64(texts[0])
+        text = memoryview(bytes(tensor.data).strip(b"[] \t\r\n"))  # of a list, which may be nested
+        return decode_base64(decode(text, str, f'the "data" of an image is a list of one text; {_EXPECTED}'))
 
     def read_numbers(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         """Return the elements (count,) of a tensor of numbers; raise MalformedRequest if there are fewer or more."""
@@ -143,11 +139,9 @@ def parse_request(data: bytes, header_length: str) -> InferRequest:
         MalformedRequest: It is no request with one input, or the sizes do not fit.
         InvalidParameter: A parameter is not supported.
     """
-    nbytes = len(data)
-    if header_length:
-        nbytes = int(header_length) if header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS else nbytes + 1
-        if nbytes > min(MAX_HEAD_BYTES, len(data)):
-            raise MalformedRequest(f"Inference-Header-Content-Length is not a number up to {MAX_HEAD_BYTES} or the body's length")
+    nbytes = int(header_length) if header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS else len(data)
+    if header_length and (str(nbytes) != header_length or nbytes > min(MAX_HEAD_BYTES, len(data))):
+        raise MalformedRequest(f"Inference-Header-Content-Length is not a number up to {MAX_HEAD_BYTES} or the body's length")
     try:
         document = msgspec.json.decode(view_document(data[:nbytes]), type=_Document)
     except JSON_ERRORS as error:

@@ -252,7 +252,7 @@ TENSOR: dict[str, Any] = {"name": "image", "shape": [1, 3, SIDE, SIDE], "datatyp
     ("tensor", "others", "says"),
     [
         ({**IMAGE, "shape": [2], "data": ["AAAA", "AAAA"]}, {}, "send one image per request"),
-        ({**IMAGE, "data": ["AAAA", "AAAA"]}, {}, "one element, found 2"),
+        ({**IMAGE, "data": ["AAAA", "AAAA"]}, {}, "list of one text"),
         ({**IMAGE, "data": [1]}, {}, "list of one text"),
         ({**IMAGE, "data": ["%%%%"]}, {}, "not base64"),
         ({**IMAGE, "parameters": {"shared_memory_region": "x"}}, {}, "shared memory"),
