@@ -119,11 +119,8 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
 
 def to_json(message: Any) -> dict[str, Any]:  # noqa: ANN401 - generated messages have no types
     """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers."""
-    return {
-        field.name: _field_to_json(field, getattr(message, field.name))
-        for field in message.DESCRIPTOR.fields
-        if not field.has_presence or message.HasField(field.name)
-    }
+    given = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
+    return {field.name: _field_to_json(field, getattr(message, field.name)) for field in given}
 
 
 def _field_to_json(field: Any, value: Any) -> Any:  # noqa: ANN401

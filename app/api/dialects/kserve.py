@@ -51,10 +51,11 @@ _CLASSES = {"scores": ("FP32", [-1]), "classes": ("INT32", [-1])}
 _BOXES = {"num_dets": ("INT32", [1]), "det_boxes": ("FP32", [-1, 4]), "det_scores": ("FP32", [-1]), "det_classes": ("INT32", [-1])}
 _NAMES = {"class_names": (BYTES, [-1])}
 
+_keep: Callable[[bytes, str, object], ParsedBody] = lambda data, *_: ParsedBody(data, [])  # noqa: E731
+
 T = TypeVar("T")
 Model = FromPath[str]
 Version = FromPath[int | None]
-Outputs = dict[str, NDArray[Any]]
 
 
 class _Options(OptionsByModel):
@@ -82,12 +83,9 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
         with Lease() as lease:
             return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn())
 
-    def keep(data: bytes, _: str, __: object) -> ParsedBody:
-        return ParsedBody(data, [])
-
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         in_path = [("model", model), *([("version", str(version))] if version else [])]
-        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, keep)
+        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, _keep)
         data, length = content.image, header_of(request.scope, _LENGTH)
         memory.add(len(data) if length else parsing_bytes(len(data), JSON))
         given = await run(partial(parse_request, data, length), MAX_HEAD_BYTES if length else len(data))
@@ -117,7 +115,7 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
         return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
 
 
-def _to_outputs(found: TaskResult, *, is_batch: bool) -> Outputs:
+def _to_outputs(found: TaskResult, *, is_batch: bool) -> dict[str, NDArray[Any]]:
     """Return the output tensors for one image, with a first dimension of 1 if the input has one; boxes in pixels."""
     names = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], object)
     if isinstance(found, Detections):
@@ -135,18 +133,13 @@ async def server(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     return {"name": "nereid", "version": __version__, "extensions": _EXTENSIONS}
 
 
-@get("/v2/health/live")
-async def live() -> dict[str, bool]:
-    """Liveness probe, as `/livez`."""
-    return {"live": True}
-
-
-@get("/v2/health/ready")
-async def ready(worker: Worker) -> dict[str, bool]:
-    """Readiness probe, as `/readyz`."""
-    if not await worker.is_ready():
+@get(["/v2/health/live", "/v2/health/ready"])
+async def health(request: AnyRequest, worker: Worker) -> dict[str, bool]:
+    """Liveness probe and readiness probe, as `/livez` and `/readyz`."""
+    state = route_of(request.scope).rpartition("/")[2]
+    if state == "ready" and not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
-    return {"ready": True}
+    return {state: True}
 
 
 @get([f"{path}{end}" for path in (_MODEL, _VERSION) for end in ("", "/ready", "/config", "/stats")])
@@ -220,4 +213,4 @@ async def _read_object(request: AnyRequest) -> dict[str, Any]:
         raise MalformedRequest("expected a JSON object, or nothing") from error
 
 
-DIALECT = Dialect("kserve", [infer, server, live, ready, describe, index, control])
+DIALECT = Dialect("kserve", [infer, server, health, describe, index, control])
