@@ -147,7 +147,7 @@ async def test_the_model_of_the_route_answers(routed: Routed) -> None:
     assert (await routed.world.detect(model="other")).spec.name == "other"
 
     assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
-    assert routed.world.pipeline.log_fields(NAME) == {"route": NAME, "model": "tiny:2"}
+    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
     assert {key: count for key, count in routed.counted.items() if count} == {("tiny:2", "default", "200"): 1}
 
 
