@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import msgspec
+
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
@@ -26,6 +28,7 @@ from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
+from app.routing.routes import RoutesError, model_of
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
@@ -74,12 +77,23 @@ def main(arguments: list[str] | None = None) -> int:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
+        if settings.routes_file and options.run is not _api:  # the workers of the API follow the file
+            settings = _name_models(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
         return getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _name_models(settings: Settings) -> Settings:
+    """Put the names of models in the place of routes, as far as their file is valid: those that need it say why it is not."""
+    try:
+        named = {each: model_of(Path(settings.routes_file), getattr(settings, each)) for each in ("model", "classify_model")}
+    except RoutesError:
+        return settings
+    return msgspec.structs.replace(settings, **named)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -34,7 +34,7 @@ LOG = structlog.get_logger()
 
 
 class RoutesError(Exception):
-    """The routes file, or a change of it, is invalid."""
+    """The routes file is invalid."""
 
 
 class Routes:
@@ -60,7 +60,8 @@ class Routes:
         """Add or replace a route in the file.
 
         Raises:
-            RoutesError: The file would not be valid, or is not.
+            ValueError: The route or its name is not valid.
+            RoutesError: The file is not valid.
             OSError: It cannot be written.
         """
         with self._writing() as routes:
@@ -140,30 +141,31 @@ def _read(path: Path) -> dict[str, Route]:
         return _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RoutesError(f"{path}: {error.strerror}") from error
-    except (ValueError, RoutesError) as error:  # TOMLDecodeError, UnicodeDecodeError
+    except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
         raise RoutesError(f"{path} is not valid: {error}") from error
 
 
 def _parse(text: str) -> dict[str, Route]:
+    """Return the routes in the text of a file; raise ValueError if it is not valid."""
     if not text:
-        raise RoutesError("it is empty")
+        raise ValueError("it is empty")
     try:
         routes = msgspec.convert(tomllib.loads(text), dict[RouteName, Route])
     except msgspec.ValidationError as error:
-        raise RoutesError(str(error)) from None
+        raise ValueError(str(error)) from None
     for name, route in routes.items():
         for field, reference in route.references:
             if split_reference(reference)[0] in routes:
-                raise RoutesError(f"[{name}] {field}: {reference} is a route, not a model")
+                raise ValueError(f"[{name}] {field}: {reference} is a route, not a model")
     return routes
 
 
 def _to_toml(routes: Mapping[str, Route]) -> str:
-    return _HEADER + "".join(f"\n[{json.dumps(name)}]\n{_to_lines(route)}" for name, route in routes.items())
-
-
-def _to_lines(route: Route) -> str:
-    return "".join(f"{name} = {_to_value(value)}\n" for name, value in msgspec.to_builtins(route).items())
+    text = _HEADER
+    for name, route in routes.items():
+        text += f"\n[{json.dumps(name)}]\n" if "." in name else f"\n[{name}]\n"
+        text += "".join(f"{field} = {_to_value(value)}\n" for field, value in msgspec.to_builtins(route).items())
+    return text
 
 
 def _to_value(value: Any) -> str:  # noqa: ANN401 - of any TOML type
