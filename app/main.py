@@ -119,9 +119,7 @@ async def open_resources(
         stack.push_async_callback(pipeline.close)
         if settings.routes_file:
             routes = Routes(Path(settings.routes_file))
-            canaries = CanaryWatch(routes, metrics)
-            stack.push_async_callback(_cancel, asyncio.create_task(canaries.run()))
-            pipeline.router = Router(routes, pipeline, metrics, canaries)
+            pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics))
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
