@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -28,7 +28,8 @@ from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
-from app.routing.routes import RoutesError, model_of
+from app.routing import routes
+from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
@@ -77,8 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
-        if settings.routes_file and options.run is not _api:  # the workers of the API follow the file
-            settings = _name_models(settings)
+        if settings.routes_file and options.run is not _api:  # whose workers follow the file
+            settings = _resolve_default(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
@@ -87,13 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
         return _INTERRUPTED
 
 
-def _name_models(settings: Settings) -> Settings:
-    """Put the names of models in the place of routes, as far as their file is valid: those that need it say why it is not."""
-    try:
-        named = {each: model_of(Path(settings.routes_file), getattr(settings, each)) for each in ("model", "classify_model")}
-    except RoutesError:
-        return settings
-    return msgspec.structs.replace(settings, **named)
+def _resolve_default(settings: Settings) -> Settings:
+    """Name the model for which the default one stands, if that is a route; `serve` and `doctor` say what is wrong with the file."""
+    with suppress(RoutesError):
+        if route := routes.load(settings.routes_file).get(settings.model):
+            return msgspec.structs.replace(settings, model=split_reference(route.to)[0])
+    return settings
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, cast
 
-import msgspec
 from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta
@@ -23,17 +22,11 @@ from app.routing.routes import Routes, RoutesError
 _Name = FromPath[Annotated[str, Meta(description="Name of a route.")]]
 
 
-class RouteList(msgspec.Struct, frozen=True):
-    """The routes by name."""
-
-    routes: dict[str, Route]
-
-
 @get("/routes", summary="List the names that stand for models")
-async def routes(worker: Worker) -> RouteList:
-    """List the routes, which requests can name instead of a model."""
+async def routes(worker: Worker) -> dict[str, Route]:
+    """List the routes by name. Requests can name a route instead of a model."""
     router = cast("Router | None", worker.pipeline.router)
-    return RouteList({} if router is None else dict(router.routes.known))
+    return {} if router is None else dict(router.routes.known)
 
 
 @put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
@@ -49,7 +42,7 @@ async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route
 async def delete_route(name: _Name, worker: Worker) -> None:
     """Remove a route from the routes file."""
     with _changing(worker) as changed:
-        if not await asyncio.to_thread(changed.delete, name):
+        if not await asyncio.to_thread(changed.put, name, None):
             raise UnknownModel(f"there is no route {name[:64]!r}; GET /routes lists those that exist")
 
 
@@ -66,10 +59,9 @@ def _changing(worker: WorkerResources) -> Iterator[Routes]:
         yield router.routes
     except ValueError as error:
         raise InvalidParameter(str(error)) from None
-    except RoutesError as error:
-        raise ModelsNotManaged("the routes file is not valid; the log and `nereid doctor` say why") from error
-    except OSError as error:
-        raise ModelsNotManaged(f"the routes file cannot be written: {error.strerror}") from error
+    except (RoutesError, OSError) as error:
+        reason = getattr(error, "strerror", "it is not valid; the log says why")
+        raise ModelsNotManaged(f"the routes file cannot be written: {reason}") from error
 
 
 async def _check_models(name: str, route: Route, worker: WorkerResources) -> None:
