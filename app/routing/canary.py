@@ -75,6 +75,7 @@ class CanaryWatch:
             counts = [total - before for total, before in zip(totals, window[0], strict=True)]
             if reason := _HELD if is_held else _verdict(counts[:_COUNTS], counts[_COUNTS:], canary):
                 is_held = not await self._withdraw(name, canary, reason, is_new=not is_held)
+                del self._windows[name]  # the same canary may be put again at once
         self._table.set(held, int(is_held))
 
     async def _withdraw(self, name: str, canary: Canary, reason: str, *, is_new: bool) -> bool:
