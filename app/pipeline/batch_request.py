@@ -9,9 +9,11 @@ from typing import TypeVar
 from app.errors import GatewayError, GatewayFull
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.hooks import Choice
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.memory import Reservation
@@ -33,18 +35,29 @@ class BatchRequest:
     """Detects objects in the images of one request concurrently."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - see `open`
-        self, pipeline: Pipeline, spec: ModelSpec, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
+        self,
+        pipeline: Pipeline,
+        model: str,
+        spec: ModelSpec,
+        options: DetectOptions,
+        call: CallContext,
+        images: list[Image],
+        memory: Lease,
+        choice: Choice | None,
     ) -> None:
         self.url_hosts: list[str] = []
         """Host names of the URLs that have been or are being fetched."""
         self._pipeline = pipeline
+        self._model = model
         self._spec = spec
         self._options = options
         self._call = call
-        self._queue = pipeline.admission.batch_queue(spec.name, pipeline.tritons.parallel_images(spec), call.caller)
+        self._queue = self._queue_of(spec)
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
+        self._choice = choice
+        """The model for all images, if the request is for a route."""
 
     @classmethod
     async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
@@ -56,7 +69,9 @@ class BatchRequest:
             GatewayFull: There is not enough memory for the images now.
             GatewayError: The model cannot be used, or the options do not fit it.
         """
-        model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
+        name, router = options.model or pipeline.default_for(options.task), pipeline.router
+        choice = router.choose(name, options.version, call) if router is not None and router.handles(name) else None
+        model = pipeline.refer_to(name, options.version)
         pipeline.check_circuit(model)
         memory = Lease()
         try:
@@ -66,7 +81,7 @@ class BatchRequest:
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
             options.reader(spec)  # rejects invalid options before anything is processed
-            return cls(pipeline, spec, options, call, images, memory)
+            return cls(pipeline, model, spec, options, call.pinned_to(options.version), images, memory, choice)
         except BaseException:
             memory.release()
             raise
@@ -127,20 +142,35 @@ class BatchRequest:
         return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
+        if self._choice is None:
+            return await self._answer(image, memory, self._model, call)
+        return await self._choice.run(image, self._options, call, partial(self._answer, image, memory))
+
+    async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
+        """Answer by a model, which a route may have chosen instead of that of the request."""
+        spec, queue = self._spec, self._queue
+        if model != self._model:
+            self._pipeline.check_circuit(model)
+            spec = await self._pipeline.prepare(model, call.deadline)
+            queue = self._queue_of(spec)
+
         async def admit() -> Permit:
-            permit = await self._queue.admit(call.deadline)
+            permit = await queue.admit(call.deadline)
             with ExitStack() as failed:
                 failed.callback(permit.release)
                 _keep(memory, permit)
-                if self._spec.input_format is not InputFormat.FILE:
+                if spec.input_format is not InputFormat.FILE:
                     tensor = self._pipeline.admission.memory.reserve(call.caller)
                     permit.on_release(tensor.release)
-                    tensor.add(self._spec.image_bytes)
+                    tensor.add(spec.image_bytes)
                 failed.pop_all()
             return permit
 
-        reader = self._options.reader(self._spec)
-        return await self._pipeline.answer(image, self._spec, self._options, reader, call, admit)
+        return await self._pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
+
+    def _queue_of(self, spec: ModelSpec) -> BatchQueue:
+        admission, tritons = self._pipeline.admission, self._pipeline.tritons
+        return admission.batch_queue(spec.name, tritons.parallel_images(spec), self._call.caller)
 
 
 class Download:

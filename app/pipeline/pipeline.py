@@ -111,21 +111,17 @@ class Pipeline:
         """Return the name of the default model for a task."""
         return self._task_models.get(task, self.default_model)
 
+    @property
+    def default_reference(self) -> str:
+        """Reference of the default model; of that for which it stands, if it is a route."""
+        return self.refer_to(self.default_model, None)
+
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
         if self.router is not None:
-            name, target_version = split_reference(self.router.target(name))
-            version = version or target_version
+            name, version = split_reference(self.router.target(name, version))
         default = self.tritons.default(name)
         return default.reference if default and (not version or default.version == str(version)) else refer_to(name, version)
-
-    def choose(self, name: str, version: int | None, call: CallContext) -> tuple[str, CallContext]:
-        """Return the reference of the model that answers, which differs between the requests for a route, and the call to it."""
-        chosen = version
-        if self.router is not None and version is None:
-            name, target_version = split_reference(self.router.choose(name, call))
-            chosen = int(target_version) if target_version else None
-        return self.refer_to(name, chosen), call.pinned_to(chosen)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.
@@ -140,6 +136,12 @@ class Pipeline:
         """Return whether a model with this name exists or has existed, in any version."""
         is_route = self.router is not None and self.router.handles(name)
         return is_route or name in self._default_names or name in self.pullable or self.tritons.has_had(name)
+
+    def log_fields(self, name: str) -> dict[str, str]:
+        """Return the log fields of a model or route that a request names; none if there is none of this name."""
+        if self.router is not None and self.router.handles(name):
+            return {"route": name, "model": self.router.target(name, None)}
+        return {"model": name} if self.is_known(name) else {}
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask Triton if necessary.
@@ -187,7 +189,7 @@ class Pipeline:
         saturation.sample(self._metrics, self.admission, self.tritons, self.threads, self._batchers)
 
     async def refresh(self) -> None:
-        """Update admission, Tritons and shared memory. Call this about once a second."""
+        """Update admission, Tritons, shared memory and routes. Call this about once a second."""
         self.admission.refresh()
         changed_at = await asyncio.to_thread(self._last_change)  # the disk may be that of a network
         if self._changed_at not in {None, changed_at}:
@@ -196,6 +198,8 @@ class Pipeline:
         await self.tritons.refresh()
         await self._transport.refresh()
         self._batchers.send()
+        if self.router is not None:
+            await self.router.refresh()
 
     async def warm_up(self) -> None:
         """Run one inference with the default model, to measure its speed before the first request.
@@ -204,7 +208,7 @@ class Pipeline:
             GatewayError: The inference failed.
         """
         call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
-        spec = await self.prepare(self.default_model, call.deadline)
+        spec = await self.prepare(self.default_reference, call.deadline)
         await self.run(BLANK_IMAGE, trivial_question(spec), call)
 
     async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
@@ -216,7 +220,8 @@ class Pipeline:
         """
         name = question.model or self.default_for(question.task)
         if self.router is not None and self.router.handles(name):
-            return await self.router.run(data, question, call)
+            choice = self.router.choose(name, question.version, call)
+            return await choice.run(data, question, call, lambda model, own_call: self.run_model(model, data, question, own_call))
         return await self.run_model(self.refer_to(name, question.version), data, question, call.pinned_to(question.version))
 
     async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:

@@ -65,7 +65,7 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
 
 def boxes_of(found: TaskResult) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.str_]]:
     """Return boxes (n, 4) x1 y1 x2 y2, scores (n,) and names of classes (n,); of a classification, those of its first class."""
-    labels = np.array([found.spec.label(id_) for id_ in found.class_ids.tolist()], np.str_)
+    labels = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], np.str_)
     if isinstance(found, Detections):
         return found.boxes, found.scores, labels
     image = np.array([[0, 0, found.width, found.height]], np.float32)
@@ -79,4 +79,5 @@ def _iou(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.
     overlap = np.maximum(sides, 0).prod(axis=2)
     areas, other_areas = ((each[..., 2:] - each[..., :2]).prod(axis=2) for each in (one, other))
     union = areas + other_areas - overlap
-    return np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
+    ious: NDArray[np.float32] = np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
+    return ious

@@ -44,6 +44,12 @@ class Metrics:
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], REQUEST_BOUNDS
         )
+        self.route_requests = Counter(
+            table,
+            "api_route_requests",
+            "Requests and images of batches that a model of a route answered, or failed to answer.",
+            ["route", "model", "part", "status"],
+        )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
         )

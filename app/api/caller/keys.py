@@ -100,7 +100,7 @@ class ApiKeys:
         return key if any(matches) else None
 
     def _read_if_changed(self) -> None:
-        version = _version_of(self._path)
+        version = last_valid.version_of(self._path)
         if version == self._version and "api_keys" not in last_valid.refused:  # a file that could not be read may be the same
             return
         self._version = version
@@ -150,15 +150,6 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
         raise KeysError(f"{path}: [{id_}]: {_TABLE_RULE}") from None
     digests = [bytes.fromhex(digest) for digest in checked.sha256]
     return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, Caller(id_, checked.share, checked.share > 0))
-
-
-def _version_of(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file is written or replaced; None if it does not exist."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 from litestar.types import HTTPScope
 
 from app.api.caller.check import admit_with_body
-from app.api.context import RequestContext, context_of
+from app.api.context import RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Pairs, Parameters, parse_parameters
 from app.api.parameters.tasks import PathModel
@@ -122,6 +122,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         allows_truncated=allows_truncated,
         after_answer=context.after_answer,
     )
+    if pipeline.router is not None:
+        call = call._replace(route_key=header_of(scope, b"x-route-key"))
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 

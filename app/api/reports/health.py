@@ -179,7 +179,7 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
     """Return the spec of the default model; None if it cannot be used, with the reason in the log."""
     try:
-        return await pipeline.spec(pipeline.default_model)
+        return await pipeline.spec(pipeline.default_reference)
     except GatewayError as error:
         context.log_fields["detail"] = error.detail
         return None
@@ -205,8 +205,8 @@ def _to_mb(nbytes: int) -> float:
 async def _examine_all(worker: WorkerResources) -> list[ServerHealth]:
     """Query all Tritons. A Triton is ready if the default model is."""
     pool = worker.tritons
-    sent = sum(server.recent_images for server in pool.servers)
-    return list(await asyncio.gather(*(_examine(server, pool, worker.pipeline.default_model, sent) for server in pool.servers)))
+    model, sent = worker.pipeline.default_reference, sum(server.recent_images for server in pool.servers)
+    return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
 
 def _best_status(servers: Sequence[ServerHealth]) -> str:
