@@ -79,6 +79,11 @@ class RequestContext:
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
 
+    def end_answer(self) -> None:
+        """Begin what waits until the response has been sent."""
+        while self.after_answer:
+            self.after_answer.pop()()
+
 
 def context_of(scope: Scope) -> RequestContext:
     """Return the context of the request with this scope."""

@@ -44,7 +44,13 @@ class Shadows(Protocol):
     """Compares the answers of shadows with those of the defaults of their routes."""
 
     def offer(  # noqa: D102, PLR0913, PLR0917 - a request and its answer
-        self, name: str, route: Route, data: bytes, question: Question[Any], call: CallContext, found: Any
+        self,
+        name: str,
+        route: Route,
+        data: bytes,
+        question: Question[Any],
+        call: CallContext,
+        found: Any,  # noqa: ANN401 - the result of any task
     ) -> None: ...
 
 

@@ -114,8 +114,6 @@ class Shadows:
         result = "failed"
         try:
             async with self._turns:
-                if image.call.deadline.remaining <= 0 or not self._pipeline.admission.is_half_free():
-                    raise GatewayFull("the gateway has other work")
                 await self._ask(image)
             result = "compared"
         except GatewayFull:
@@ -127,8 +125,10 @@ class Shadows:
         self._metrics.shadow_images.add(1, route, shadow.to, result)
 
     async def _ask(self, image: _Image) -> None:
-        """Ask the second model, compare and count; errors are those of `Pipeline.run`."""
+        """Ask the second model, compare and count, unless the gateway has other work; errors are those of `Pipeline.run`."""
         pipeline, call = self._pipeline, image.call
+        if call.deadline.remaining <= 0 or not pipeline.admission.is_half_free():
+            raise GatewayFull("the gateway has other work")
         model = pipeline.refer_to(*split_reference(image.shadow.to))
         second: TaskResult = await pipeline.run_model(model, image.data, image.question, call)
         comparison = await pipeline.threads.run(partial(self._compare, image, second), call.deadline, turn=call.turn())
@@ -142,7 +142,10 @@ class Shadows:
             try:
                 with admission.memory.reserve(_CALLER) as memory:
                     kept = KeptPictures(Path(image.shadow.keep), image.route)
-                    kept.offer(found.agreement, lambda: draw_answers(read_header(image.data, pixels, memory.add), image.found, second, memory.add))
+                    kept.offer(
+                        found.agreement,
+                        lambda: draw_answers(read_header(image.data, pixels, memory.add), image.found, second, memory.add),
+                    )
             except (GatewayError, OSError) as error:
                 LOG.warning("a picture was not kept", route=image.route, folder=image.shadow.keep, detail=str(error))
         return found

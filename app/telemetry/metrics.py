@@ -119,7 +119,10 @@ class Metrics:
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )
         self.shadow_images = Counter(
-            table, "api_shadow_images", "Images for the second model of a route, by what came of them.", ["route", "model", "result"]
+            table,
+            "api_shadow_images",
+            "Images for the second model of a route, by what came of them.",
+            ["route", "model", "result"],
         )
         pair = ["route", "model", "against"]
         self.shadow_boxes = Counter(
@@ -128,9 +131,7 @@ class Metrics:
             "Boxes in the answers of two models: matched, or missing or additional in that of the second one.",
             [*pair, "class", "result"],
         )
-        self.shadow_iou = Histogram(
-            table, "api_shadow_iou", "Intersection over union of boxes that match.", [*pair, "class"], ()
-        )
+        self.shadow_iou = Histogram(table, "api_shadow_iou", "Intersection over union of boxes that match.", [*pair, "class"], ())
         self.shadow_score = Histogram(
             table, "api_shadow_score", "Scores of boxes that match, in both answers.", [*pair, "class", "answer"], ()
         )

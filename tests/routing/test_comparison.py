@@ -95,7 +95,9 @@ def test_a_classification_counts_by_its_first_class(first: Classifications, seco
 
 _SIDES = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 6), st.integers(1, 6))
 _BOXES = st.lists(
-    st.tuples(_SIDES.map(lambda side: (*side[:2], side[0] + side[2], side[1] + side[3])), st.floats(0, 1, width=16), st.integers(0, 1)),
+    st.tuples(
+        _SIDES.map(lambda side: (*side[:2], side[0] + side[2], side[1] + side[3])), st.floats(0, 1, width=16), st.integers(0, 1)
+    ),
     max_size=8,
 )
 
