@@ -346,7 +346,7 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
 def _compare(settings: Settings, options: argparse.Namespace) -> None:
     from app.routing.report import report  # noqa: PLC0415
 
-    print(report(settings, options.name, options.key_file))
+    print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -40,7 +40,10 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
-    pixels = _draw(header, marks)
+    pixels = decode(header, (header.width, header.height), allows_truncated=True)
+    if not pixels.flags.writeable:  # a view of Pillow's memory
+        pixels = pixels.copy()
+    drawing.draw(pixels, marks)
     segments = jpeg.profile_segments(header.data) if header.data.startswith(b"\xff\xd8") else b""
     if segments[_COLOURS] != b"RGB ":
         segments = b""
@@ -58,16 +61,11 @@ def draw_side_by_side(header: ImageHeader, *marks: Marks) -> bytes:
     Raises:
         InvalidImage: The data is truncated or corrupt.
     """
-    return _to_jpeg(np.concatenate([_draw(header, each) for each in marks], axis=int(header.width < header.height)))
-
-
-def _draw(header: ImageHeader, marks: Marks) -> NDArray[np.uint8]:
-    """Decode an image at its full size and draw on it."""
     pixels = decode(header, (header.width, header.height), allows_truncated=True)
-    if not pixels.flags.writeable:  # a view of Pillow's memory
-        pixels = pixels.copy()
-    drawing.draw(pixels, marks)
-    return pixels
+    copies = [pixels.copy() for _ in marks]
+    for copy, each in zip(copies, marks, strict=True):
+        drawing.draw(copy, each)
+    return _to_jpeg(np.concatenate(copies, axis=int(header.width < header.height)))
 
 
 def _to_jpeg(pixels: NDArray[np.uint8]) -> bytes:

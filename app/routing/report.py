@@ -1,14 +1,13 @@
 """The table of `nereid compare`: how the answers of a route's shadow differ from those that callers got."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.host.http import get
 from app.host.program import CommandError
-from app.settings.schema import Settings
 
 _SECONDS = 5.0
 _OK, _REFUSED = 200, {401, 403}
@@ -16,11 +15,12 @@ _ALL = "all"
 _HEAD = ("class", "boxes", "agreement", "missing", "additional", "mean IoU", "score")
 
 
-def report(settings: Settings, route: str, key_file: Path | None) -> str:
-    """Ask the gateway at the sockets or the port in the settings, and compare the answers for a route.
+def report(url: str, sockets: Iterable[Path | None], route: str, key_file: Path | None) -> str:
+    """Ask a running gateway, and compare the answers for a route.
 
     Args:
-        settings: Those of the gateway.
+        url: Where the gateway listens.
+        sockets: Unix sockets at which it may listen instead; None for the URL.
         route: Name of the route.
         key_file: File with an API key that has the scope `health`; None without.
 
@@ -31,8 +31,7 @@ def report(settings: Settings, route: str, key_file: Path | None) -> str:
         key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
     except OSError as error:
         raise CommandError(f"{key_file}: {error.strerror}") from error
-    url = settings.local_url
-    answers = (get(f"{'http://localhost' if path else url}/metrics", _SECONDS, path, key) for path in settings.sockets)
+    answers = (get(f"{'http://localhost' if path else url}/metrics", _SECONDS, path, key) for path in sockets)
     status, text = next(filter(None, answers), (0, ""))
     if status in _REFUSED:
         raise CommandError("/metrics needs an API key with the scope health: name a file that contains one with --key-file")
@@ -86,5 +85,5 @@ def _row(label: str, found: Counter[str]) -> tuple[str, ...]:
         f"{matched / total:.1%}" if total else "-",
         f"{missing:.0f}",
         f"{additional:.0f}",
-        *((f"{iou:.3f}", f"{shadow - given:+.3f}") if matched else "--"),
+        *((f"{iou:.3f}", f"{shadow - given:+.3f}") if matched else ("-", "-")),
     )

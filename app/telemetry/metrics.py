@@ -38,7 +38,7 @@ class Metrics:
     def __init__(self, table: WorkerTable, version: str) -> None:
         self._version = version
         self._caller_labels: dict[str, str] = {}
-        self._class_labels: dict[tuple[str, ...], set[str]] = {}
+        self._class_labels: dict[tuple[str, ...], str] = {}
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
@@ -165,12 +165,13 @@ class Metrics:
         return label
 
     def class_label(self, *names: str) -> str:
-        """Return the label value for a class of a route and a pair of models: the last name, or `other` if there are enough."""
-        *pair, name = names
-        known = self._class_labels.setdefault(tuple(pair), set())
-        if name not in known and len(known) < _MAX_CLASSES:
-            known.add(name)
-        return name if name in known else "other"
+        """Return the label value for a class, which follows the names of a route and two models: the class, or `other`."""
+        label = self._class_labels.get(names)
+        if label is None:
+            used = read_names(self.table.keys(COUNTER)).get(self.shadow_boxes.name, ())
+            known = {values[3] for values in used if values[:3] == names[:3]}
+            label = self._class_labels[names] = names[3] if names[3] in known or len(known) < _MAX_CLASSES else "other"
+        return label
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:
         """Return the values of a metric that has one label, by this label, without those that are 0."""
