@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
 
 from app import healthcheck, preflight
 from app.api.caller import keys
@@ -26,6 +28,8 @@ from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
+from app.routing import routes
+from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
@@ -74,12 +78,22 @@ def main(arguments: list[str] | None = None) -> int:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
+        if settings.routes_file and options.run is not _api:  # whose workers follow the file
+            settings = _resolve_default(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
         return getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _resolve_default(settings: Settings) -> Settings:
+    """Name the model for which the default one stands, if that is a route; `serve` and `doctor` say what is wrong with the file."""
+    with suppress(RoutesError):
+        if route := routes.load(settings.routes_file).get(settings.model):
+            return msgspec.structs.replace(settings, model=split_reference(route.to)[0])
+    return settings
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from typing import TypeVar
 from app.errors import GatewayError, GatewayFull
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext, Detections, DetectOptions
-from app.pipeline.hooks import Choice
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
@@ -35,20 +34,11 @@ class BatchRequest:
     """Detects objects in the images of one request concurrently."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - see `open`
-        self,
-        pipeline: Pipeline,
-        model: str,
-        spec: ModelSpec,
-        options: DetectOptions,
-        call: CallContext,
-        images: list[Image],
-        memory: Lease,
-        choice: Choice | None,
+        self, pipeline: Pipeline, spec: ModelSpec, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
     ) -> None:
         self.url_hosts: list[str] = []
         """Host names of the URLs that have been or are being fetched."""
         self._pipeline = pipeline
-        self._model = model
         self._spec = spec
         self._options = options
         self._call = call
@@ -56,8 +46,7 @@ class BatchRequest:
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
-        self._choice = choice
-        """The model for all images, if the request is for a route."""
+        self._choice = pipeline.choose_of_route(options, call)
 
     @classmethod
     async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
@@ -69,9 +58,7 @@ class BatchRequest:
             GatewayFull: There is not enough memory for the images now.
             GatewayError: The model cannot be used, or the options do not fit it.
         """
-        name, router = options.model or pipeline.default_for(options.task), pipeline.router
-        choice = router.choose(name, options.version, call) if router is not None and router.handles(name) else None
-        model = pipeline.refer_to(name, options.version)
+        model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
         pipeline.check_circuit(model)
         memory = Lease()
         try:
@@ -81,7 +68,7 @@ class BatchRequest:
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline)
             options.reader(spec)  # rejects invalid options before anything is processed
-            return cls(pipeline, model, spec, options, call.pinned_to(options.version), images, memory, choice)
+            return cls(pipeline, spec, options, call, images, memory)
         except BaseException:
             memory.release()
             raise
@@ -143,13 +130,13 @@ class BatchRequest:
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         if self._choice is None:
-            return await self._answer(image, memory, self._model, call)
+            return await self._answer(image, memory, self._spec.reference, call)
         return await self._choice.run(image, self._options, call, partial(self._answer, image, memory))
 
     async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
         """Answer by a model, which a route may have chosen instead of that of the request."""
         spec, queue = self._spec, self._queue
-        if model != self._model:
+        if model != spec.reference:
             self._pipeline.check_circuit(model)
             spec = await self._pipeline.prepare(model, call.deadline)
             queue = self._queue_of(spec)
@@ -169,8 +156,8 @@ class BatchRequest:
         return await self._pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
 
     def _queue_of(self, spec: ModelSpec) -> BatchQueue:
-        admission, tritons = self._pipeline.admission, self._pipeline.tritons
-        return admission.batch_queue(spec.name, tritons.parallel_images(spec), self._call.caller)
+        images = self._pipeline.tritons.parallel_images(spec)
+        return self._pipeline.admission.batch_queue(spec.name, images, self._call.caller)
 
 
 class Download:

@@ -19,7 +19,7 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
-from app.pipeline.hooks import Cache, Router
+from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -123,6 +123,16 @@ class Pipeline:
         default = self.tritons.default(name)
         return default.reference if default and (not version or default.version == str(version)) else refer_to(name, version)
 
+    def choose(self, name: str, version: int | None, call: CallContext) -> tuple[str, CallContext]:
+        """Return the reference of a version of a model, or of that for which a name stands now, and the call to it."""
+        return self.refer_to(name, version), call.pinned_to(version)
+
+    def choose_of_route(self, question: Question[Any], call: CallContext) -> Choice | None:
+        """Choose the model for a question, or for a batch, whose model is a route; return None for other questions."""
+        if self.router is None:
+            return None
+        return self.router.choose(question.model or self.default_for(question.task), question.version, call)
+
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.
 
@@ -218,11 +228,10 @@ class Pipeline:
             DeadlinePassed: The deadline passed; the message names the step.
             GatewayError: A step failed.
         """
-        name = question.model or self.default_for(question.task)
-        if self.router is not None and self.router.handles(name):
-            choice = self.router.choose(name, question.version, call)
+        if (choice := self.choose_of_route(question, call)) is not None:
             return await choice.run(data, question, call, lambda model, own_call: self.run_model(model, data, question, own_call))
-        return await self.run_model(self.refer_to(name, question.version), data, question, call.pinned_to(question.version))
+        model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
+        return await self.run_model(model, data, question, call)
 
     async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question by this model, whichever one it names; errors are those of `run`."""

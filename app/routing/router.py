@@ -34,14 +34,13 @@ LOG = structlog.get_logger()
 
 
 class Canaries(Protocol):
-    """Compares canaries with the defaults of their routes."""
+    """Compares canaries with defaults."""
 
-    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
-        """Record an answer or a failure of a route that has a canary."""
+    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None: ...  # noqa: D102
 
 
 class Shadows(Protocol):
-    """Compares the answers of shadows with those of the defaults of their routes."""
+    """Compares the answers of shadows with those of defaults."""
 
     def offer(  # noqa: D102, PLR0913, PLR0917 - a request and its answer
         self,
@@ -80,9 +79,11 @@ class Router:
             return refer_to(name if route is None else split_reference(route.to)[0], version)
         return self.default(name, route).model
 
-    def choose(self, name: str, version: int | None, call: CallContext) -> "Choice":
-        """Choose a model of a route for a request, or for a batch."""
-        route = self.routes.known[name]
+    def choose(self, name: str, version: int | None, call: CallContext) -> "Choice | None":
+        """Choose a model for a request, or for a batch; return None for a name that is no route."""
+        route = self.routes.known.get(name)
+        if route is None:
+            return None
         if version is not None:
             return Choice(self, name, route, "pinned", refer_to(split_reference(route.to)[0], version))
         canary = route.canary
@@ -148,27 +149,25 @@ class Choice(NamedTuple):
 
     async def _attempt(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
         """Answer a question by the chosen model, and record this."""
-        router, name, route, part, model = self
-        model, version = split_reference(model)
-        reference, began = router.pipeline.refer_to(model, version), monotonic()
+        model, version = split_reference(self.model)
+        reference, began = self.router.pipeline.refer_to(model, version), monotonic()
         try:
             found = await attempt(reference, call.pinned_to(int(version) if version else None))
         except GatewayError as error:
-            router.requests.add(1, name, reference, part, f"{error.status // 100}xx")
-            if _is_failure(error):
-                self._note(monotonic() - began, failed=True)
+            self._record(reference, monotonic() - began, error)
             raise
-        seconds = monotonic() - began
-        router.requests.add(1, name, reference, part, "2xx")
-        self._note(seconds, failed=False)
-        if router.shadows is not None and route.shadow is not None and part == "default":  # with which it is compared
-            router.shadows.offer(name, route, data, question, call, found)
+        self._record(reference, monotonic() - began)
+        shadows = self.router.shadows if self.part == "default" and self.route.shadow else None  # it is compared with the default
+        if shadows is not None:
+            shadows.offer(self.name, self.route, data, question, call, found)
         return found
 
-    def _note(self, seconds: float, *, failed: bool) -> None:
-        if self.router.canaries is not None and self.route.canary is not None and self.part in {"default", "canary"}:
-            is_canary = self.part == "canary"
-            self.router.canaries.note(self.name, self.route, is_canary=is_canary, seconds=seconds, failed=failed)
+    def _record(self, reference: str, seconds: float, error: GatewayError | None = None) -> None:
+        router, name, route, part, _ = self
+        router.requests.add(1, name, reference, part, str(error.status if error else 200))
+        is_compared = route.canary and part in {"default", "canary"} and (error is None or _is_failure(error))
+        if router.canaries is not None and is_compared:
+            router.canaries.note(name, route, is_canary=part == "canary", seconds=seconds, failed=error is not None)
 
     def _after(self, error: GatewayError) -> "Choice | None":
         """Return what answers after an error; None if nothing does."""

@@ -34,14 +34,18 @@ LOG = structlog.get_logger()
 
 
 class RoutesError(Exception):
-    """The routes file, or a change of it, is invalid."""
+    """The routes file is invalid."""
+
+
+class _NothingThere(RoutesError):
+    """It does not exist, or is empty."""
 
 
 class Routes:
     """The routes in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the routes; raise RoutesError if the file is not valid, and has not been while this host has run."""
+        """Read the routes; errors are those of `load`."""
         self._path = path
         self._version: tuple[int, ...] | None = ()
         self._next_check = 0.0
@@ -56,20 +60,16 @@ class Routes:
             self._read_if_changed()
         return self._known
 
-    def put(self, name: str, route: Route) -> None:
-        """Add or replace a route in the file.
+    def put(self, name: str, route: Route | None) -> bool:
+        """Add or replace a route in the file, or remove it if it is None; return whether it was there.
 
-        Raises:
-            RoutesError: The file would not be valid, or is not.
-            OSError: It cannot be written.
+        Raises ValueError if the route or its name is not valid, RoutesError if the file is not, OSError if it cannot be written.
         """
         with self._writing() as routes:
-            routes[name] = route
-
-    def delete(self, name: str) -> bool:
-        """Remove a route from the file; return whether it was there. Errors are those of `put`."""
-        with self._writing() as routes:
-            return routes.pop(name, None) is not None
+            is_there = routes.pop(name, None) is not None
+            if route is not None:
+                routes[name] = route
+            return is_there
 
     def withdraw(self, name: str, reason: str) -> None:
         """Send no more requests to the canary of a route, if it has one. Errors are those of `put`."""
@@ -80,17 +80,14 @@ class Routes:
 
     @contextmanager
     def _writing(self) -> Iterator[dict[str, Route]]:
-        """Lock out other writers, yield the routes in the file, and replace the file if the block changes them."""
+        """Lock out other writers, yield the routes in the file, and replace the file."""
         path = self._path.resolve()  # of a symbolic link, its target is replaced
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            routes = _read(path) if self.known or _has_content(path) else {}
-            before = dict(routes)
-            yield routes
-            if routes != before:
-                _replace(path, _to_toml(routes))
-                os.fsync(folder)
+            yield (routes := _read(path) if self.known else load(path))
+            _replace(path, _to_toml(routes))
+            os.fsync(folder)
         finally:
             os.close(folder)
         self._next_check = 0.0
@@ -105,65 +102,49 @@ class Routes:
             LOG.info("the routes were read", routes=sorted(known))
 
 
-def load(path: Path) -> dict[str, Route]:
-    """Read a routes file, or recall the last valid content on this host; return the routes by name.
+def load(path: str | Path) -> dict[str, Route]:
+    """Read a routes file, or recall the last valid content on this host; raise RoutesError if there is none.
 
     A file that is missing or empty has no routes, unless it has had some: then an editor or a full disk may have truncated it.
-
-    Raises:
-        RoutesError: The file is not valid, and has not been.
     """
     try:
-        return last_valid.load("routes", str(path), partial(_read, path), dict[str, Route], RoutesError)
-    except RoutesError:
-        if _has_content(path):
-            raise
+        return last_valid.load("routes", str(path), partial(_read, Path(path)), dict[str, Route], RoutesError)
+    except _NothingThere:
         return last_valid.load("routes", str(path), dict, dict[str, Route])
-
-
-def model_of(path: Path, name: str) -> str:
-    """Return the name of the model for which a name stands according to a routes file; other names stand for themselves.
-
-    Raises:
-        RoutesError: As for `load`.
-    """
-    route = load(path).get(name)
-    return name if route is None else split_reference(route.to)[0]
-
-
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
 
 
 def _read(path: Path) -> dict[str, Route]:
     try:
-        return _parse(path.read_text(encoding="utf-8"))
+        if text := path.read_text(encoding="utf-8"):
+            return _parse(text)
+    except FileNotFoundError:
+        pass
     except OSError as error:
         raise RoutesError(f"{path}: {error.strerror}") from error
-    except (ValueError, RoutesError) as error:  # TOMLDecodeError, UnicodeDecodeError
+    except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
         raise RoutesError(f"{path} is not valid: {error}") from error
+    raise _NothingThere(f"{path} does not exist, or is empty")
 
 
 def _parse(text: str) -> dict[str, Route]:
-    if not text:
-        raise RoutesError("it is empty")
+    """Return the routes in the text of a file; raise ValueError if it is not valid."""
     try:
         routes = msgspec.convert(tomllib.loads(text), dict[RouteName, Route])
     except msgspec.ValidationError as error:
-        raise RoutesError(str(error)) from None
+        raise ValueError(str(error)) from None
     for name, route in routes.items():
         for field, reference in route.references:
             if split_reference(reference)[0] in routes:
-                raise RoutesError(f"[{name}] {field}: {reference} is a route, not a model")
+                raise ValueError(f"[{name}] {field}: {reference} is a route, not a model")
     return routes
 
 
 def _to_toml(routes: Mapping[str, Route]) -> str:
-    return _HEADER + "".join(f"\n[{json.dumps(name)}]\n{_to_lines(route)}" for name, route in routes.items())
-
-
-def _to_lines(route: Route) -> str:
-    return "".join(f"{name} = {_to_value(value)}\n" for name, value in msgspec.to_builtins(route).items())
+    text = _HEADER
+    for name, route in routes.items():
+        text += f"\n[{json.dumps(name)}]\n" if "." in name else f"\n[{name}]\n"
+        text += "".join(f"{field} = {_to_value(value)}\n" for field, value in msgspec.to_builtins(route).items())
+    return text
 
 
 def _to_value(value: Any) -> str:  # noqa: ANN401 - of any TOML type

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap, Scope, Send
 from litestar.utils import normalize_path
@@ -90,6 +90,9 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
         detail = _explain_method(request, headers["allow"])
     elif status == HTTPStatus.NOT_FOUND:
         detail = _explain_path(request)
+    elif isinstance(error, ValidationException) and isinstance(error.extra, list):
+        context_of(request.scope).is_detail_logged = False  # it quotes the body
+        detail = "; ".join(f"{each['key']}: {each['message']}" if "key" in each else each["message"] for each in error.extra)
     else:
         detail = status.description or status.phrase
     return headers, _problem(status, status.name.lower(), status.phrase, detail, context_of(request.scope).request_id)

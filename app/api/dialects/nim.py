@@ -90,8 +90,7 @@ async def models(request: AnyRequest, worker: Worker) -> ModelList:
 async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
-    default, _ = split_reference(worker.pipeline.default_reference)
-    specs.sort(key=lambda spec: spec.name != default)
+    specs.sort(key=lambda spec: spec.name != split_reference(worker.pipeline.default_reference)[0])
     info = [{"shortName": f"{spec.name}:{spec.version}", "modelUrl": spec.source} for spec in specs]
     return {"version": __version__, "modelInfo": info, "assetInfo": []}
 

@@ -49,6 +49,7 @@ _ENDPOINTS: dict[str, str] = {
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",
+    "routes": "/routes",
     "health": "/health",
     "liveness": "/livez",
     "readiness": "/readyz",
