@@ -30,6 +30,7 @@ from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
+from app.routing.canary import CanaryWatch
 from app.routing.router import Router
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
@@ -118,9 +119,12 @@ async def open_resources(
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         if settings.routes_file:
+            routes = Routes(Path(settings.routes_file))
+            canaries = CanaryWatch(routes, metrics)
+            stack.push_async_callback(_cancel, asyncio.create_task(canaries.run()))
             shadows = Shadows(pipeline, metrics)
             stack.push_async_callback(shadows.close)
-            pipeline.router = Router(Routes(Path(settings.routes_file)), pipeline, metrics, shadows=shadows)
+            pipeline.router = Router(routes, pipeline, metrics, canaries, shadows)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later

@@ -38,6 +38,9 @@ class Canaries(Protocol):
 
     def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None: ...  # noqa: D102
 
+    def withdrawn(self, name: str, route: Route) -> str:
+        """Return why the canary of a route gets no requests any more; empty if it does."""
+
 
 class Shadows(Protocol):
     """Compares the answers of shadows with those of defaults."""
@@ -87,7 +90,7 @@ class Router:
         if version is not None:
             return Choice(self, name, route, "pinned", refer_to(split_reference(route.to)[0], version))
         canary = route.canary
-        if canary is not None and not canary.withdrawn and self._is_in_share(name, canary.share, call.route_key):
+        if canary is not None and not self.withdrawn(name, route) and self._is_in_share(name, canary.share, call.route_key):
             return Choice(self, name, route, "canary", canary.to)
         return self.default(name, route)
 
@@ -100,6 +103,12 @@ class Router:
     def is_usable(self, model: str) -> bool:
         """Return whether the circuit of a model is closed."""
         return self.pipeline.tritons.is_usable(self.pipeline.refer_to(*split_reference(model)))
+
+    def withdrawn(self, name: str, route: Route) -> str:
+        """Return why the canary of a route gets no requests any more; empty if it does, or there is none."""
+        if self.canaries is not None:
+            return self.canaries.withdrawn(name, route)
+        return "" if route.canary is None else route.canary.withdrawn
 
     async def refresh(self) -> None:
         """Follow the file without requests, and warn of models with the names of routes. Call this about once a second."""

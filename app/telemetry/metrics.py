@@ -50,6 +50,9 @@ class Metrics:
             "Requests and images of batches that a model of a route answered, or failed to answer.",
             ["route", "model", "part", "status"],
         )
+        self.canary_withdrawn = CommonGauge(
+            table, "api_canary_withdrawn", "1 if the canary of a route gets no requests any more, because it failed.", ["route"]
+        )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
         )
