@@ -119,7 +119,9 @@ async def open_resources(
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         if settings.routes_file:
-            pipeline.router = await stack.enter_async_context(_open_router(Path(settings.routes_file), pipeline, metrics))
+            routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+            stack.push_async_callback(shadows.close)
+            pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
@@ -137,19 +139,6 @@ async def open_resources(
         gc.collect()
         gc.freeze()
         yield pool, pipeline, metrics
-
-
-@asynccontextmanager
-async def _open_router(file: Path, pipeline: Pipeline, metrics: Metrics) -> AsyncIterator[Router]:
-    """Open what chooses between the models of the routes in a file, watches their canaries and asks their shadows."""
-    routes = Routes(file)
-    canaries, shadows = CanaryWatch(routes, metrics), Shadows(pipeline, metrics)
-    watching = asyncio.create_task(canaries.run())
-    try:
-        yield Router(routes, pipeline, metrics, canaries, shadows)
-    finally:
-        await shadows.close()
-        await _cancel(watching)
 
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:

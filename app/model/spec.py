@@ -229,15 +229,6 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
 
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two models have the same inputs and outputs; version, device, speed, origin and file formats may differ."""
-    may_differ = (
-        "version",
-        "device",
-        "max_batch",
-        "instances",
-        "priority_levels",
-        "source",
-        "licence",
-        "default_version",
-        "formats",
-    )
+    speed = ("device", "max_batch", "instances", "priority_levels")
+    may_differ = (*speed, "version", "source", "licence", "default_version", "formats")
     return one == msgspec.structs.replace(other, **{name: getattr(one, name) for name in may_differ})

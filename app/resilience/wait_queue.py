@@ -2,19 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from app.resilience.fairness import NORMAL
 from app.resilience.lease import Lease
 
 L = TypeVar("L", bound=Lease)
-
-
-class _Turn(NamedTuple, Generic[L]):
-    """What makes the lease of a request, and the priority of its caller."""
-
-    priority: int
-    enter: Callable[[], L | None]
 
 
 class WaitQueue(Generic[L]):
@@ -23,8 +16,8 @@ class WaitQueue(Generic[L]):
     def __init__(self, poll_seconds: float = 0.005) -> None:
         """Start empty; look for room this often, because there is no notification when a request of another worker ends."""
         self._poll_seconds = poll_seconds
-        self._turns: dict[asyncio.Future[L], _Turn[L]] = {}
-        """In order of arrival."""
+        self._turns: dict[asyncio.Future[L], tuple[int, Callable[[], L | None]]] = {}
+        """The priority of each request, and what makes its lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
         """Timer of the next check for room."""
 
@@ -34,11 +27,11 @@ class WaitQueue(Generic[L]):
 
     def has(self, enter: Callable[[], L | None]) -> bool:
         """Return whether a request waits for a lease that `enter` makes."""
-        return any(turn.enter is enter for turn in self._turns.values())
+        return any(own is enter for _, own in self._turns.values())
 
     def ahead_of(self, priority: int) -> int:
         """Return the number of waiting requests that come before a new one of this priority."""
-        return sum(turn.priority <= priority for turn in self._turns.values())
+        return sum(own <= priority for own, _ in self._turns.values())
 
     async def wait(self, enter: Callable[[], L | None], seconds: float, priority: int = NORMAL) -> L:
         """Wait behind all requests of this priority and higher ones until `enter` returns a lease; None: there is no room.
@@ -47,7 +40,7 @@ class WaitQueue(Generic[L]):
             TimeoutError: The turn did not come in time.
         """
         turn: asyncio.Future[L] = asyncio.get_running_loop().create_future()
-        self._turns[turn] = _Turn(priority, enter)
+        self._turns[turn] = priority, enter
         if self._poll is None:
             self._look()
         try:
@@ -63,7 +56,7 @@ class WaitQueue(Generic[L]):
         if not self._turns:  # as usual
             return
         full = set[Callable[[], L | None]]()
-        for turn, (_, enter) in sorted(self._turns.items(), key=_priority):
+        for turn, (_, enter) in sorted(self._turns.items(), key=lambda item: item[1][0]):
             if turn.cancelled() or enter in full:
                 continue
             lease = enter()
@@ -79,7 +72,3 @@ class WaitQueue(Generic[L]):
         self.wake()
         if self._turns:
             self._poll = asyncio.get_running_loop().call_later(self._poll_seconds, self._look)
-
-
-def _priority(item: tuple[object, _Turn[L]]) -> int:
-    return item[1].priority

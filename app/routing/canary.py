@@ -5,7 +5,6 @@ import math
 from bisect import bisect_left
 from collections import deque
 from itertools import accumulate
-from time import monotonic
 
 import structlog
 
@@ -14,13 +13,14 @@ from app.routing.route import Canary, Route
 from app.routing.routes import Routes, RoutesError
 from app.telemetry.metrics import Metrics
 
-_WINDOW_SECONDS = 60.0
+_WINDOW_SECONDS = 60
 _MIN_REQUESTS = 50
 # Upper bounds of the counted durations, in seconds: nine percent apart, up to half a minute.
 _BOUNDS = [0.001 * 2 ** (step / 8) for step in range(8 * 15)]
+# Counts of a model: by duration, one for longer ones, and the last one for failures.
+_COUNTS = len(_BOUNDS) + 2
 # One in a hundred may take longer than the 99th percentile.
 _SLOW = 0.01
-_CHECK_SECONDS = 1.0
 _KIND = "canary"
 _HELD = "it failed; the log says how"
 
@@ -30,115 +30,72 @@ _Identity = tuple[str, str, str]
 """Name of a route, and the references of its default and of its canary."""
 
 
-class _Columns:
-    """The columns of the worker table that belong to a canary, in an alias: they are used again for others."""
-
-    def __init__(self, metrics: Metrics, identity: _Identity) -> None:
-        table, alias = metrics.table, metrics.table.alias(SEPARATOR.join((_KIND, *identity)))
-        places = range(len(_BOUNDS) + 2)
-        keys = [[SEPARATOR.join((_KIND, alias, part, str(place))) for place in places] for part in ("default", "canary")]
-        self.default, self.canary = [[table.column(COUNTER + key) for key in part] for part in keys]
-        """Requests of the whole host by duration: one column for each bound, longer ones, and those that failed."""
-        self.held = table.column(SEPARATOR.join((_KIND, alias)))
-        """1 in workers that know that the canary is withdrawn although the routes file cannot be written."""
-
-
-class _Window:
-    """The counts of the last minute, from totals that are added regularly."""
-
-    def __init__(self, route: Route) -> None:
-        self.route = route
-        self._totals: deque[tuple[float, list[int]]] = deque()
-
-    def add(self, totals: list[int]) -> list[int]:
-        """Add totals; return by how much they have grown in the window. The first ones are the start of it."""
-        now = monotonic()
-        self._totals.append((now, totals))
-        while len(self._totals) > 1 and self._totals[1][0] <= now - _WINDOW_SECONDS:
-            self._totals.popleft()
-        return [total - before for total, before in zip(totals, self._totals[0][1], strict=True)]
-
-
 class CanaryWatch:
     """Compares the canaries of a host with the defaults of their routes. The first worker decides for all."""
 
     def __init__(self, routes: Routes, metrics: Metrics) -> None:
         """Watch the canaries of these routes."""
         self._routes, self._metrics, self._table = routes, metrics, metrics.table
-        self._columns: dict[_Identity, _Columns] = {}
-        self._windows: dict[str, _Window] = {}
-        self._held: dict[_Identity, str] = {}
-        """Why canaries are withdrawn that have no reason in the file, because it cannot be written."""
+        self._columns: dict[_Identity, list[int]] = {}
+        """Columns of the counts of the default, of those of the canary, and of whether the canary is withdrawn in memory."""
+        self._windows: dict[str, tuple[Route, deque[list[int]]]] = {}
+        """The counts of the host in each of the last seconds, by route. A changed route begins anew."""
 
     def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
         """Record an answer or a failure of a route that has a canary."""
-        columns = self._columns_of(_identify(name, route))
-        place = -1 if failed else bisect_left(_BOUNDS, seconds)
-        self._table.add((columns.canary if is_canary else columns.default)[place], 1)
+        place = _COUNTS - 1 if failed else bisect_left(_BOUNDS, seconds)
+        self._table.add(self._columns_of(_identify(name, route))[is_canary * _COUNTS + place], 1)
 
     def withdrawn(self, name: str, route: Route) -> str:
         """Return why the canary of a route gets no requests any more; empty if it does, or there is none."""
-        if route.canary is None:
-            return ""
-        return route.canary.withdrawn or (self._held.get(_identify(name, route), "") if self._held else "")
-
-    async def run(self) -> None:
-        """Watch until this is cancelled."""
-        while True:
-            try:
-                await self.refresh()
-            except Exception:
-                LOG.exception("the canaries could not be watched")
-            await asyncio.sleep(_CHECK_SECONDS)
+        if route.canary is None or route.canary.withdrawn:
+            return "" if route.canary is None else route.canary.withdrawn
+        return _HELD if self._table.cells[self._columns_of(_identify(name, route))[-1]] else ""
 
     async def refresh(self) -> None:
         """Withdraw the canaries that must be. Call this about once a second."""
         known = {name: route for name, route in self._routes.known.items() if route.canary is not None}
-        identities = {_identify(name, route) for name, route in known.items()}
+        identities = {_identify(*item) for item in known.items()}
         self._columns = {each: columns for each, columns in self._columns.items() if each in identities}
-        self._held = {each: reason for each, reason in self._held.items() if each in identities}
-        self._windows = {name: window for name, window in self._windows.items() if known.get(name) == window.route}
+        self._windows = {name: window for name, window in self._windows.items() if known.get(name) == window[0]}
         self._table.keep_aliases({SEPARATOR.join((_KIND, *each)) for each in identities}, _KIND)
         for name, route in known.items():
-            await self._watch(name, route)
+            if route.canary is not None:
+                await self._watch(name, route, route.canary)
             self._metrics.canary_withdrawn.set(int(bool(self.withdrawn(name, route))), name)
         self._metrics.canary_withdrawn.clear_except(known)
 
-    async def _watch(self, name: str, route: Route) -> None:
-        assert route.canary is not None  # noqa: S101 - of routes with a canary
-        identity = _identify(name, route)
-        columns = self._columns_of(identity)
-        if route.canary.withdrawn:
-            self._held.pop(identity, None)
-        elif any(self._table.values(columns.held)):  # the worker that decided it may be gone
-            self._held.setdefault(identity, _HELD)
-        self._table.set(columns.held, int(identity in self._held))
-        counts = self._windows.setdefault(name, _Window(route)).add(
-            [self._table.total_ever(column) for column in (*columns.default, *columns.canary)]
-        )
-        if route.canary.withdrawn or NO_COLUMN in columns.canary or not self._table.is_first:
-            return
-        half = len(columns.default)
-        reason = self._held.get(identity) or _verdict(counts[:half], counts[half:], route.canary)
-        if reason:
-            await self._withdraw(name, route.canary, identity, reason)
+    async def _watch(self, name: str, route: Route, canary: Canary) -> None:
+        *columns, held = self._columns_of(_identify(name, route))
+        totals = [self._table.total_ever(column) for column in columns]
+        _, window = self._windows.setdefault(name, (route, deque(maxlen=_WINDOW_SECONDS + 1)))
+        window.append(totals)
+        is_held = not canary.withdrawn and any(self._table.values(held))  # also by a worker that has ended since
+        if self._table.is_first and not canary.withdrawn and held != NO_COLUMN:
+            counts = [total - before for total, before in zip(totals, window[0], strict=True)]
+            if reason := _HELD if is_held else _verdict(counts[:_COUNTS], counts[_COUNTS:], canary):
+                is_held = not await self._withdraw(name, canary, reason, is_new=not is_held)
+                del self._windows[name]  # the same canary may be put again at once
+        self._table.set(held, int(is_held))
 
-    async def _withdraw(self, name: str, canary: Canary, identity: _Identity, reason: str) -> None:
-        """Write into the routes file that a canary is withdrawn; keep it in memory as long as that fails."""
-        if identity not in self._held:
+    async def _withdraw(self, name: str, canary: Canary, reason: str, *, is_new: bool) -> bool:
+        """Write into the routes file that a canary is withdrawn; return whether that was possible."""
+        if is_new:
             LOG.error("the canary of a route is withdrawn", route=name, canary=canary.to, reason=reason)
         try:
             await asyncio.to_thread(self._routes.withdraw, name, canary, reason)
         except (OSError, RoutesError) as error:
-            if identity not in self._held:
+            if is_new:
                 LOG.error("the routes file cannot be written", detail=str(error))  # noqa: TRY400 - an error of the file
-            self._held[identity] = reason
-            self._table.set(self._columns_of(identity).held, 1)
+            return False
+        return True
 
-    def _columns_of(self, identity: _Identity) -> _Columns:
+    def _columns_of(self, identity: _Identity) -> list[int]:
         columns = self._columns.get(identity)
         if columns is None:
-            columns = self._columns[identity] = _Columns(self._metrics, identity)
+            alias = self._table.alias(SEPARATOR.join((_KIND, *identity)))
+            keys = [COUNTER + SEPARATOR.join((_KIND, alias, str(place))) for place in range(2 * _COUNTS)]
+            columns = self._columns[identity] = [*map(self._table.column, (*keys, SEPARATOR.join((_KIND, alias))))]
         return columns
 
 

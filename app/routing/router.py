@@ -41,6 +41,9 @@ class Canaries(Protocol):
     def withdrawn(self, name: str, route: Route) -> str:
         """Return why the canary of a route gets no requests any more; empty if it does."""
 
+    async def refresh(self) -> None:
+        """Withdraw the canaries that must be."""
+
 
 class Shadows(Protocol):
     """Compares the answers of shadows with those of defaults."""
@@ -112,6 +115,8 @@ class Router:
 
     async def refresh(self) -> None:
         """Follow the file without requests, and warn of models with the names of routes. Call this about once a second."""
+        if self.canaries is not None:
+            await self.canaries.refresh()
         if (known := self.routes.known) is self._checked:
             return
         self._checked = known
