@@ -9,7 +9,7 @@ from time import monotonic
 from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.fairness import SHADOW, Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.rounds import Rounds
 from app.resilience.wait_queue import WaitQueue
@@ -53,9 +53,9 @@ class Permit(Lease):
         """Record the duration of the request. Call this when its result arrives, in time or not.
 
         That of a caller with few requests tells nothing of the limit, as long as those of others are measured: it does not wait
-        behind them.
+        behind them. That of a shadow, which lets all else pass, never does.
         """
-        if self._has_little and not self._queue.is_stale:
+        if self._part.caller.priority == SHADOW or (self._has_little and not self._queue.is_stale):
             return
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 

@@ -49,7 +49,13 @@ class Shadows(Protocol):
     """Compares the answers of shadows with those of defaults."""
 
     def offer(  # noqa: D102, PLR0913, PLR0917 - a request and its answer
-        self, name: str, route: Route, data: bytes, question: Question[Any], call: CallContext, found: object
+        self,
+        name: str,
+        route: Route,
+        data: bytes,
+        question: Question[Any],
+        call: CallContext,
+        found: Any,  # noqa: ANN401 - the result of any task
     ) -> None: ...
 
 
