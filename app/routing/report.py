@@ -49,7 +49,7 @@ def describe(metrics: str, route: str) -> Iterator[str]:
     classes: dict[tuple[str, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for family in text_string_to_metric_families(metrics):
         for name, labels, value, *_ in family.samples:
-            if labels.get("route") != route or not name.endswith(("_total", "_sum", "_count")):
+            if not family.name.startswith("api_shadow_") or labels["route"] != route:
                 continue
             if family.name == "api_shadow_images":
                 images[labels["model"]][labels["result"]] += int(value)
