@@ -219,7 +219,7 @@ class Pipeline:
         """
         call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
         spec = await self.prepare(self.default_reference, call.deadline)
-        await self.run(BLANK_IMAGE, trivial_question(spec), call)
+        await self.run_model(self.default_reference, BLANK_IMAGE, trivial_question(spec), call)
 
     async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about one encoded image.

@@ -49,8 +49,7 @@ def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: ty
     try:
         found = read()
     except invalid as error:
-        with _contents() as contents:
-            kept = contents.get(source)
+        kept = recall(source)
         if kept is None:
             raise
         if refused.get(file) != str(error):
@@ -61,6 +60,12 @@ def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: ty
     with _contents() as contents:
         contents[source] = msgspec.msgpack.encode(found)
     return found
+
+
+def recall(source: str) -> bytes | None:
+    """Return the last valid content of a file as it is kept; None if it has never been valid."""
+    with _contents() as contents:
+        return contents.get(source)
 
 
 def version_of(path: Path) -> tuple[int, ...] | None:

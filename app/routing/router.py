@@ -156,7 +156,7 @@ class Choice(NamedTuple):
         except GatewayError as error:
             following = self._after(error) if call.deadline.remaining > 0 else None
             if following is None and isinstance(error, _ABOUT_MODELS):
-                raise type(error)(f"the route {self.name}: {error.detail}") from None
+                raise type(error)(f"{self.name} stands for {self.model}: {error.detail}") from None
             if following is None:
                 raise
         return await following.run(data, question, call, attempt)
@@ -164,21 +164,21 @@ class Choice(NamedTuple):
     async def _attempt(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
         """Answer a question by the chosen model, and record this."""
         model, version = split_reference(self.model)
-        reference, began = self.router.pipeline.refer_to(model, version), monotonic()
+        began = monotonic()
         try:
-            found = await attempt(reference, call.pinned_to(int(version) if version else None))
+            found = await attempt(self.router.pipeline.refer_to(model, version), call.pinned_to(int(version) if version else None))
         except GatewayError as error:
-            self._record(reference, monotonic() - began, error)
+            self._record(monotonic() - began, error)
             raise
-        self._record(reference, monotonic() - began)
+        self._record(monotonic() - began)
         shadows = self.router.shadows if self.part == "default" and self.route.shadow else None  # it is compared with the default
         if shadows is not None:
             shadows.offer(self.name, self.route, data, question, call, found)
         return found
 
-    def _record(self, reference: str, seconds: float, error: GatewayError | None = None) -> None:
-        router, name, route, part, _ = self
-        router.requests.add(1, name, reference, part, str(error.status if error else 200))
+    def _record(self, seconds: float, error: GatewayError | None = None) -> None:
+        router, name, route, part, model = self
+        router.requests.add(1, name, model, part, str(error.status if error else 200))
         is_compared = route.canary and part in {"default", "canary"} and (error is None or _is_failure(error))
         if router.canaries is not None and is_compared:
             router.canaries.note(name, route, is_canary=part == "canary", seconds=seconds, failed=error is not None)

@@ -30,15 +30,13 @@ from app.routing.route import Canary, Route, RouteName
 _CHECK_SECONDS = 1.0
 _HEADER = "# Routes of Nereid. `PUT /routes/{name}` writes this file anew, without comments.\n"
 
+_NO_ROUTES = msgspec.msgpack.encode({})
+
 LOG = structlog.get_logger()
 
 
 class RoutesError(Exception):
     """The routes file is invalid."""
-
-
-class _NothingThere(RoutesError):
-    """It does not exist, or is empty."""
 
 
 class Routes:
@@ -85,7 +83,7 @@ class Routes:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            yield (routes := _read(path) if self.known else load(path))
+            yield (routes := _read(self._path))
             _replace(path, _to_toml(routes))
             os.fsync(folder)
         finally:
@@ -107,23 +105,20 @@ def load(path: str | Path) -> dict[str, Route]:
 
     A file that is missing or empty has no routes, unless it has had some: then an editor or a full disk may have truncated it.
     """
-    try:
-        return last_valid.load("routes", str(path), partial(_read, Path(path)), dict[str, Route], RoutesError)
-    except _NothingThere:
-        return last_valid.load("routes", str(path), dict, dict[str, Route])
+    return last_valid.load("routes", str(path), partial(_read, Path(path)), dict[str, Route], RoutesError)
 
 
 def _read(path: Path) -> dict[str, Route]:
     try:
-        if text := path.read_text(encoding="utf-8"):
-            return _parse(text)
-    except FileNotFoundError:
-        pass
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        routes = _parse(text)
     except OSError as error:
         raise RoutesError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # includes TOMLDecodeError and UnicodeDecodeError
         raise RoutesError(f"{path} is not valid: {error}") from error
-    raise _NothingThere(f"{path} does not exist, or is empty")
+    if not text and last_valid.recall(str(path)) not in {None, _NO_ROUTES}:
+        raise RoutesError(f"{path} does not exist, or is empty")
+    return routes
 
 
 def _parse(text: str) -> dict[str, Route]:
@@ -142,7 +137,7 @@ def _parse(text: str) -> dict[str, Route]:
 def _to_toml(routes: Mapping[str, Route]) -> str:
     text = _HEADER
     for name, route in routes.items():
-        text += f"\n[{json.dumps(name)}]\n" if "." in name else f"\n[{name}]\n"
+        text += f"\n[{name if name.isidentifier() else json.dumps(name)}]\n"
         text += "".join(f"{field} = {_to_value(value)}\n" for field, value in msgspec.to_builtins(route).items())
     return text
 
