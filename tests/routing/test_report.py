@@ -41,6 +41,7 @@ def text(table: WorkerTable) -> bytes:
         metrics.shadow_seconds.observe(shadow, *PAIR, "shadow")
     metrics.shadow_images.add(2, "door", "big", "compared")
     metrics.shadow_images.add(3, "door", "big", "dropped")
+    metrics.route_requests.add(1, "door", "tiny:2", "default", "200")
     metrics.shadow_images.add(9, "gate", "big", "failed")
     return render(metrics.collect(), "")[0]
 
