@@ -101,7 +101,8 @@ class Routed:
 
     def __init__(self, world: World, fake: Versions, path: Path) -> None:
         self.world, self.fake, self.notes = world, fake, Notes()
-        self.router = Router(Routes(path), world.pipeline, METRICS, self.notes, self.notes)
+        notes: Any = self.notes
+        self.router = Router(Routes(path), world.pipeline, METRICS, notes, notes)
         world.pipeline.router = self.router
         METRICS.table.refresh()
         self.counted_before = self._counted()
