@@ -114,6 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
         ("remove", _remove, "remove a model, or a version of it"),
+        ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
@@ -139,6 +140,9 @@ def make_parser() -> argparse.ArgumentParser:
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
+        if name == "compare":
+            command.add_argument("name", help="name of the route")
+            command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
         if name == "key":
             command.description = _KEY_HELP
             command.usage = "nereid key NAME, such as: nereid key camera-1"
@@ -351,6 +355,12 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
         where = file or f"a file such as keys.toml (chmod 600, owned by the user that runs Nereid), and set {setting} to its path"
         say(f"add this table to {where}; the client sends the line above, which is shown only now: `X-API-Key: ID.SECRET`")
     print(table, file=sys.stderr)
+
+
+def _compare(settings: Settings, options: argparse.Namespace) -> None:
+    from app.routing.report import report  # noqa: PLC0415
+
+    print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -30,6 +30,9 @@ class Shadow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     to: Reference
     share: Share
+    keep: Annotated[
+        str, Meta(max_length=4000, description="Folder for the ten pictures that differ most; only the routes file sets it.")
+    ] = ""
 
 
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

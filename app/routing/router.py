@@ -22,6 +22,7 @@ from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
+from app.routing.canary import CanaryWatch
 from app.routing.route import Route
 from app.routing.routes import Routes
 from app.telemetry.metrics import Metrics
@@ -33,17 +34,17 @@ _UNITS = 10**9  # the precision of shares
 LOG = structlog.get_logger()
 
 
-class Canaries(Protocol):
-    """Compares canaries with defaults."""
-
-    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None: ...  # noqa: D102
-
-
 class Shadows(Protocol):
     """Compares the answers of shadows with those of defaults."""
 
     def offer(  # noqa: D102, PLR0913, PLR0917 - a request and its answer
-        self, name: str, route: Route, data: bytes, question: Question[Any], call: CallContext, found: object
+        self,
+        name: str,
+        route: Route,
+        data: bytes,
+        question: Question[Any],
+        call: CallContext,
+        found: Any,  # noqa: ANN401 - the result of any task
     ) -> None: ...
 
 
@@ -51,7 +52,12 @@ class Router:
     """Chooses between the models of routes. A route has precedence over a model of the same name."""
 
     def __init__(
-        self, routes: Routes, pipeline: Pipeline, metrics: Metrics, canaries: Canaries | None = None, shadows: Shadows | None = None
+        self,
+        routes: Routes,
+        pipeline: Pipeline,
+        metrics: Metrics,
+        canaries: CanaryWatch | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         """Choose between models of the pipeline."""
         self.routes, self.canaries, self.shadows = routes, canaries, shadows
@@ -81,7 +87,7 @@ class Router:
         if version is not None:
             return Choice(self, name, route, "pinned", refer_to(split_reference(route.to)[0], version))
         canary = route.canary
-        if canary is not None and not canary.withdrawn and self._is_in_share(name, canary.share, call.route_key):
+        if canary is not None and not self.withdrawn(name, route) and self._is_in_share(name, canary.share, call.route_key):
             return Choice(self, name, route, "canary", canary.to)
         return self.default(name, route)
 
@@ -95,8 +101,16 @@ class Router:
         """Return whether the circuit of a model is closed."""
         return self.pipeline.tritons.is_usable(self.pipeline.refer_to(*split_reference(model)))
 
+    def withdrawn(self, name: str, route: Route) -> str:
+        """Return why the canary of a route gets no requests any more; empty if it does, or there is none."""
+        if self.canaries is not None:
+            return self.canaries.withdrawn(name, route)
+        return "" if route.canary is None else route.canary.withdrawn
+
     async def refresh(self) -> None:
         """Follow the file without requests, and warn of models with the names of routes. Call this about once a second."""
+        if self.canaries is not None:
+            await self.canaries.refresh()
         if (known := self.routes.known) is self._checked:
             return
         self._checked = known

@@ -25,7 +25,7 @@ import structlog
 
 from app.model.reference import split_reference
 from app.resilience import last_valid
-from app.routing.route import Route, RouteName
+from app.routing.route import Canary, Route, RouteName
 
 _CHECK_SECONDS = 1.0
 _HEADER = "# Routes of Nereid. `PUT /routes/{name}` writes this file anew, without comments.\n"
@@ -69,12 +69,12 @@ class Routes:
                 routes[name] = route
             return is_there
 
-    def withdraw(self, name: str, reason: str) -> None:
-        """Send no more requests to the canary of a route, if it has one. Errors are those of `put`."""
+    def withdraw(self, name: str, canary: Canary, reason: str) -> None:
+        """Send no more requests to this canary of a route, unless it has been changed meanwhile. Errors are those of `put`."""
         with self._writing() as routes:
-            if (route := routes.get(name)) is not None and route.canary is not None:
-                canary = msgspec.structs.replace(route.canary, withdrawn=reason)
-                routes[name] = msgspec.structs.replace(route, canary=canary)
+            if (route := routes.get(name)) is not None and route.canary == canary:
+                withdrawn = msgspec.structs.replace(canary, withdrawn=reason)
+                routes[name] = msgspec.structs.replace(route, canary=withdrawn)
 
     @contextmanager
     def _writing(self) -> Iterator[dict[str, Route]]:

@@ -78,11 +78,18 @@ class Notes:
     def __init__(self) -> None:
         self.noted: list[tuple[bool, bool]] = []
         self.offered: list[tuple[str, bytes, object]] = []
+        self.is_withdrawn = False
 
     def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
         assert (name, route.canary is not None) == (NAME, True)
         assert seconds > 0
         self.noted.append((is_canary, failed))
+
+    def withdrawn(self, name: str, _: Route) -> str:
+        assert name == NAME
+        return "it failed" if self.is_withdrawn else ""
+
+    async def refresh(self) -> None: ...
 
     def offer(self, name: str, route: Route, data: bytes, question: Any, call: CallContext, found: object) -> None:  # noqa: ANN401, PLR0913, PLR0917
         assert (name, route.shadow, question, call.request_id[:2]) == (NAME, Shadow("big", 0.5), OPTIONS._replace(model=NAME), "id")
@@ -94,7 +101,8 @@ class Routed:
 
     def __init__(self, world: World, fake: Versions, path: Path) -> None:
         self.world, self.fake, self.notes = world, fake, Notes()
-        self.router = Router(Routes(path), world.pipeline, METRICS, self.notes, self.notes)
+        notes: Any = self.notes
+        self.router = Router(Routes(path), world.pipeline, METRICS, notes, notes)
         world.pipeline.router = self.router
         METRICS.table.refresh()
         self.counted_before = self._counted()
@@ -207,7 +215,15 @@ async def test_a_request_for_a_version_gets_it(routed: Routed) -> None:
 async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
     routed.put(canary=Canary("tiny:3", 1))
     assert await routed.versions(2) == "33"
-    routed.router.routes.withdraw(NAME, "it failed")
+    routed.notes.is_withdrawn = True
+
+    assert await routed.versions(2) == "22"
+
+
+async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
+    """Also without a watch."""
+    routed.router.canaries = None
+    routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
 
     assert await routed.versions(2) == "22"
 

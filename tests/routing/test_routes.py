@@ -119,12 +119,13 @@ def test_a_change_is_seen_at_once_where_it_is_made_and_by_others_within_a_second
 
 
 def test_a_canary_is_withdrawn_for_a_reason(path: Path) -> None:
-    """Nothing else changes, also if the route has no canary any more."""
+    """Nothing else changes, also if the route has another canary by now, or none any more."""
     routes = Routes(path)
     routes.put("detector", DETECTOR)
     routes.put("v1.doors", SIMPLE)
+    routes.withdraw("detector", Canary("yolo11n:4", 0.05), "it was put before")
     for name in ("detector", "v1.doors", "removed"):
-        routes.withdraw(name, 'says "no"\\ é 50 %')
+        routes.withdraw(name, Canary("yolo11n:3", 0.05), 'says "no"\\ é 50 %')
 
     canary = Canary("yolo11n:3", 0.05, withdrawn='says "no"\\ é 50 %')
     assert Routes(path).known == {"detector": Route("yolo11n:2", canary, DETECTOR.shadow, "yolo11n:1"), "v1.doors": SIMPLE}
