@@ -25,6 +25,7 @@ from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, ClassifyOptions, Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
+from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
@@ -155,7 +156,7 @@ async def test_the_model_of_the_route_answers(routed: Routed) -> None:
     assert (await routed.world.detect(model="other")).spec.name == "other"
 
     assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
-    assert routed.world.pipeline.log_fields(NAME) == {"route": NAME, "model": "tiny:2"}
+    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
     assert {key: count for key, count in routed.counted.items() if count} == {("tiny:2", "default", "200"): 1}
 
 
@@ -221,8 +222,7 @@ async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
 
 
 async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
-    """Also without a watch."""
-    routed.router.canaries = None
+    routed.router.canaries = CanaryWatch(routed.router.routes, METRICS)
     routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
 
     assert await routed.versions(2) == "22"
