@@ -25,7 +25,7 @@ from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.scrape import read_samples
-from tests.support import LIMITS, SCENE, captured_log, eventually
+from tests.support import LIMITS, SCENE, captured_log, eventually, in_cycles
 from tests.world import World, open_world
 
 NEAR = [0, 8, 16, 20, 0.5, 1]
@@ -210,6 +210,16 @@ async def test_a_failing_model_is_counted(door: Door, monkeypatch: pytest.Monkey
     (line,) = log
     assert (line.method_name, line.kwargs["route"], line.kwargs["model"]) == ("warning", "door", "big")
     assert line.kwargs["code"] == "inference_failed"
+
+
+async def test_a_failure_leaves_nothing_behind(door: Door) -> None:
+    """The image is freed at once, not when the garbage collector finds its error."""
+    door.triton.fails = True
+    with in_cycles(Detections) as kept:
+        await door.ask()
+        await door.until(failed=1)
+
+    assert kept == []
 
 
 async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
