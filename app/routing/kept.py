@@ -26,7 +26,7 @@ def keep_picture(  # noqa: PLR0913, PLR0917 - a picture, and where it is kept
         OSError: The folder cannot be read or written.
         GatewayError: There is not enough memory, or the image cannot be decoded.
     """
-    start = name.split(" ")[0] + " "
+    start = f"{name.partition(' ')[0]} "
 
     def kept() -> list[Path]:  # the one with the highest agreement is the last
         return sorted(path for path in Path(folder).iterdir() if path.name.startswith(start) and path.suffix == ".jpg")

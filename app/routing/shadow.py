@@ -47,7 +47,9 @@ class Shadows:
         self._pipeline, self._metrics = pipeline, metrics
         self._offered = Counter[str]()
         """Number of images by route."""
-        self._turn = asyncio.Lock()  # one at a time: with four, requests take 1.3 instead of 1.1 times as long (`bench shadow`)
+        self._turn = (
+            asyncio.Lock()
+        )  # one at a time: with four, requests take 1.3 instead of 1.1 times as long (`bench shadow --share 1`)
         self._tasks = set[asyncio.Task[None]]()
 
     def offer(  # noqa: PLR0913, PLR0917 - the parts of an answered request
