@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api import admin, model_routes
+from app.api import admin, routing
 from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import guard_model
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
@@ -67,8 +67,8 @@ def build(
         Router(
             "/",
             route_handlers=[
-                *_secured([models, model, model_routes.routes], keys, "detect"),
-                *([] if keys is None else [*admin.ROUTES, *model_routes.ADMIN_ROUTES]),
+                *_secured([models, model, routing.routes], keys, "detect"),
+                *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
             ],
             guards=[guard_scope(keys, "detect")],
         ),

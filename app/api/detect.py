@@ -100,7 +100,7 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
             found = await pipeline.run(image, question, call)
         finally:
             context.log_fields |= pipeline.log_fields(model)
-        if "route" in context.log_fields:
+        if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
         return await respond(ResponseInput(found, image, wanted, context, call, pipeline))

@@ -150,7 +150,7 @@ class Pipeline:
     def log_fields(self, name: str) -> dict[str, str]:
         """Return the log fields of a model or route that a request names; none if there is none of this name."""
         if self.router is not None and self.router.handles(name):
-            return {"route": name, "model": self.router.target(name, None)}
+            return {"route_name": name, "model": self.router.target(name, None)}
         return {"model": name} if self.is_known(name) else {}
 
     async def spec(self, model: str) -> ModelSpec:

@@ -22,6 +22,7 @@ from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
+from app.routing.canary import CanaryWatch
 from app.routing.route import Route
 from app.routing.routes import Routes
 from app.telemetry.metrics import Metrics
@@ -31,18 +32,6 @@ _SERVER_ERROR = 500
 _UNITS = 10**9  # the precision of shares
 
 LOG = structlog.get_logger()
-
-
-class Canaries(Protocol):
-    """Compares canaries with defaults."""
-
-    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None: ...  # noqa: D102
-
-    def withdrawn(self, name: str, route: Route) -> str:
-        """Return why the canary of a route gets no requests any more; empty if it does."""
-
-    async def refresh(self) -> None:
-        """Withdraw the canaries that must be."""
 
 
 class Shadows(Protocol):
@@ -63,7 +52,12 @@ class Router:
     """Chooses between the models of routes. A route has precedence over a model of the same name."""
 
     def __init__(
-        self, routes: Routes, pipeline: Pipeline, metrics: Metrics, canaries: Canaries | None = None, shadows: Shadows | None = None
+        self,
+        routes: Routes,
+        pipeline: Pipeline,
+        metrics: Metrics,
+        canaries: CanaryWatch | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         """Choose between models of the pipeline."""
         self.routes, self.canaries, self.shadows = routes, canaries, shadows

@@ -12,7 +12,7 @@ from app.api.admin import ROUTES
 from app.api.application import table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
-from app.api.model_routes import ADMIN_ROUTES, routes
+from app.api.routing import ADMIN_ROUTES, routes
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models

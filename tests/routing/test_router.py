@@ -101,7 +101,8 @@ class Routed:
 
     def __init__(self, world: World, fake: Versions, path: Path) -> None:
         self.world, self.fake, self.notes = world, fake, Notes()
-        self.router = Router(Routes(path), world.pipeline, METRICS, self.notes, self.notes)
+        notes: Any = self.notes
+        self.router = Router(Routes(path), world.pipeline, METRICS, notes, notes)
         world.pipeline.router = self.router
         METRICS.table.refresh()
         self.counted_before = self._counted()
@@ -154,7 +155,7 @@ async def test_the_model_of_the_route_answers(routed: Routed) -> None:
     assert (await routed.world.detect(model="other")).spec.name == "other"
 
     assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
-    assert routed.world.pipeline.log_fields(NAME) == {"route": NAME, "model": "tiny:2"}
+    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
     assert {key: count for key, count in routed.counted.items() if count} == {("tiny:2", "default", "200"): 1}
 
 

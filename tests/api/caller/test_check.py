@@ -11,8 +11,8 @@ from app.api.answering import problems
 from app.api.application import Application
 from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
-from app.api.model_routes import ADMIN_ROUTES
 from app.api.routes import VERSION
+from app.api.routing import ADMIN_ROUTES
 from app.main import create_app
 from app.settings.fields import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from app.api.admission import middleware
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
 from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
-from tests.support import SCENE, calling, json, lifespan_of
+from tests.support import SCENE, calling, captured_log, json, lifespan_of
 
 ADMIN = {"X-API-Key": "boss.secret"}
 CAMERA = {"X-API-Key": "camera.secret"}
@@ -201,6 +202,20 @@ async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None
 
     assert versions[::2] == versions[1::2]
     assert set(versions) == {("tiny", "2"), ("tiny", "3")}
+
+
+@pytest.mark.parametrize(("parameter", "status", "model"), [("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")])
+async def test_the_log_names_route_and_model(
+    service: Service, monkeypatch: pytest.MonkeyPatch, parameter: str, status: int, model: str
+) -> None:
+    """The model that has answered, or that for which the route stands if none has."""
+    await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
+    log = captured_log(monkeypatch, middleware)
+    answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
+
+    assert answer.status_code == status
+    (line,) = [call.kwargs for call in log if call.kwargs["path"] == "/detect"]
+    assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
 
 
 async def test_the_default_model_may_be_a_route(service: Service) -> None:
