@@ -33,7 +33,9 @@ async def routes(worker: Worker) -> dict[str, Route]:
 async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route:
     """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
     with _changing(worker) as changed:
-        _check_folder(changed.known.get(name), data)
+        known = changed.known.get(name)
+        if data.shadow and data.shadow.keep not in {"", known.shadow.keep if known and known.shadow else ""}:
+            raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
         await _check_models(name, data, worker)
         await asyncio.to_thread(changed.put, name, data)
     return data
@@ -63,13 +65,6 @@ def _changing(worker: WorkerResources) -> Iterator[Routes]:
     except (RoutesError, OSError) as error:
         reason = getattr(error, "strerror", "it is not valid; the log says why")
         raise ModelsNotManaged(f"the routes file cannot be written: {reason}") from error
-
-
-def _check_folder(known: Route | None, route: Route) -> None:
-    """Raise InvalidParameter if a route names another folder for pictures than the file, which only the operator may choose."""
-    folder = known.shadow.keep if known and known.shadow else ""
-    if route.shadow and route.shadow.keep not in {"", folder}:
-        raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
 
 
 async def _check_models(name: str, route: Route, worker: WorkerResources) -> None:

@@ -8,39 +8,29 @@ from numpy.typing import NDArray
 
 from app.pipeline.call import Detections, TaskResult
 
-MIN_IOU = 0.5
-"""Minimum intersection over union of two boxes that count as the same object."""
+_MIN_IOU = 0.5
 
 
 class Match(NamedTuple):
-    """A box of the first answer and the box of the second one that shows the same object."""
+    """A box in both answers: its class, the intersection over union (0.5 to 1) and both scores (0 to 1)."""
 
     label: str
-    """The class, the same for both."""
     iou: float
-    """Intersection over union, `MIN_IOU` to 1."""
     scores: tuple[float, float]
-    """Scores of the first and of the second answer, 0 to 1."""
 
 
 class Comparison(NamedTuple):
-    """What two answers have in common."""
+    """The boxes that two answers have in common, and by class the numbers of those that only the first or the second one has."""
 
     matches: list[Match]
     missing: Counter[str]
-    """Boxes that only the first answer has, by class."""
     additional: Counter[str]
-    """Boxes that only the second answer has, by class."""
 
     @property
     def agreement(self) -> float:
         """Share of the boxes of either answer that both have, 0 to 1; 1 if there are none."""
-        return agreement(len(self.matches), self.missing.total() + self.additional.total())
-
-
-def agreement(matched: float, others: float) -> float:
-    """Return the share of `matched` boxes, 0 to 1, beside those that only one answer has; 1 if there are none."""
-    return matched / (matched + others) if matched + others else 1.0
+        total = len(self.matches) + self.missing.total() + self.additional.total()
+        return len(self.matches) / total if total else 1.0
 
 
 def compare(first: TaskResult, second: TaskResult) -> Comparison:
@@ -53,7 +43,7 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
     ious = np.where(labels[:, None] == other_labels[None], _iou(boxes, other_boxes), 0)
     matches: list[Match] = []
     missing, additional = Counter(labels.tolist()), Counter(other_labels.tolist())
-    while ious.size and ious.max() >= MIN_IOU:
+    while ious.size and ious.max() >= _MIN_IOU:
         one, other = np.unravel_index(ious.argmax(), ious.shape)
         label = str(labels[one])
         matches.append(Match(label, float(ious[one, other]), (float(scores[one]), float(other_scores[other]))))
@@ -78,6 +68,5 @@ def _iou(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     overlap = np.maximum(sides, 0).prod(axis=2)
     areas, other_areas = ((each[..., 2:] - each[..., :2]).prod(axis=2) for each in (one, other))
-    union = areas + other_areas - overlap
-    ious: NDArray[np.float32] = np.divide(overlap, union, out=np.zeros_like(overlap), where=overlap > 0)
+    ious: NDArray[np.float32] = np.divide(overlap, areas + other_areas - overlap, out=np.zeros_like(overlap), where=overlap > 0)
     return ious

@@ -16,13 +16,7 @@ _HEAD = ("class", "boxes", "agreement", "missing", "additional", "mean IoU", "sc
 
 
 def report(url: str, sockets: Iterable[Path | None], route: str, key_file: Path | None) -> str:
-    """Ask a running gateway, and compare the answers for a route.
-
-    Args:
-        url: Where the gateway listens.
-        sockets: Unix sockets at which it may listen instead; None for the URL.
-        route: Name of the route.
-        key_file: File with an API key that has the scope `health`; None without.
+    """Ask a gateway at a URL or at its unix sockets, with the API key in a file if there is one, and compare answers for a route.
 
     Raises:
         CommandError: There is nothing to compare.
@@ -37,53 +31,40 @@ def report(url: str, sockets: Iterable[Path | None], route: str, key_file: Path 
         raise CommandError("/metrics needs an API key with the scope health: name a file that contains one with --key-file")
     if status != _OK:
         raise CommandError(f"no gateway answers at {url}")
-    lines = list(describe(text, route))
-    if not lines:
+    if not (lines := list(_lines(text, route))):
         raise CommandError(f"no image of a route {route} was sent to a shadow since the gateway started")
     return "\n".join(lines)
 
 
-def describe(metrics: str, route: str) -> Iterator[str]:
-    """Yield the lines of the table, from the text of `/metrics`; none if the route has no shadow."""
+def _lines(metrics: str, route: str) -> Iterator[str]:
     images: dict[str, Counter[str]] = defaultdict(Counter)
-    classes: dict[tuple[str, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    pairs: dict[tuple[str, str], dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for family in text_string_to_metric_families(metrics):
-        for name, labels, value, *_ in family.samples:
-            if not family.name.startswith("api_shadow_") or labels["route"] != route:
-                continue
-            if family.name == "api_shadow_images":
+        for name, labels, value, *_ in family.samples if family.name.startswith("api_shadow_") else ():
+            if labels["route"] == route and family.name == "api_shadow_images":
                 images[labels["model"]][labels["result"]] += int(value)
-                continue
-            kind = " ".join(filter(None, (name.removeprefix("api_shadow_"), labels.get("answer"), labels.get("result"))))
-            for label in {labels.get("class", _ALL), _ALL}:
-                classes[labels["against"], labels["model"]][label][kind] += value  # type: ignore[assignment]
-    for (against, model), found in sorted(classes.items()):
-        compared = found[_ALL]["infer_seconds_count shadow"]
-        yield f"{route}: {model} compared with {against}, {compared:.0f} images"
+            elif labels["route"] == route:
+                kind = name.removeprefix("api_shadow_") + (labels.get("answer") or labels.get("result") or "")
+                for label in {labels.get("class", _ALL), _ALL}:
+                    pairs[labels["against"], labels["model"]][label][kind] += value  # type: ignore[assignment]
+    for (against, model), found in sorted(pairs.items()):
+        count, sums = (
+            {answer: found[_ALL][f"infer_seconds_{end}{answer}"] for answer in ("given", "shadow")} for end in ("count", "sum")
+        )
+        given, shadow = (f"{sums[answer] / max(1, count[answer]) * 1e3:.1f} ms" for answer in count)
+        yield f"{route}: {model} ({shadow}) compared with {against} ({given}), {count['shadow']:.0f} images"
         rows = [_HEAD, *(_row(label, found[label]) for label in sorted(found, key=lambda label: (label != _ALL, label)))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for first, *others in rows:
             yield "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-        means = [
-            f"{name} {found[_ALL][f'infer_seconds_sum {answer}'] / count * 1e3:.1f} ms"
-            for name, answer in ((against, "given"), (model, "shadow"))
-            if (count := found[_ALL][f"infer_seconds_count {answer}"])
-        ]
-        yield f"mean time of an inference: {', '.join(means)}\n"
     for model, results in sorted(images.items()):
         yield f"images for {model}: {', '.join(f'{results[result]} {result}' for result in ('compared', 'dropped', 'failed'))}"
 
 
 def _row(label: str, found: Counter[str]) -> tuple[str, ...]:
     """Return the cells of a class; `boxes` are those of the answers that callers got."""
-    matched, missing, additional = (found[f"boxes_total {result}"] for result in ("matched", "missing", "additional"))
-    total = matched + missing + additional
-    iou, given, shadow = (found[kind] / max(1, matched) for kind in ("iou_sum", "score_sum given", "score_sum shadow"))
-    return (
-        label,
-        f"{matched + missing:.0f}",
-        f"{matched / total:.1%}" if total else "-",
-        f"{missing:.0f}",
-        f"{additional:.0f}",
-        *((f"{iou:.3f}", f"{shadow - given:+.3f}") if matched else ("-", "-")),
-    )
+    matched, missing, additional = (found[f"boxes_total{result}"] for result in ("matched", "missing", "additional"))
+    agreement = f"{matched / (matched + missing + additional):.1%}" if matched + missing + additional else "-"
+    iou, given, shadow = (found[kind] / max(1, matched) for kind in ("iou_sum", "score_sumgiven", "score_sumshadow"))
+    means = (f"{iou:.3f}", f"{shadow - given:+.3f}") if matched else ("-", "-")
+    return label, f"{matched + missing:.0f}", agreement, f"{missing:.0f}", f"{additional:.0f}", *means

@@ -121,25 +121,13 @@ class Metrics:
         self.refused_files = Gauge(
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )
-        self.shadow_images = Counter(
-            table,
-            "api_shadow_images",
-            "Images for the second model of a route, by what came of them.",
-            ["route", "model", "result"],
-        )
+        self.shadow_images = Counter(table, "api_shadow_images", "Images for shadows, by their end.", ["route", "model", "result"])
         pair = ["route", "model", "against"]
-        self.shadow_boxes = Counter(
-            table,
-            "api_shadow_boxes",
-            "Boxes in the answers of two models: matched, or missing or additional in that of the second one.",
-            [*pair, "class", "result"],
-        )
-        self.shadow_iou = Histogram(table, "api_shadow_iou", "Intersection over union of boxes that match.", [*pair, "class"], ())
-        self.shadow_score = Histogram(
-            table, "api_shadow_score", "Scores of boxes that match, in both answers.", [*pair, "class", "answer"], ()
-        )
+        self.shadow_boxes = Counter(table, "api_shadow_boxes", "Boxes in the answers of two models.", [*pair, "class", "result"])
+        self.shadow_iou = Histogram(table, "api_shadow_iou", "IoU of boxes that match.", [*pair, "class"], ())
+        self.shadow_score = Histogram(table, "api_shadow_score", "Scores of boxes that match.", [*pair, "class", "answer"], ())
         self.shadow_seconds = Histogram(
-            table, "api_shadow_infer_seconds", "Duration of the stage infer for both answers.", [*pair, "answer"], _STAGE_BOUNDS
+            table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
         )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
 

@@ -16,13 +16,11 @@ from tests.support import free_port
 
 PAIR = "door", "big:1", "tiny:2"
 TABLE = """\
-door: big:1 compared with tiny:2, 2 images
+door: big:1 (25.0 ms) compared with tiny:2 (10.0 ms), 2 images
 class  boxes  agreement  missing  additional  mean IoU   score
 all        5      50.0%        2           1     0.800  +0.100
 cat        4      75.0%        1           0     0.800  +0.100
 dog        1       0.0%        1           1         -       -
-mean time of an inference: tiny:2 10.0 ms, big:1 25.0 ms
-
 images for big: 2 compared, 3 dropped, 0 failed"""
 
 

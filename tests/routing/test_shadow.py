@@ -26,7 +26,7 @@ from app.telemetry.metrics import Metrics, render
 from app.telemetry.timing import Timing
 from tests.fakes.triton import FakeTriton, infer_response
 from tests.scrape import read_samples
-from tests.support import LIMITS, SCENE, captured_log, eventually
+from tests.support import LIMITS, SCENE, captured_log, eventually, in_cycles
 from tests.world import World, open_world
 
 NEAR = [0, 8, 16, 20, 0.5, 1]
@@ -213,6 +213,16 @@ async def test_a_failing_model_is_counted(door: Door, monkeypatch: pytest.Monkey
     assert line.kwargs["code"] == "inference_failed"
 
 
+async def test_a_failure_leaves_nothing_behind(door: Door) -> None:
+    """The image is freed at once, not when the garbage collector finds its error."""
+    door.triton.fails = True
+    with in_cycles(Detections) as kept:
+        await door.ask()
+        await door.until(failed=1)
+
+    assert kept == []
+
+
 async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     log = captured_log(monkeypatch, shadow_module)
     monkeypatch.setattr(shadow_module, "compare", lambda *_: 1 / 0)
@@ -222,20 +232,20 @@ async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPat
     assert [line.method_name for line in log] == ["exception"]
 
 
-async def test_few_are_under_way_and_the_others_wait(door: Door) -> None:
+async def test_one_is_under_way_and_the_others_wait(door: Door) -> None:
     """Up to a number, and as long as a request would."""
     door.triton.may_answer.clear()
     for _ in range(70):
         await door.ask()
-    assert await eventually(lambda: door.triton.running == 4)
+    assert await eventually(lambda: door.triton.running == 1)
     await door.world.round_trip()
 
-    assert door.triton.most_running == 4
+    assert door.triton.most_running == 1
     assert door.results == {"dropped": 6}
     await door.world.time.skip(LIMITS.timeout_seconds)
-    assert await eventually(lambda: door.results == {"dropped": 66, "failed": 4})
+    assert await eventually(lambda: door.results == {"dropped": 69, "failed": 1})
     door.triton.may_answer.set()  # Triton may use what it has got until it answers
-    await door.until(dropped=66, failed=4)
+    await door.until(dropped=69, failed=1)
 
 
 async def test_shadows_end_with_the_worker(door: Door) -> None:

@@ -113,17 +113,9 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
-    call = CallContext(
-        deadline,
-        context.timing,
-        context.request_id,
-        context.caller,
-        trace,
-        allows_truncated=allows_truncated,
-        after_answer=context.after_answer,
-    )
+    call = CallContext(deadline, context.timing, context.request_id, context.caller, trace, allows_truncated=allows_truncated)
     if pipeline.router is not None:
-        call = call._replace(route_key=header_of(scope, b"x-route-key"))
+        call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
     return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 
