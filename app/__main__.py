@@ -11,10 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
 
 from app import healthcheck, preflight
 from app.api.caller import keys
@@ -26,6 +28,8 @@ from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
+from app.routing import routes
+from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
@@ -74,12 +78,22 @@ def main(arguments: list[str] | None = None) -> int:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
+        if settings.routes_file and options.run is not _api:  # whose workers follow the file
+            settings = _resolve_default(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
         return getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _resolve_default(settings: Settings) -> Settings:
+    """Name the model for which the default one stands, if that is a route; `serve` and `doctor` say what is wrong with the file."""
+    with suppress(RoutesError):
+        if route := routes.load(settings.routes_file).get(settings.model):
+            return msgspec.structs.replace(settings, model=split_reference(route.to)[0])
+    return settings
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -100,6 +114,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
         ("remove", _remove, "remove a model, or a version of it"),
+        ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
@@ -125,6 +140,9 @@ def make_parser() -> argparse.ArgumentParser:
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
+        if name == "compare":
+            command.add_argument("name", help="name of the route")
+            command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
         if name == "key":
             command.description = _KEY_HELP
             command.usage = "nereid key NAME, such as: nereid key camera-1"
@@ -337,6 +355,12 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
         where = file or f"a file such as keys.toml (chmod 600, owned by the user that runs Nereid), and set {setting} to its path"
         say(f"add this table to {where}; the client sends the line above, which is shown only now: `X-API-Key: ID.SECRET`")
     print(table, file=sys.stderr)
+
+
+def _compare(settings: Settings, options: argparse.Namespace) -> None:
+    from app.routing.report import report  # noqa: PLC0415
+
+    print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -30,6 +30,10 @@ from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
+from app.routing.canary import CanaryWatch
+from app.routing.router import Router
+from app.routing.routes import Routes
+from app.routing.shadow import Shadows
 from app.settings import environment
 from app.settings.schema import Settings
 from app.settings.task_models import task_models
@@ -114,6 +118,10 @@ async def open_resources(
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
+        if settings.routes_file:
+            routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+            stack.push_async_callback(shadows.close)
+            pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later

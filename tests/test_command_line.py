@@ -698,6 +698,22 @@ def test_triton_alone_is_prepared_and_stopped(
     assert "code -11" in ended
 
 
+@pytest.mark.parametrize(("target", "pulled"), [("yolo11n:2", ["yolo11n"]), ("unheard-of", [])])
+def test_the_model_of_a_default_route_is_pulled(
+    target: str, pulled: list[str], prepared: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless `pull` does not know it."""
+    routes = tmp_path / "routes.toml"
+    routes.write_text(f'[detector]\nto = "{target}"\n', encoding="utf-8")
+    monkeypatch.setattr("app.__main__.install", lambda _: None)
+    monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(routes))
+    monkeypatch.setenv("NEREID_MODEL", "detector")
+    main(["triton"])
+
+    assert prepared == pulled
+
+
 def test_pulled_model_is_not_pulled_again(repository: Path, prepared: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "yolo11n" / "1").mkdir(parents=True)
     (repository / "yolo11n" / "config.pbtxt").write_text('name: "yolo11n"', encoding="utf-8")

@@ -23,6 +23,10 @@ REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 _QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 # More callers share a label value.
 _MAX_CALLERS = 50
+# Of a route and a pair of models; more classes share a label value.
+_MAX_CLASSES = 50
+ANSWERS = ("given", "shadow")
+"""Values of the label `answer`: which of the two answers that are compared."""
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *REQUEST_BOUNDS)
 
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,10 +38,20 @@ class Metrics:
     def __init__(self, table: WorkerTable, version: str) -> None:
         self._version = version
         self._caller_labels: dict[str, str] = {}
+        self._class_labels: dict[tuple[str, ...], str] = {}
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], REQUEST_BOUNDS
+        )
+        self.route_requests = Counter(
+            table,
+            "api_route_requests",
+            "Requests and images of batches that a model of a route answered, or failed to answer.",
+            ["route", "model", "part", "status"],
+        )
+        self.canary_withdrawn = CommonGauge(
+            table, "api_canary_withdrawn", "1 if the canary of a route gets no requests any more, because it failed.", ["route"]
         )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
@@ -107,6 +121,14 @@ class Metrics:
         self.refused_files = Gauge(
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )
+        self.shadow_images = Counter(table, "api_shadow_images", "Images for shadows, by their end.", ["route", "model", "result"])
+        pair = ["route", "model", "against"]
+        self.shadow_boxes = Counter(table, "api_shadow_boxes", "Boxes in the answers of two models.", [*pair, "class", "result"])
+        self.shadow_iou = Histogram(table, "api_shadow_iou", "IoU of boxes that match.", [*pair, "class"], ())
+        self.shadow_score = Histogram(table, "api_shadow_score", "Scores of boxes that match.", [*pair, "class", "answer"], ())
+        self.shadow_seconds = Histogram(
+            table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
+        )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
 
     def collect(self) -> Iterator[Metric]:
@@ -131,6 +153,15 @@ class Metrics:
             known = {values[1] for values in read_names(self.table.keys(COUNTER)).get(self.queue_seconds.name, ())}
             label = name if name in known or len(known) < _MAX_CALLERS else "other"
             self._caller_labels[name] = label
+        return label
+
+    def class_label(self, *names: str) -> str:
+        """Return the label value for a class, which follows the names of a route and two models: the class, or `other`."""
+        label = self._class_labels.get(names)
+        if label is None:
+            used = read_names(self.table.keys(COUNTER)).get(self.shadow_boxes.name, ())
+            known = {values[3] for values in used if values[:3] == names[:3]}
+            label = self._class_labels[names] = names[3] if names[3] in known or len(known) < _MAX_CLASSES else "other"
         return label
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:

@@ -210,7 +210,7 @@ class TritonClient:
         request_id: str = "",
         trace: TraceContext | None = None,
         slot: Slot | None = None,
-        is_urgent: bool = False,
+        priority: int = 0,
         waits_for_connection: bool = False,
     ) -> InferResult:
         """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC.
@@ -223,7 +223,7 @@ class TritonClient:
             trace: The caller's span, for Triton's traces.
             slot: Registered shared memory of the first tensor, directly followed by the others; None to send them inline. Triton
                 reads it until this returns, and possibly longer after `Disconnected` and `Unanswered`.
-            is_urgent: Whether Triton should run it before others, if the model's config has priority levels.
+            priority: One of the priority levels in the model's config, 1 being the highest; 0 for the default of the config.
             waits_for_connection: Whether to wait for a connection instead of failing without one.
 
         Raises:
@@ -231,9 +231,7 @@ class TritonClient:
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or cannot be reached; see `status`.
             InferenceFailed, InvalidModelOutput: Triton could not run the model, or the response is inconsistent.
         """
-        request = infer_request(
-            spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, is_urgent=is_urgent
-        )
+        request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, priority=priority)
         metadata = None if trace is None else trace.headers
         seconds = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS
         timeout = seconds if self.survives_cancel else None  # gRPC cancels the RPC then

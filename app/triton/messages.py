@@ -68,7 +68,7 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     timeout_seconds: float,
     request_id: str,
     slot: Slot | None,
-    is_urgent: bool = False,
+    priority: int = 0,
 ) -> bytes:
     """Serialize an inference request; arguments as for `TritonClient.infer`."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -76,8 +76,8 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     if spec.is_pinned:
         message.model_version = spec.version
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
-    if is_urgent:
-        message.parameters["priority"].uint64_param = 1  # the highest
+    if priority:
+        message.parameters["priority"].uint64_param = priority
     tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
     for name in spec.requested_names:
         message.outputs.add(name=name)

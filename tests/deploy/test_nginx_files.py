@@ -16,6 +16,7 @@ from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
+from app.api.routing import ADMIN_ROUTES, routes
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.fields import DIALECTS
 from app.settings.schema import Settings
@@ -69,8 +70,8 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
 
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
 OTHERS = {
-    prefix + path.replace("{model:str}", "tiny")
-    for handler in (models, model, livez, readyz, *ROUTES)
+    prefix + re.sub(r"\{\w+:str\}", "tiny", path)
+    for handler in (models, model, routes, livez, readyz, *ROUTES, *ADMIN_ROUTES)
     for path in handler.paths
     for prefix in ("", VERSION)
 }

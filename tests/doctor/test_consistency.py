@@ -105,6 +105,14 @@ def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str, fil
     assert found[code].message == f"NEREID_{setting.upper()}: {path}{file}: No such file or directory"
 
 
+def test_a_routes_file_that_is_not_valid(tmp_path: Path) -> None:
+    path = tmp_path / "routes.toml"
+    path.write_text("[detector]\n", encoding="utf-8")
+    found = check(routes_file=str(path))
+
+    assert_useful(found["routes"], Severity.FAILURE, says=[f"NEREID_ROUTES_FILE: {path} is not valid", "`to`"], fix="[detector]")
+
+
 def test_a_url_of_label_studio_that_is_not_one() -> None:
     found = check(label_studio_url="http://label-studio:x")
 

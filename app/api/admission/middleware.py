@@ -108,6 +108,7 @@ class RequestContextMiddleware:
             self._log(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)
+            context.end_answer()
         if not context.is_body_received and has_body(headers):
             await drain(receive, is_anonymous=context.is_anonymous)
 
