@@ -4,7 +4,7 @@ from collections import Counter
 from contextlib import suppress
 from hashlib import blake2b
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
@@ -25,6 +25,7 @@ from app.pipeline.pipeline import Pipeline
 from app.routing.canary import CanaryWatch
 from app.routing.route import Route
 from app.routing.routes import Routes
+from app.routing.shadow import Shadows
 from app.telemetry.metrics import Metrics
 
 _ABOUT_MODELS = (UnknownModel, UnknownVersion, UnsupportedModel, ModelNotReady, WrongTask)
@@ -34,31 +35,10 @@ _UNITS = 10**9  # the precision of shares
 LOG = structlog.get_logger()
 
 
-class Shadows(Protocol):
-    """Compares the answers of shadows with those of defaults."""
-
-    def offer(  # noqa: D102, PLR0913, PLR0917 - a request and its answer
-        self,
-        name: str,
-        route: Route,
-        data: bytes,
-        question: Question[Any],
-        call: CallContext,
-        found: Any,  # noqa: ANN401 - the result of any task
-    ) -> None: ...
-
-
 class Router:
     """Chooses between the models of routes. A route has precedence over a model of the same name."""
 
-    def __init__(
-        self,
-        routes: Routes,
-        pipeline: Pipeline,
-        metrics: Metrics,
-        canaries: CanaryWatch | None = None,
-        shadows: Shadows | None = None,
-    ) -> None:
+    def __init__(self, routes: Routes, pipeline: Pipeline, metrics: Metrics, canaries: CanaryWatch, shadows: Shadows) -> None:
         """Choose between models of the pipeline."""
         self.routes, self.canaries, self.shadows = routes, canaries, shadows
         self.pipeline = pipeline
@@ -86,8 +66,8 @@ class Router:
             return None
         if version is not None:
             return Choice(self, name, route, "pinned", refer_to(split_reference(route.to)[0], version))
-        canary = route.canary
-        if canary is not None and not self.withdrawn(name, route) and self._is_in_share(name, canary.share, call.route_key):
+        canary = None if self.canaries.withdrawn(name, route) else route.canary
+        if canary is not None and self._is_in_share(name, canary.share, call.route_key):
             return Choice(self, name, route, "canary", canary.to)
         return self.default(name, route)
 
@@ -101,16 +81,9 @@ class Router:
         """Return whether the circuit of a model is closed."""
         return self.pipeline.tritons.is_usable(self.pipeline.refer_to(*split_reference(model)))
 
-    def withdrawn(self, name: str, route: Route) -> str:
-        """Return why the canary of a route gets no requests any more; empty if it does, or there is none."""
-        if self.canaries is not None:
-            return self.canaries.withdrawn(name, route)
-        return "" if route.canary is None else route.canary.withdrawn
-
     async def refresh(self) -> None:
         """Follow the file without requests, and warn of models with the names of routes. Call this about once a second."""
-        if self.canaries is not None:
-            await self.canaries.refresh()
+        await self.canaries.refresh()
         if (known := self.routes.known) is self._checked:
             return
         self._checked = known
@@ -165,16 +138,14 @@ class Choice(NamedTuple):
             self._record(monotonic() - began, error)
             raise
         self._record(monotonic() - began)
-        shadows = self.router.shadows if self.part == "default" and self.route.shadow else None  # it is compared with the default
-        if shadows is not None:
-            shadows.offer(self.name, self.route, data, question, call, found)
+        if self.route.shadow is not None and self.part == "default":  # with which it is compared
+            self.router.shadows.offer(self.name, self.route, data, question, call, found)
         return found
 
     def _record(self, seconds: float, error: GatewayError | None = None) -> None:
         router, name, route, part, model = self
         router.requests.add(1, name, model, part, str(error.status if error else 200))
-        is_compared = route.canary and part in {"default", "canary"} and (error is None or _is_failure(error))
-        if router.canaries is not None and is_compared:
+        if route.canary is not None and part in {"default", "canary"} and (error is None or _is_failure(error)):
             router.canaries.note(name, route, is_canary=part == "canary", seconds=seconds, failed=error is not None)
 
     def _after(self, error: GatewayError) -> "Choice | None":

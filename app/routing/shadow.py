@@ -53,7 +53,13 @@ class Shadows:
         self._tasks = set[asyncio.Task[None]]()
 
     def offer(  # noqa: PLR0913, PLR0917 - the parts of an answered request
-        self, name: str, route: Route, data: bytes, question: Question[Any], call: CallContext, found: TaskResult
+        self,
+        name: str,
+        route: Route,
+        data: bytes,
+        question: Question[Any],
+        call: CallContext,
+        found: Any,  # noqa: ANN401 - a TaskResult
     ) -> None:
         """Ask the second model of a route, after the answer has left, if the image belongs to the share.
 

@@ -12,11 +12,11 @@ from app.api.admin import ROUTES
 from app.api.application import table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
-from app.api.routing import ADMIN_ROUTES, routes
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
+from app.api.routing import ADMIN_ROUTES, routes
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.fields import DIALECTS
 from app.settings.schema import Settings

@@ -25,6 +25,7 @@ from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, ClassifyOptions, Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
+from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
@@ -221,8 +222,7 @@ async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
 
 
 async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
-    """Also without a watch."""
-    routed.router.canaries = None
+    routed.router.canaries = CanaryWatch(routed.router.routes, METRICS)
     routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
 
     assert await routed.versions(2) == "22"

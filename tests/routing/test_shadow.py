@@ -18,6 +18,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.worker_table import WorkerTable
 from app.routing import shadow as shadow_module
+from app.routing.canary import CanaryWatch
 from app.routing.route import Route, Shadow
 from app.routing.router import Router
 from app.routing.shadow import Shadows
@@ -66,7 +67,7 @@ class Door:
         self.metrics = Metrics(WorkerTable(), "0")
         self.shadows = Shadows(world.pipeline, self.metrics)
         routes: Any = SimpleNamespace(known={"door": Route("tiny", shadow=Shadow("big", share, keep))})
-        world.pipeline.router = Router(routes, world.pipeline, self.metrics, shadows=self.shadows)
+        world.pipeline.router = Router(routes, world.pipeline, self.metrics, CanaryWatch(routes, self.metrics), self.shadows)
 
     async def ask(self, data: bytes = SCENE, after: list[Callable[[], object]] | None = None) -> Detections:
         return await self.world.pipeline.run(data, OPTIONS, CallContext(Deadline.after(30), Timing(), "abc", after_answer=after))

@@ -30,7 +30,7 @@ from app.resilience import last_valid
 from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, Caller
 
 Scope = Literal["detect", "health", "admin"]
-"""Permission of a key. `detect`: run or list models and routes, also through dialects; `health`: health, metrics; `admin`: change both."""
+"""Permission of a key. `detect`: run and list models and routes; `health`: health, metrics; `admin`: change them."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"

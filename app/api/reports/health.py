@@ -204,7 +204,9 @@ def _describe_routes(router: Router | None) -> dict[str, RouteHealth] | msgspec.
     if router is None:
         return msgspec.UNSET
     return {
-        name: RouteHealth(route.to, canary.to if canary else None, canary.share if canary else 0.0, router.withdrawn(name, route))
+        name: RouteHealth(
+            route.to, canary.to if canary else None, canary.share if canary else 0.0, router.canaries.withdrawn(name, route)
+        )
         for name, route in router.routes.known.items()
         for canary in [route.canary]
     }
