@@ -109,7 +109,8 @@ async def test_a_version_is_compared_tried_withdrawn_and_after_it_is_mended_prom
             compared = len(fake.third_at)
             assert compared in {19, 20}  # each worker counts its own
             title, _, figures, *_ = await operator.compare()
-            assert title == f"{NAME}: tiny:3 compared with tiny:2, {compared} images"
+            assert title.startswith(f"{NAME}: tiny:3 ")
+            assert title.endswith(f" {compared} images")
             assert figures.split()[:5] == ["all", str(2 * compared), "50.0%", str(compared), "0"]
 
             fake.third_at.clear()
