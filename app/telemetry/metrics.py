@@ -95,9 +95,9 @@ class Metrics:
         self.circuit_open = Gauge(
             table, "api_circuit_open", "Workers that reject requests for a model: the circuits of all Tritons are open.", ["model"]
         )
-        self.cache_store_failures = Counter(table, "nereid_cache_store_failures", "Operations of the cache's Redis that failed.")
+        self.cache_store_failures = Counter(table, "api_cache_store_failures", "Operations of the cache's Redis that failed.")
         self.cache_circuit_open = Gauge(
-            table, "nereid_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
+            table, "api_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
         )
         self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
         self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")

@@ -63,8 +63,9 @@ async def opened(url: str, metrics: Metrics) -> AsyncIterator[RedisStore]:
 
 def counted(metrics: Metrics) -> tuple[int, int]:
     """Return the number of failures, and whether the circuit is open."""
-    values = {family.name: family.samples[0].value for family in metrics.collect() if family.name.startswith("nereid_cache_")}
-    return int(values["nereid_cache_store_failures"]), int(values["nereid_cache_circuit_open"])
+    families = {family.name: family.samples for family in metrics.collect()}
+    failures, circuits = (families[f"api_cache_{name}"][0].value for name in ("store_failures", "circuit_open"))
+    return int(failures), int(circuits)
 
 
 async def test_a_value_is_kept_for_its_time(server: RedisServer, metrics: Metrics) -> None:
