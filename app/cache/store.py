@@ -1,4 +1,4 @@
-"""Where answers are kept: in the memory of the host, or in Redis."""
+"""Where results are kept: in the memory of the host, or in Redis."""
 
 from typing import Protocol
 
@@ -8,16 +8,9 @@ class Store(Protocol):
 
     async def get(self, key: bytes) -> bytes | None:
         """Return the value that was put under `key` (32 bytes), or None. It never raises, but may return garbage."""
-        ...
 
     async def put(self, key: bytes, value: bytes) -> None:
         """Keep `value`, if it can be kept. It never raises, and no request waits for it."""
-        ...
-
-    async def clear(self) -> None:
-        """Forget every value."""
-        ...
 
     async def close(self) -> None:
         """Release what the store holds."""
-        ...

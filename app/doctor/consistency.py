@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.cache.memory import read_secret_of
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import UrlNotAllowed
 from app.host import ports
@@ -61,6 +62,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         ("api_keys", "api_keys_file", _read_keys, "`nereid key NAME` makes a table for this file"),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
+        ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ):
         path = getattr(settings, setting)
         try:
