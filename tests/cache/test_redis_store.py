@@ -132,6 +132,7 @@ async def test_tls_needs_a_trusted_certificate(folder: Path, metrics: Metrics) -
 async def test_the_circuit_opens_and_closes(
     server: RedisServer, metrics: Metrics, log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(redis_store, "monotonic", lambda: 0.0)
     async with opened(server.url, metrics) as store:
         await store.put(KEY, VALUE)
         server.kill()
@@ -210,7 +211,7 @@ async def test_few_values_are_under_way_at_a_time(server: RedisServer, metrics: 
         with server.stopped():
             await asyncio.gather(*(store.put(b"%032d" % number, VALUE) for number in range(100)))
 
-    assert counted(metrics) == (16, 1)
+    assert counted(metrics) == (16, 0)  # failures at the same time have one cause
 
 
 async def test_a_value_has_a_greatest_size(server: RedisServer, metrics: Metrics) -> None:
