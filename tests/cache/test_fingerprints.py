@@ -1,0 +1,48 @@
+"""Fingerprints are read in the background, and not used for long without being read again."""
+
+import asyncio
+
+from app.cache.fingerprints import Fingerprints
+from tests.fakes.triton import SPEC
+from tests.support import eventually
+from tests.world import time_of_app
+
+
+async def test_a_new_model_is_read_at_once() -> None:
+    fingerprints = Fingerprints(lambda name, version: f"{name} {version}".encode())
+    task = asyncio.create_task(fingerprints.run())
+    assert fingerprints.get(SPEC) == b""
+
+    assert await eventually(lambda: fingerprints.get(SPEC) == b"tiny 1")
+    task.cancel()
+
+
+async def test_changes_are_followed_also_after_a_failure() -> None:
+    answers = [b"one", ZeroDivisionError("a bug"), b"two"]
+
+    def read(_: str, __: str) -> bytes:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    fingerprints = Fingerprints(read)
+    fingerprints.get(SPEC)
+    task = asyncio.create_task(fingerprints.run())
+    with time_of_app() as time:
+        assert await eventually(lambda: len(answers) == 2)
+        for _ in range(2):
+            await time.skip(1.1)
+        assert await eventually(lambda: fingerprints.get(SPEC) == b"two")
+    task.cancel()
+
+
+async def test_old_fingerprints_are_not_used() -> None:
+    with time_of_app() as time:
+        fingerprints = Fingerprints(lambda *_: b"network")
+        fingerprints.get(SPEC)
+        await fingerprints.refresh()
+        assert fingerprints.get(SPEC) == b"network"
+        await time.skip(6)
+
+        assert fingerprints.get(SPEC) == b""
