@@ -48,8 +48,13 @@ class Caching:
         return await self.world.pipeline.prepare("tiny", Deadline.after(30))
 
     async def ask(
-        self, data: bytes = SCENE, *, seconds: float = 30, call: dict[str, Any] | None = None, **options: Any
-    ) -> tuple[str, Detections]:  # noqa: ANN401
+        self,
+        data: bytes = SCENE,
+        *,
+        seconds: float = 30,
+        call: dict[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> tuple[str, Detections]:
         """Detect objects; return how the cache has answered, and what was found."""
         context = CallContext(Deadline.after(seconds), Timing(), "id", **{"caller": ANYBODY, **(call or {})})
         found = await self.world.pipeline.run(data, OPTIONS._replace(**options), context)
@@ -62,7 +67,7 @@ class Caching:
 
 
 @asynccontextmanager
-async def open_caching(metrics: Metrics = METRICS, **capacity: float) -> AsyncIterator[Caching]:
+async def open_caching(metrics: Metrics = METRICS, **capacity: Any) -> AsyncIterator[Caching]:  # noqa: ANN401
     """Open a worker that knows the network of its model."""
     async with open_world(**capacity) as world:
         world.fake.answer = infer_response(output0=OBJECTS)
