@@ -33,8 +33,8 @@ def last_change(repository: Path, name: str = LOCK) -> int:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return all files in a folder and in its folders, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    """Return all files in a folder and in its folders, sorted, without what Python caches there when Triton loads the model."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
 
 
 def identify(folder: Path) -> str:

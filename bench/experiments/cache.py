@@ -14,14 +14,16 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from app.host.processes import die_with_parent, end_group
+from app.triton.repository import DESCRIPTION
 from bench.experiments.options import Commands, add_shared
 from bench.experiments.progress import say
 from bench.harness.contest import Load, measure
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup
 from bench.harness.ports import find_free
-from bench.harness.triton import fixture_triton
+from bench.harness.triton import embedded_triton
 from bench.load.images import unlabelled_samples
+from bench.models.repository import write_models
 from bench.report.measurements import Measurement
 from bench.report.text import number, table
 
@@ -29,6 +31,14 @@ FLOOR = "HTTP alone"
 IN_MEMORY, IN_REDIS = "hit in memory", "hit in Redis"
 OBJECTS = ", ten objects"
 """Suffix of the hits of a model that finds ten objects; the others find none."""
+_DESCRIPTION = """\
+labels = ["object"]
+default_version = 1
+last_version = 1
+recipe = {task = "detection", size = [640, 640], head = "end_to_end"}
+versions = {1 = "of a fixture"}
+"""
+"""Results of models without a description are not cached."""
 _START_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 
@@ -38,14 +48,18 @@ def run(options: argparse.Namespace) -> int:
     load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
     found: dict[str, list[Measurement]] = {}
     with ExitStack() as stack:
-        triton = stack.enter_context(fixture_triton())
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="nereid-bench-")))
+        write_models(folder / "models")
+        for name in ("null_file", "objects_file"):
+            (folder / "models" / name / DESCRIPTION).write_text(_DESCRIPTION, encoding="utf-8")
+        triton = stack.enter_context(embedded_triton(folder / "models", "null"))
         caches = {IN_MEMORY: "memory"}
         if program := shutil.which("redis-server"):
             caches[IN_REDIS] = stack.enter_context(_redis(program, folder))
         contestants = {FLOOR: (Lineup(triton, options.workers, folder), _floor(options.workers))}
         for name, cache in caches.items():
-            lineup = Lineup(triton, options.workers, folder, settings={"NEREID_CACHE": cache})
+            settings = {"NEREID_CACHE": cache, "NEREID_MODEL_REPOSITORY": str(triton.repository)}
+            lineup = Lineup(triton, options.workers, folder, settings=settings)
             contestants[name] = lineup, lineup.contestant("nereid_file", "null")
             contestants[f"{name}{OBJECTS}"] = lineup, lineup.contestant("nereid_file", "objects")
         lineup, _ = contestants[FLOOR]

@@ -118,6 +118,14 @@ def test_how_a_triton_runs_the_model_does_not_matter(doors: Repository) -> None:
     assert doors.read() == before
 
 
+def test_what_python_caches_while_triton_loads_a_model_does_not_matter(doors: Repository) -> None:
+    before = doors.read()
+    (doors.folder / "1" / "__pycache__").mkdir()
+    (doors.folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"byte code")
+
+    assert doors.read() == before != b""
+
+
 def test_clearing_the_cache_changes_all_fingerprints(doors: Repository) -> None:
     before = doors.read()
     (doors.path / CLEARED).touch()
