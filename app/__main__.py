@@ -6,6 +6,7 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import msgspec
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.cache import memory as cache_memory
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
@@ -34,7 +36,8 @@ from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.repository import loadable_models
+from app.telemetry.metrics import Metrics
+from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
 from app.zoo.recognize import Evaluation, Options
 from app.zoo.repository import Repository, require_name
@@ -116,6 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("remove", _remove, "remove a model, or a version of it"),
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
+        ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
@@ -143,6 +147,8 @@ def make_parser() -> argparse.ArgumentParser:
         if name == "compare":
             command.add_argument("name", help="name of the route")
             command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
+        if name == "cache":
+            command.add_argument("action", choices=["clear"], help="what to do")
         if name == "key":
             command.description = _KEY_HELP
             command.usage = "nereid key NAME, such as: nereid key camera-1"
@@ -201,6 +207,8 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()
+    if settings.cache:
+        cache_memory.create(settings.cache_memory_bytes)
     Server(settings).serve()
 
 
@@ -361,6 +369,34 @@ def _compare(settings: Settings, options: argparse.Namespace) -> None:
     from app.routing.report import report  # noqa: PLC0415
 
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
+
+
+def _cache(settings: Settings, _: argparse.Namespace) -> None:
+    if not settings.cache:
+        raise CommandError(f"there is no cache: {PREFIX}CACHE is empty")
+    if settings.cache == "memory":
+        marker = Path(settings.model_repository) / CLEARED
+        try:
+            marker.touch()
+        except OSError as error:
+            raise CommandError(f"{marker}: {error.strerror}") from error
+        say("within a second, no worker uses the results in its memory any more")
+        return
+    try:
+        asyncio.run(_clear_redis(settings))
+    except (ValueError, ConnectionError) as error:
+        raise CommandError(f"{PREFIX}CACHE: {error}") from error
+    say("Redis has no cached results any more")
+
+
+async def _clear_redis(settings: Settings) -> None:
+    from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
+
+    store = RedisStore(settings.cache, settings.cache_seconds, Metrics(worker_table.WorkerTable(), program.version()))
+    try:
+        await store.clear()
+    finally:
+        await store.close()
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, SecondsCounter, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
@@ -109,6 +109,10 @@ class Metrics:
         self.circuit_open = Gauge(
             table, "api_circuit_open", "Workers that reject requests for a model: the circuits of all Tritons are open.", ["model"]
         )
+        self.cache_store_failures = Counter(table, "api_cache_store_failures", "Operations of the cache's Redis that failed.")
+        self.cache_circuit_open = Gauge(
+            table, "api_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
+        )
         self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
         self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")
         self.decode_queue = Gauge(table, "api_decode_queue_length", "Jobs that wait for a decoding thread.")
@@ -128,6 +132,14 @@ class Metrics:
         self.shadow_score = Histogram(table, "api_shadow_score", "Scores of boxes that match.", [*pair, "class", "answer"], ())
         self.shadow_seconds = Histogram(
             table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
+        )
+        self.cache_requests = Counter(
+            table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
+        )
+        self.cache_saved = SecondsCounter(table, "api_cache_seconds_saved", "Time of inferences that hits have saved.")
+        self.cache_bytes = CommonGauge(table, "api_cache_bytes", "Memory that cached results take.")
+        self.cache_evictions = Counter(
+            table, "api_cache_evictions", "Results that left the cache in memory before their time, because it was full."
         )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
 
