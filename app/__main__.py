@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.arguments import declare
 from app.cache import memory as cache_memory
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
@@ -36,10 +37,9 @@ from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.telemetry.metrics import Metrics
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
-from app.zoo.recognize import Evaluation, Options
+from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
 
 if TYPE_CHECKING:
@@ -51,18 +51,6 @@ _INTERRUPTED = 128 + signal.SIGINT
 _ADD_NICENESS = 10  # requests go first; with 19, the check of a model would take minutes on a busy machine
 # Each has a one-line message for the user.
 _FAILURES = (CommandError, SettingsError, KeysError)
-
-_KEY_HELP = (
-    "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "
-    f"the file {PREFIX}API_KEYS_FILE is printed to stderr: add it there. So `nereid key camera-1 > secret` shows only the table. "
-    "To replace the secret of a key in use, add only the new sha256 to the list in its table, and remove the old one once the "
-    "client has the new credential."
-)
-
-_DOCTOR_HELP = (
-    "Check this machine, the settings, a running Triton, which gets a few blank images, and the default model, and say what to do "
-    "about what is wrong. Exit code: 0, or 1 if something does not work."
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,56 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
         parses: dict[str, Any] = {"prefix_chars": "\0", "add_help": False} if name == "detect" else {}
         command = commands.add_parser(name, help=text, description=text, **parses)
         command.set_defaults(run=run)
-        if name == "serve":
-            command.add_argument("--instances", help="number of instances on unix sockets, for a proxy in front of them")
-        if name in {"serve", "api"}:
-            command.add_argument("--port", help="port of the API")
-            command.add_argument("--workers", help="number of API processes")
-        if name in {"serve", "api", "triton", "doctor"}:
-            command.add_argument("--model", help="the default model")
-        if name in {"serve", "api", "doctor"}:
-            command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
-        _declare_model(command, name)
-        if name == "detect":
-            command.add_argument("arguments", nargs="*", help="those of `nereid-client detect`; --help lists them")
-        if name == "doctor":
-            command.description = _DOCTOR_HELP
-            command.add_argument("--json", action="store_true", help="print one JSON document")
-            command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
-        if name == "compare":
-            command.add_argument("name", help="name of the route")
-            command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
-        if name == "cache":
-            command.add_argument("action", choices=["clear"], help="what to do")
-        if name == "key":
-            command.description = _KEY_HELP
-            command.usage = "nereid key NAME, such as: nereid key camera-1"
-            command.add_argument("id", metavar="NAME", help="name of the key in the file and in the log")
+        declare(command, name)
     return parser
-
-
-def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
-    """Declare the arguments of the commands that change the model repository."""
-    if name == "pull":
-        command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
-        command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
-        command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
-    if name in {"load", "unload"}:
-        command.add_argument("name", help="name of the model")
-    if name in {"use", "remove"}:
-        command.add_argument("reference", help="name of the model, or name:version")
-    if name in {"pull", "add"}:  # what a file may not say of itself
-        for option, hint in get_type_hints(Options if name == "add" else Evaluation, include_extras=True).items():
-            kind: dict[str, Any] = {"action": "store_true", "default": None} if option == "multi_label" else {}
-            command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description, **kind)
-    if name != "add":
-        return
-    command.add_argument("source", help="ONNX file, folder with one, https address, or - for the standard input")
-    command.add_argument("--name", help="name of the model; by default that of the file")
-    command.add_argument("--licence", default="", help="shown by /models")
-    command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
-    command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
-    command.add_argument("--untrusted", action="store_true", help="check the file apart, as one that may be hostile")
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
@@ -382,21 +322,13 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
             raise CommandError(f"{marker}: {error.strerror}") from error
         say("within a second, no worker uses the results in its memory any more")
         return
+    from app.cache import redis_store  # noqa: PLC0415 - redis-py is optional
+
     try:
-        asyncio.run(_clear_redis(settings))
+        asyncio.run(redis_store.clear(settings.cache))
     except (ValueError, ConnectionError) as error:
         raise CommandError(f"{PREFIX}CACHE: {error}") from error
     say("Redis has no cached results any more")
-
-
-async def _clear_redis(settings: Settings) -> None:
-    from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
-
-    store = RedisStore(settings.cache, settings.cache_seconds, Metrics(worker_table.WorkerTable(), program.version()))
-    try:
-        await store.clear()
-    finally:
-        await store.close()
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

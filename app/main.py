@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -124,9 +124,7 @@ async def open_resources(
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         if settings.routes_file:
-            routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
-            stack.push_async_callback(shadows.close)
-            pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+            pipeline.router = _open_router(settings, pipeline, metrics, stack)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
@@ -134,10 +132,9 @@ async def open_resources(
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
         works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
         if settings.cache:
-            fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), _is_loaded(settings, pool, table)).read)
-            pipeline.cache = _open_cache(settings, fingerprints, metrics)
-            stack.push_async_callback(pipeline.cache.close)
-            works.append(fingerprints.run())
+            pipeline.cache = cache = _open_cache(settings, pool, metrics)
+            stack.push_async_callback(cache.close)
+            works.append(cache.fingerprints.run())
         if settings.triton_endpoints and settings.triton_loads_models:
             works.append(ModelLoader(pool, Path(settings.model_repository)).run(table))
         for work in works:
@@ -159,7 +156,14 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
     return TritonBackend(client, table)
 
 
-def _open_cache(settings: Settings, fingerprints: Fingerprints, metrics: Metrics) -> ResultCache:
+def _open_router(settings: Settings, pipeline: Pipeline, metrics: Metrics, stack: AsyncExitStack) -> Router:
+    """Open the router of a worker, which ends with the stack."""
+    routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+    stack.push_async_callback(shadows.close)
+    return Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+
+
+def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
     """Open the result cache of a worker."""
     descriptor = cache_memory.open_file(settings.cache_memory_bytes)
     key_file = settings.cache_key_file
@@ -172,14 +176,11 @@ def _open_cache(settings: Settings, fingerprints: Fingerprints, metrics: Metrics
 
         os.close(descriptor)
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)
+    is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
+    fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), is_loaded).read)
     # Without keys, callers are groups of client addresses.
     is_shared = settings.cache_shared or not settings.api_keys_file
     return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)
-
-
-def _is_loaded(settings: Settings, pool: TritonPool, table: WorkerTable) -> Callable[[str, str], bool]:
-    """Return what tells whether the Tritons have loaded the files of a model that have this identity."""
-    return partial(has_loaded, table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
 
 
 def deployment_of(settings: Settings) -> Deployment:

@@ -36,7 +36,7 @@ class ResultCache:
         The keys are made with a secret of at most 64 bytes, and of `common`: what all results depend on, such as the limits above
         which images are rejected. A result answers only the caller that has caused it, unless it `is_shared`.
         """
-        self._store, self._fingerprints, self._secret, self._metrics = store, fingerprints, secret, metrics
+        self._store, self.fingerprints, self._secret, self._metrics = store, fingerprints, secret, metrics
         self._common = common
         self._is_shared = is_shared
         self._flights = Flights()
@@ -46,14 +46,14 @@ class ResultCache:
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""
-        return call.uses_cache and not isinstance(spec.head, SegmentationHead) and self._fingerprints.get(spec) != b""
+        return call.uses_cache and not isinstance(spec.head, SegmentationHead) and self.fingerprints.get(spec) != b""
 
     async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
         """Return what a model finds in an encoded image: from the store, from the same question under way, or from `find`.
 
         Raises the errors of `find`, and DeadlinePassed.
         """
-        fingerprint = self._fingerprints.get(spec)
+        fingerprint = self.fingerprints.get(spec)
         call.timing.begin(CACHE)
         key = await self._key(data, spec, fingerprint, call)
         value = await self._store.get(key)
@@ -96,7 +96,7 @@ class ResultCache:
 
     async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
         """Store a result, if the network is still the one of the key: otherwise another one may have given it."""
-        if await self._fingerprints.confirm(spec, fingerprint):
+        if await self.fingerprints.confirm(spec, fingerprint):
             await self._store.put(key, value)
 
     async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:

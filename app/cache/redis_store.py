@@ -30,18 +30,8 @@ class RedisStore:
     """A store in Redis, with a circuit of its own: after five failures in a row, few operations try it."""
 
     def __init__(self, url: str, seconds: int, metrics: Metrics) -> None:
-        """Connect at the first operation; values live for `seconds`.
-
-        Raises:
-            ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
-        """
-        try:
-            # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; `_try` has one for all.
-            pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
-            pool.make_connection()
-        except Exception:  # noqa: BLE001 - of many kinds; options of the URL are also passed on as arguments
-            raise ValueError("not a URL of a Redis, or with an unknown option or a file that cannot be loaded") from None
-        self._client: Redis = Redis.from_pool(pool)
+        """Connect at the first operation; values live for `seconds`. Errors are those of `_connect`."""
+        self._client = _connect(url)
         self._seconds = seconds
         self._metrics = metrics
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)  # the pool does not wait
@@ -66,22 +56,6 @@ class RedisStore:
                 await self._try("SET", PREFIX + key, value, "EX", self._seconds)
             finally:
                 self._puts -= 1
-
-    async def clear(self) -> None:
-        """Remove the values of all hosts that use this Redis.
-
-        Raises:
-            ConnectionError: It failed; the message has the reason.
-        """
-        cursor: int | None = None
-        try:
-            while cursor != 0:
-                async with asyncio.timeout(_CLEAR_SECONDS):
-                    cursor, keys = await self._client.scan(cursor or 0, match=PREFIX + b"*", count=_CLEAR_BATCH)
-                    if keys:
-                        await self._client.unlink(*keys)
-        except (RedisError, OSError) as error:
-            raise ConnectionError(f"Redis failed: {str(error) or 'it does not answer'}") from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -118,6 +92,41 @@ class RedisStore:
             self._next_try = self._failed_at + self._pause
             self._metrics.cache_circuit_open.set(1)
             LOG.warning("the cache does without Redis", error=str(error) or "it does not answer in time")
+
+
+async def clear(url: str) -> None:
+    """Remove the values of all hosts that use this Redis.
+
+    Raises:
+        ValueError: redis-py cannot use the URL.
+        ConnectionError: It failed; the message has the reason.
+    """
+    client, cursor = _connect(url), -1
+    try:
+        while cursor != 0:
+            async with asyncio.timeout(_CLEAR_SECONDS):
+                cursor, keys = await client.scan(max(cursor, 0), match=PREFIX + b"*", count=_CLEAR_BATCH)
+                if keys:
+                    await client.unlink(*keys)
+    except (RedisError, OSError) as error:
+        raise ConnectionError(f"Redis failed: {str(error) or 'it does not answer'}") from error
+    finally:
+        await client.aclose()
+
+
+def _connect(url: str) -> Redis:
+    """Return a client, which connects at its first operation.
+
+    Raises:
+        ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
+    """
+    try:
+        # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; `_try` has one for all.
+        pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
+        pool.make_connection()
+    except Exception:  # noqa: BLE001 - of many kinds; options of the URL are also passed on as arguments
+        raise ValueError("not a URL of a Redis, or with an unknown option or a file that cannot be loaded") from None
+    return Redis.from_pool(pool)
 
 
 class _Pool(ConnectionPool):
