@@ -166,7 +166,7 @@ def _open_cache(settings: Settings, fingerprints: Fingerprints, metrics: Metrics
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)
     # Without keys, callers are groups of client addresses.
     is_shared = settings.cache_shared or not settings.api_keys_file
-    return ResultCache(store, fingerprints, secret, _pixel_limits(settings), __version__, metrics, is_shared=is_shared)
+    return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)
 
 
 def _is_loaded(settings: Settings, pool: TritonPool, table: WorkerTable) -> Callable[[str, str], bool]:

@@ -197,7 +197,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("serve", "api", "triton", "pull", "add", "models", "use", "remove", "key", "doctor", "settings"):
+    for command in ("serve", "api", "triton", "pull", "add", "models", "use", "remove", "key", "cache", "doctor", "settings"):
         assert f"\n    {command} " in text
 
 

@@ -11,7 +11,6 @@ from app.cache import entry
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
 from app.cache.store import Store
-from app.imaging.header import PixelLimits
 from app.model.heads import SegmentationHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Decoded
@@ -29,30 +28,16 @@ _WITHOUT_EFFECT = {"is_pinned": False, "max_batch": 0, "instances": 0, "source":
 class ResultCache:
     """All that models have found in images, above their floor and before a request chooses: its parameters apply to a hit, too."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what the keys are made of
-        self,
-        store: Store,
-        fingerprints: Fingerprints,
-        secret: bytes,
-        limits: PixelLimits,
-        program: str,
-        metrics: Metrics,
-        *,
-        is_shared: bool,
+    def __init__(  # noqa: PLR0913 - what a result depends on
+        self, store: Store, fingerprints: Fingerprints, secret: bytes, common: object, metrics: Metrics, *, is_shared: bool
     ) -> None:
         """Cache results in a store, which the cache closes.
 
-        Args:
-            store: The store.
-            fingerprints: Those of the models.
-            secret: At most 64 bytes, which hosts with the same store share.
-            limits: Sizes above which images are rejected, also those that were cached under other limits.
-            program: Version of this program.
-            metrics: Counts hits and misses.
-            is_shared: Whether a result answers all callers, and not only the one that has caused it.
+        The keys are made with a secret of at most 64 bytes, and of `common`: what all results depend on, such as the limits above
+        which images are rejected. A result answers only the caller that has caused it, unless it `is_shared`.
         """
         self._store, self._fingerprints, self._secret, self._metrics = store, fingerprints, secret, metrics
-        self._common = (program, limits)
+        self._common = common
         self._is_shared = is_shared
         self._flights = Flights()
         self._prefixes: dict[str, tuple[ModelSpec, bytes, bytes]] = {}
@@ -83,7 +68,8 @@ class ResultCache:
             # A model that was replaced meanwhile may have answered.
             if found.spec is spec and found.version == spec.version and len(self._storing) < _MAX_STORING:
                 seconds = call.timing.stages.get("infer", 0.0) / 1e3
-                task = asyncio.create_task(self._keep(found, seconds, key, fingerprint))
+                value = entry.dump(found, seconds, key, self._secret)  # now: what was found may be a view of far more
+                task = asyncio.create_task(self._keep(key, value, spec, fingerprint))
                 self._storing.add(task)
                 task.add_done_callback(self._storing.discard)
             return found
@@ -108,10 +94,10 @@ class ResultCache:
         call.timing.lap(CACHE, result)
         self._metrics.cache_requests.add(1, result)
 
-    async def _keep(self, found: Decoded, seconds: float, key: bytes, fingerprint: bytes) -> None:
+    async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
         """Store a result, if the network is still the one of the key: otherwise another one may have given it."""
-        if await self._fingerprints.confirm(found.spec, fingerprint):
-            await self._store.put(key, entry.dump(found, seconds, key, self._secret))
+        if await self._fingerprints.confirm(spec, fingerprint):
+            await self._store.put(key, value)
 
     async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:
         known, its_fingerprint, prefix = self._prefixes.get(spec.reference, (None, b"", b""))

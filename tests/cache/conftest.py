@@ -40,7 +40,7 @@ class Caching:
 
     def open(self, limits: PixelLimits = LIMITS.pixels, *, is_shared: bool = False) -> ResultCache:
         """Open a cache on the store, as other settings make it, and use it."""
-        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, "1.0", self.metrics, is_shared=is_shared)
+        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, self.metrics, is_shared=is_shared)
         self.world.pipeline.cache = self.cache = cache
         return cache
 
