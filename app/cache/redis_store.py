@@ -30,18 +30,8 @@ class RedisStore:
     """A store in Redis, with a circuit of its own: after five failures in a row, few operations try it."""
 
     def __init__(self, url: str, seconds: int, metrics: Metrics) -> None:
-        """Connect at the first operation; values live for `seconds`.
-
-        Raises:
-            ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
-        """
-        try:
-            # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; `_try` has one for all.
-            pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
-            pool.make_connection()
-        except Exception:  # noqa: BLE001 - of many kinds; options of the URL are also passed on as arguments
-            raise ValueError("not a URL of a Redis, or with an unknown option or a file that cannot be loaded") from None
-        self._client: Redis = Redis.from_pool(pool)
+        """Connect at the first operation; values live for `seconds`. Raises as `open_pool`."""
+        self._client: Redis = Redis.from_pool(open_pool(url))
         self._seconds = seconds
         self._metrics = metrics
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)  # the pool does not wait
@@ -118,6 +108,21 @@ class RedisStore:
             self._next_try = self._failed_at + self._pause
             self._metrics.cache_circuit_open.set(1)
             LOG.warning("the cache does without Redis", error=str(error) or "it does not answer in time")
+
+
+def open_pool(url: str) -> ConnectionPool:
+    """Return a pool without connections, whose certificates are loaded.
+
+    Raises:
+        ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
+    """
+    try:
+        # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; a store has one for all.
+        pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
+        pool.make_connection()
+    except Exception:  # noqa: BLE001 - of many kinds; options of the URL are also passed on as arguments
+        raise ValueError("not a URL of a Redis, or with an unknown option or a file that cannot be loaded") from None
+    return pool
 
 
 class _Pool(ConnectionPool):
