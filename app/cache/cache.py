@@ -1,6 +1,7 @@
 """The result cache: answers images that were sent before, and identical ones under way with one inference."""
 
 import asyncio
+import hmac
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
@@ -16,7 +17,6 @@ from app.pipeline.call import CallContext, Decoded
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import CACHE
 
-KEY_BYTES = 32
 # Hashing a larger file takes a millisecond or more.
 _LARGE_BYTES = 1 << 20
 # Results that wait to be stored; more are not stored.
@@ -106,7 +106,8 @@ class ResultCache:
             prefix = blake2b(repr((self._common, fingerprint, effective)).encode()).digest()
             self._prefixes[spec.reference] = spec, fingerprint, prefix
         owner = b"" if self._is_shared else call.caller.name.encode()
-        digest = blake2b(prefix, digest_size=KEY_BYTES, key=self._secret)
+        # Most CPUs of servers have instructions for SHA-256, which then takes half of the time of BLAKE2b.
+        digest = hmac.new(self._secret, prefix, "sha256")
         digest.update(b"%d %d " % (call.allows_truncated, len(owner)) + owner)
         if len(data) > _LARGE_BYTES:
             await asyncio.to_thread(digest.update, data)

@@ -30,8 +30,8 @@ class RedisStore:
     """A store in Redis, with a circuit of its own: after five failures in a row, few operations try it."""
 
     def __init__(self, url: str, seconds: int, metrics: Metrics) -> None:
-        """Connect at the first operation; values live for `seconds`. Errors are those of `_connect`."""
-        self._client = _connect(url)
+        """Connect at the first operation; values live for `seconds`. Raises as `open_pool`."""
+        self._client: Redis = Redis.from_pool(open_pool(url))
         self._seconds = seconds
         self._metrics = metrics
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)  # the pool does not wait
@@ -101,7 +101,7 @@ async def clear(url: str) -> None:
         ValueError: redis-py cannot use the URL.
         ConnectionError: It failed; the message has the reason.
     """
-    client, cursor = _connect(url), -1
+    client, cursor = Redis.from_pool(open_pool(url)), -1
     try:
         while cursor != 0:
             async with asyncio.timeout(_CLEAR_SECONDS):
@@ -114,19 +114,19 @@ async def clear(url: str) -> None:
         await client.aclose()
 
 
-def _connect(url: str) -> Redis:
-    """Return a client, which connects at its first operation.
+def open_pool(url: str) -> ConnectionPool:
+    """Return a pool without connections, whose certificates are loaded.
 
     Raises:
         ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
     """
     try:
-        # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; `_try` has one for all.
+        # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; a store has one for all.
         pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
         pool.make_connection()
     except Exception:  # noqa: BLE001 - of many kinds; options of the URL are also passed on as arguments
         raise ValueError("not a URL of a Redis, or with an unknown option or a file that cannot be loaded") from None
-    return Redis.from_pool(pool)
+    return pool
 
 
 class _Pool(ConnectionPool):

@@ -1,6 +1,7 @@
 """Values in a real Redis: whatever happens to it is a miss."""
 
 import asyncio
+import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,11 @@ import trustme
 from redis.asyncio import Redis
 from structlog.testing import CapturedCall
 
+from app import preflight
 from app.cache import redis_store
 from app.cache.redis_store import MAX_BYTES, PREFIX, RedisStore
 from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings, SettingsError
 from app.telemetry.metrics import Metrics
 from tests.redis_server import RedisServer, redis_server
 from tests.support import captured_log, free_port
@@ -273,3 +276,20 @@ async def test_a_url_that_is_not_valid_is_not_shown(url: str, metrics: Metrics) 
         RedisStore(url, 60, metrics)
 
     assert "secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_the_api_does_not_start_with_such_a_url(folder: Path) -> None:
+    settings = Settings(
+        cache="redis://:secret@host/0?no_such_option=1", model_repository=str(folder), triton_home=str(folder / "t")
+    )
+    with pytest.raises(SettingsError, match="NEREID_CACHE: not a URL of a Redis") as raised:
+        preflight.require_usable(settings)
+
+    assert "secret" not in str(raised.value)
+
+
+def test_the_api_does_not_start_without_redis_py(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "app.cache.redis_store", None)
+    settings = Settings(cache="redis://host/0", model_repository=str(folder), triton_home=str(folder / "t"))
+    with pytest.raises(SettingsError, match=r"NEREID_CACHE: .*; install nereid\[redis\]"):
+        preflight.require_usable(settings)
