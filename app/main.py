@@ -32,7 +32,7 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.settings import environment
 from app.settings.schema import Settings
-from app.settings.task_models import task_models
+from app.settings.task_models import default_models, task_models
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
@@ -43,6 +43,7 @@ from app.triton.credentials import Credentials
 from app.triton.loading import ModelLoader
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
@@ -114,6 +115,11 @@ async def open_resources(
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
+        kept = default_models(settings) if settings.loaded_models else None
+        if kept is not None:
+            models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
+            pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, kept)
+            stack.callback(pipeline.on_demand.close)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
@@ -121,7 +127,7 @@ async def open_resources(
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
         works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
         if settings.triton_endpoints and settings.triton_loads_models:
-            works.append(ModelLoader(pool, Path(settings.model_repository)).run(table))
+            works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
         for work in works:
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()

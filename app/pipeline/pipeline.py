@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -32,12 +32,17 @@ from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
 from app.triton.messages import InferResult
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.status import ModelReplaced
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
 # With the default limits, a batch of 61 images has the maximum deadline, for which proxies and service managers are set up.
 _MORE_PER_IMAGE = 1 / 20
+
+# Part of its time that a request waits until a model is loaded; the rest is for the inference.
+_LOADING_PART = 0.8
+_NOTHING = nullcontext()
 
 T = TypeVar("T")
 
@@ -106,6 +111,7 @@ class Pipeline:
         self._batchers = Batchers(calls)
         self.cache: Cache | None = None
         self.router: Router | None = None
+        self.on_demand: ModelsOnDemand | None = None
 
     def default_for(self, task: Task) -> str:
         """Return the name of the default model for a task."""
@@ -164,6 +170,10 @@ class Pipeline:
             similar = suggestion(name, [*error.models, *self.pullable]) or ";"
             raise UnknownModel(f"{error.detail}{similar} GET /models lists those that exist") from None
 
+    def using(self, model: str) -> AbstractContextManager[None]:
+        """Keep a model loaded that may be unloaded when no request uses it."""
+        return _NOTHING if self.on_demand is None else self.on_demand.using(split_reference(model)[0])
+
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return the spec of a model, and create slots for its input tensors.
 
@@ -172,10 +182,13 @@ class Pipeline:
             GatewayError: The model does not exist or cannot be used.
         """
         spec = self.tritons.cached(model)
-        if spec is not None and self._transport.is_prepared(spec.image_bytes):
+        is_loaded = self.on_demand is None or self.on_demand.has(split_reference(model)[0])
+        if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
             return spec
         try:
             async with asyncio.timeout(deadline.remaining):
+                if self.on_demand is not None:
+                    await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
                 spec = await self.spec(model)
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
@@ -222,7 +235,7 @@ class Pipeline:
     async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
-        with ExitStack() as stack:
+        with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline)
@@ -271,8 +284,9 @@ class Pipeline:
         self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
+        replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
         for _ in range(_MAX_REPLACEMENTS):
-            with suppress(ModelReplaced):
+            with suppress(replaced):
                 return spec, reader, *await self._attempt(data, spec, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
             spec = await self.prepare(reference, call.deadline)

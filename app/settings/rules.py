@@ -27,6 +27,8 @@ def check(settings: Settings) -> None:
     _check_addresses(settings)
     if settings.triton_tls_folder and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
+    if settings.loaded_models:
+        _check_loading(settings)
     listens_on_port = not (settings.socket or settings.instances)
     if listens_on_port and not settings.triton_endpoints and 0 < settings.triton_ports in {settings.port, settings.port - 1}:
         raise SettingsError(f"{PREFIX}PORT: {settings.port} is one of the two ports from {PREFIX}TRITON_PORTS on")
@@ -65,6 +67,13 @@ def _check_addresses(settings: Settings) -> None:
             )
     if len(set(addresses)) < len(addresses):
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
+
+
+def _check_loading(settings: Settings) -> None:
+    if settings.triton_endpoints and not settings.triton_loads_models:
+        raise SettingsError(f"{PREFIX}LOADED_MODELS: it needs {PREFIX}TRITON_LOADS_MODELS, or the embedded Triton")
+    if settings.triton_ports and not settings.triton_endpoints:
+        raise SettingsError(f"{PREFIX}LOADED_MODELS: with {PREFIX}TRITON_PORTS, the embedded Triton loads no models while it runs")
 
 
 def _check_url_hosts(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """Let running Tritons load the models that are added to a repository which they share with this host."""
 
 import asyncio
+from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
 from app.triton.repository import LOCK, added_models, removed_models
+from app.triton.server_info import ModelState
 
 _INTERVAL_SECONDS, _LOAD_SECONDS = 1.0, 120.0
 
@@ -28,12 +30,15 @@ class _State(NamedTuple):
 class ModelLoader:
     """Lets each Triton, which must run with explicit model control, load all added models after each change and each start.
 
-    Triton does nothing for a model that has not changed. It unloads those that were removed.
+    Triton does nothing for a model that has not changed. It unloads those that were removed. If others are loaded on demand, it is
+    only told to load those that it has, and those that are always loaded.
     """
 
-    def __init__(self, pool: TritonPool, repository: Path) -> None:
+    def __init__(self, pool: TritonPool, repository: Path, kept: Container[str] | None = None) -> None:
+        """Load the models of a repository; `kept` are those that are always loaded, None for all."""
         self._pool = pool
         self._repository = repository
+        self._kept = kept
         self._tasks: dict[TritonClient, tuple[_State, asyncio.Task[None]]] = {}
 
     async def run(self, table: WorkerTable) -> None:
@@ -56,14 +61,19 @@ class ModelLoader:
             state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
                 added, removed = await asyncio.to_thread(self._read)
-                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed))
+                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed, self._kept))
 
     def _read(self) -> tuple[set[str], set[str]]:
         """Return the models that were added, and those that were removed."""
         return added_models(self._repository), removed_models(self._repository)
 
 
-async def _load(client: TritonClient, added: set[str], removed: set[str]) -> None:
+async def _load(client: TritonClient, added: set[str], removed: set[str], kept: Container[str] | None) -> None:
+    if kept is not None:
+        states: dict[str, ModelState] = {}
+        with suppress(GatewayError):  # Triton has just ended
+            states = await client.list_models()
+        added = {model for model in added if model in kept or (model in states and states[model].is_ready)}
     calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
     calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
     for method, request in calls:
