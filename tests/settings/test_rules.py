@@ -35,6 +35,18 @@ def test_what_would_have_no_effect_or_a_bad_one_is_rejected(variable: str, value
     assert complaint({f"NEREID_{variable}": value}) == f"NEREID_{variable}: {rule}"
 
 
+@pytest.mark.parametrize(
+    ("others", "rule"),
+    [
+        (REMOTE, "it needs NEREID_TRITON_LOADS_MODELS, or the embedded Triton"),
+        ({"NEREID_TRITON_PORTS": "8000"}, "with NEREID_TRITON_PORTS, the embedded Triton loads no models while it runs"),
+    ],
+)
+def test_models_are_loaded_on_demand_where_tritons_load_any(others: dict[str, str], rule: str) -> None:
+    assert complaint({**others, "NEREID_LOADED_MODELS": "8"}) == f"NEREID_LOADED_MODELS: {rule}"
+    check(load({**REMOTE, "NEREID_LOADED_MODELS": "8", "NEREID_TRITON_LOADS_MODELS": "true"}))
+
+
 def test_defaults_break_no_rule() -> None:
     check(load({}))
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -19,7 +18,7 @@ from app.triton.client import TritonClient
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.transport import Transport
-from tests.fakes.triton import FakeTriton, serving
+from tests.fakes.triton import LoadingTriton, serving
 from tests.support import OpenTable, eventually
 
 SECONDS = 30.0
@@ -37,39 +36,10 @@ class Clock:
         self.ahead += int(seconds * 1e9)
 
 
-class Triton(FakeTriton):
-    """Loads and unloads models, each as long as a test wants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = [("default", "1", "READY", "")]
-        self.may_load = asyncio.Event()
-        self.may_load.set()
-
-    @property
-    def loaded(self) -> set[str]:
-        return {name for name, _, state, _ in self.index if state == "READY"}
-
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        answer = await super().RepositoryModelLoad(request, context)
-        await self.may_load.wait()
-        self.index.append((request.model_name, "1", "READY", ""))
-        return answer
-
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        name = request.model_name
-        self.index = [(name, "1", "UNLOADING", "") if entry[0] == name else entry for entry in self.index]
-        asyncio.get_running_loop().call_later(0.02, self._end_unloading, name)
-        return await super().RepositoryModelUnload(request, context)
-
-    def _end_unloading(self, name: str) -> None:
-        self.index = [entry for entry in self.index if entry[0] != name]
-
-
 class Host:
     """Workers of a host, with one Triton and the models `default` and `a` to `e`, of which three may be loaded."""
 
-    def __init__(self, fake: Triton, repository: Path, open_table: OpenTable) -> None:
+    def __init__(self, fake: LoadingTriton, repository: Path, open_table: OpenTable) -> None:
         self.fake = fake
         self.tables: list[WorkerTable] = []
         self.pools: list[TritonPool] = []
@@ -96,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 async def host(tmp_path: Path, open_table: OpenTable) -> AsyncIterator[Host]:
-    fake = Triton()
+    fake = LoadingTriton()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(fake))
         host = Host(fake, tmp_path, open_table)
