@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -57,6 +57,8 @@ LOG = structlog.get_logger()
 _HOUSEKEEPING_SECONDS = 1.0
 # The embedded Triton runs its models on the CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
+# A little less than Frigate's default time-out; with the embedded Triton, it has to be longer.
+_FRIGATE_SECONDS, _FRIGATE_EMBEDDED_SECONDS = 0.18, 0.95
 # Memory for the bodies of anonymous requests, in addition to one body of maximum size.
 _ANONYMOUS_BYTES = 64 << 20
 # If a worker has grown by this factor and uses less than this for requests, it returns free memory to the kernel.
@@ -125,10 +127,7 @@ async def open_resources(
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
-        if settings.triton_endpoints and settings.triton_loads_models:
-            works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
-        for work in works:
+        for work in _works(settings, table, pipeline, metrics, kept):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -137,6 +136,22 @@ async def open_resources(
         gc.collect()
         gc.freeze()
         yield pool, pipeline, metrics
+
+
+def _works(
+    settings: Settings, table: WorkerTable, pipeline: Pipeline, metrics: Metrics, kept: set[str] | None
+) -> list[Coroutine[Any, Any, None]]:
+    """Return what goes on as long as the worker runs; `kept` are the models that are always loaded, None for all."""
+    pool = pipeline.tritons
+    works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
+    if settings.triton_endpoints and settings.triton_loads_models:
+        works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
+    if settings.frigate_zmq:
+        from app.frigate.listener import Listener  # noqa: PLC0415 - pyzmq is optional
+
+        seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
+        works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
+    return works
 
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:

@@ -7,7 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel, UnsupportedModel
 from app.expected import suggestion
 from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
 from app.imaging.transform import ImageTransform
@@ -20,7 +23,7 @@ from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Router
-from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
+from app.pipeline.preprocess import Workspace, fill_input, fill_with_pixels, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -330,6 +333,28 @@ class Pipeline:
             answer = read()
         call.timing.lap("post")
         return answer
+
+    async def run_pixels(self, pixels: NDArray[np.uint8], question: Question[Result], call: CallContext) -> Result:
+        """Answer a question about an image that is decoded, (height, width, 3) RGB; errors are those of `run`."""
+        model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
+        self.check_circuit(model)
+        with self.using(model), ExitStack() as stack:
+            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
+            memory.add(pixels.nbytes)
+            spec = await self.prepare(model, call.deadline)
+            if spec.input_format is InputFormat.FILE:
+                raise UnsupportedModel(f"{spec.name} takes encoded files")
+            reader = question.reader(spec)
+            memory.add(spec.image_bytes)
+            images = self.tritons.parallel_images(spec)
+            permit = await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
+            stack.pop_all()  # the permit releases the memory
+            with permit:
+                fill = partial(fill_with_pixels, pixels, spec, self._transport, permit)
+                buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(pixels.nbytes / 3))
+                result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+                read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
+                return await self._read(read, reader, transform, call, permit)
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for calls that requests have abandoned."""
