@@ -18,10 +18,9 @@ import numpy as np
 import structlog
 import zmq
 import zmq.asyncio
-from numpy.typing import NDArray
 
 from app.errors import GatewayError, GatewayFull, MalformedRequest
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
@@ -35,10 +34,10 @@ _MAX_HEADER_BYTES = 4096
 # Images in progress, per connection and in all. Frigate sends one at a time for each of its detectors.
 _MAX_PER_PEER, _MAX_IMAGES = 4, 64
 _LOG_SECONDS = 60.0
-_ROWS = 20
-_ZEROS = np.zeros((_ROWS, 6), np.float32)
+_ZEROS = np.zeros((20, 6), np.float32)
+"""Rows of class, score, y1, x1, y2, x2, in fractions of the image."""
 _CALLER = Caller("frigate")
-_OPTIONS = DetectOptions(None, 0.25, None, _ROWS)
+_OPTIONS = DetectOptions(None, 0.25, None, len(_ZEROS))
 
 LOG = structlog.get_logger()
 
@@ -131,7 +130,11 @@ class Listener:
         if [*batch, channels, header.dtype] != [1, 3, "uint8"] or height * width * 3 != len(pixels) or min(height, width) < 1:
             raise MalformedRequest("expected input_tensor nhwc, input_dtype int, and as many bytes as the shape says")
         call = CallContext(Deadline.after(self._seconds), Timing(), "frigate", _CALLER)
-        return to_rows(await self._pipeline.run_pixels(pixels.reshape(height, width, 3), _OPTIONS, call)).tobytes()
+        model = self._pipeline.refer_to(self._pipeline.default_model, None)
+        found = await self._pipeline.run_model(model, pixels.reshape(height, width, 3), _OPTIONS, call)
+        rows, boxes = _ZEROS.copy(), found.boxes / np.array([width, height] * 2, np.float32)
+        rows[: len(boxes)] = np.column_stack([found.class_ids, found.scores, boxes[:, [1, 0, 3, 2]]])
+        return rows.tobytes()
 
     def _log(self, text: str, reason: str, **fields: str) -> None:
         """Log a warning, but the same one at most once a minute."""
@@ -139,14 +142,6 @@ class Listener:
         if monotonic() - self._logged.get(key, -_LOG_SECONDS) >= _LOG_SECONDS:
             self._logged[key] = monotonic()
             LOG.warning(text, reason=reason, **fields)
-
-
-def to_rows(found: Detections) -> NDArray[np.float32]:
-    """Return detections as rows (20, 6): class, score, y1, x1, y2, x2, in fractions of the image."""
-    rows = _ZEROS.copy()
-    boxes = found.boxes / np.array([found.width, found.height] * 2, np.float32)
-    rows[: len(boxes)] = np.column_stack([found.class_ids, found.scores, boxes[:, [1, 0, 3, 2]]])
-    return rows
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel, UnsupportedModel
+from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
 from app.expected import suggestion
 from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
 from app.imaging.transform import ImageTransform
@@ -37,6 +37,7 @@ from app.triton.config_file import Unloadable
 from app.triton.messages import InferResult
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.status import ModelReplaced
+from app.triton.transport import InputBuffer
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
@@ -48,6 +49,9 @@ _LOADING_PART = 0.8
 _NOTHING = nullcontext()
 
 T = TypeVar("T")
+
+Image = bytes | NDArray[np.uint8]
+"""An encoded image, or a decoded one, (height, width, 3) RGB, for which nothing is cached."""
 
 
 class Models(NamedTuple):
@@ -235,12 +239,12 @@ class Pipeline:
             return await self.router.run(data, question, call)
         return await self.run_model(self.refer_to(name, question.version), data, question, call.pinned_to(question.version))
 
-    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question by this model, whichever one it names; errors are those of `run`."""
+    async def run_model(self, model: str, data: Image, question: Question[Result], call: CallContext) -> Result:
+        """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
         with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
-            memory.add(len(data))
+            memory.add(len(data) if isinstance(data, bytes) else data.nbytes)
             spec = await self.prepare(model, call.deadline)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
@@ -256,18 +260,18 @@ class Pipeline:
 
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
-        data: bytes,
+        data: Image,
         spec: ModelSpec,
         question: Question[Result],
         reader: Reader[Result],
         call: CallContext,
         admit: Callable[[], Awaitable[Permit]],
     ) -> Result:
-        """Answer a question about an encoded image, from the cache or, once `admit` has admitted it, by an inference.
+        """Answer a question about an image, from the cache or, once `admit` has admitted it, by an inference.
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
-        if self.cache is None or not self.cache.takes(spec, call):
+        if self.cache is None or not isinstance(data, bytes) or not self.cache.takes(spec, call):
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
@@ -284,7 +288,7 @@ class Pipeline:
             return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+        self, data: Image, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
@@ -296,25 +300,30 @@ class Pipeline:
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
-        timing, deadline = call.timing, call.deadline
-        timing.lap("model")
+    async def _attempt(self, data: Image, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
+        call.timing.lap("model")
+        if isinstance(data, bytes):
+            buffer, transform = await self._fill(data, spec, call, permit)
+        else:
+            fill = partial(fill_with_pixels, data, spec, self._transport, permit)
+            buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(data.nbytes / 3))
+        call.timing.lap("decode")
+        # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
+        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+        call.timing.lap("infer")
+        return result, transform
+
+    async def _fill(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
         fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
         if takes_file and is_quick_to_check(data):
-            buffer, transform = fill()
-        else:
-            with self.admission.decode_backlog.add(pixels, deadline, call.caller) as counted:
-                is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
-                cost = pixels + LARGE_PIXELS if is_slow else pixels
-                buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(cost))
-        timing.lap("decode")
-        # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
-        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
-        timing.lap("infer")
-        return result, transform
+            return fill()
+        with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
+            is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
+            cost = pixels + LARGE_PIXELS if is_slow else pixels
+            return await self.threads.run(fill, call.deadline, permit, counted, turn=call.turn(cost))
 
     async def _read(
         self, read: Callable[[], T], reader: Reader[Any], transform: ImageTransform, call: CallContext, lease: Lease
@@ -333,28 +342,6 @@ class Pipeline:
             answer = read()
         call.timing.lap("post")
         return answer
-
-    async def run_pixels(self, pixels: NDArray[np.uint8], question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about an image that is decoded, (height, width, 3) RGB; errors are those of `run`."""
-        model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
-        self.check_circuit(model)
-        with self.using(model), ExitStack() as stack:
-            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
-            memory.add(pixels.nbytes)
-            spec = await self.prepare(model, call.deadline)
-            if spec.input_format is InputFormat.FILE:
-                raise UnsupportedModel(f"{spec.name} takes encoded files")
-            reader = question.reader(spec)
-            memory.add(spec.image_bytes)
-            images = self.tritons.parallel_images(spec)
-            permit = await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
-            stack.pop_all()  # the permit releases the memory
-            with permit:
-                fill = partial(fill_with_pixels, pixels, spec, self._transport, permit)
-                buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(pixels.nbytes / 3))
-                result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
-                read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
-                return await self._read(read, reader, transform, call, permit)
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for calls that requests have abandoned."""

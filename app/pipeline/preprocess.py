@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import UnsupportedModel
 from app.imaging.decode import decode, estimate_decoding
 from app.imaging.fit import CenterCrop, fit_for
 from app.imaging.header import PixelLimits, read_header, require_format
@@ -82,7 +83,13 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
 def fill_with_pixels(
     pixels: NDArray[np.uint8], spec: ModelSpec, transport: Transport, lease: Lease
 ) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input tensor with an image that is decoded, (height, width, 3) RGB; the rest is as for `fill_input`."""
+    """Fill the input tensor with a decoded image, (height, width, 3) RGB; the rest is as for `fill_input`.
+
+    Raises:
+        UnsupportedModel: The model takes encoded files.
+    """
+    if spec.dtype is None:
+        raise UnsupportedModel(f"{spec.name} takes encoded files")
     fit = fit_for(spec)
     transform = fit.fit(pixels.shape[1], pixels.shape[0])
     return _fill(spec, transport, lease, partial(fit.draw, pixels, transform)), transform
