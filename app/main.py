@@ -32,7 +32,7 @@ from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
 from app.settings import environment
 from app.settings.schema import Settings
-from app.settings.task_models import default_models, task_models
+from app.settings.task_models import task_models
 from app.telemetry import logging
 from app.telemetry.metrics import Metrics
 from app.triton import credentials
@@ -117,17 +117,16 @@ async def open_resources(
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
-        kept = default_models(settings) if settings.loaded_models else None
-        if kept is not None:
+        if settings.loaded_models:
             models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
-            pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, kept)
+            pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
             stack.callback(pipeline.on_demand.close)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        for work in _works(settings, table, pipeline, metrics, kept):
+        for work in _works(settings, table, pipeline, metrics):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -138,13 +137,12 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
-def _works(
-    settings: Settings, table: WorkerTable, pipeline: Pipeline, metrics: Metrics, kept: set[str] | None
-) -> list[Coroutine[Any, Any, None]]:
-    """Return what goes on as long as the worker runs; `kept` are the models that are always loaded, None for all."""
+def _works(settings: Settings, table: WorkerTable, pipeline: Pipeline, metrics: Metrics) -> list[Coroutine[Any, Any, None]]:
+    """Return what goes on as long as the worker runs."""
     pool = pipeline.tritons
     works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
     if settings.triton_endpoints and settings.triton_loads_models:
+        kept = pipeline.default_models if settings.loaded_models else None
         works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
     if settings.frigate_zmq:
         from app.frigate.listener import Listener  # noqa: PLC0415 - pyzmq is optional

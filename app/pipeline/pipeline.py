@@ -124,6 +124,10 @@ class Pipeline:
         """Return the name of the default model for a task."""
         return self._task_models.get(task, self.default_model)
 
+    def default_models(self) -> set[str]:
+        """Return the names of the default models, or of those for which they stand now."""
+        return {split_reference(self.refer_to(name, None))[0] for name in self._default_names}
+
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
         if self.router is not None:

@@ -1,7 +1,7 @@
 """Let running Tritons load the models that are added to a repository which they share with this host."""
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +34,8 @@ class ModelLoader:
     only told to load those that it has, and those that are always loaded.
     """
 
-    def __init__(self, pool: TritonPool, repository: Path, kept: Container[str] | None = None) -> None:
-        """Load the models of a repository; `kept` are those that are always loaded, None for all."""
+    def __init__(self, pool: TritonPool, repository: Path, kept: Callable[[], set[str]] | None = None) -> None:
+        """Load the models of a repository; `kept` returns those that are always loaded, None: all."""
         self._pool = pool
         self._repository = repository
         self._kept = kept
@@ -68,12 +68,12 @@ class ModelLoader:
         return added_models(self._repository), removed_models(self._repository)
 
 
-async def _load(client: TritonClient, added: set[str], removed: set[str], kept: Container[str] | None) -> None:
+async def _load(client: TritonClient, added: set[str], removed: set[str], kept: Callable[[], set[str]] | None) -> None:
     if kept is not None:
         states: dict[str, ModelState] = {}
         with suppress(GatewayError):  # Triton has just ended
             states = await client.list_models()
-        added = {model for model in added if model in kept or (model in states and states[model].is_ready)}
+        added = {model for model in added if model in kept() or (model in states and states[model].is_ready)}
     calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
     calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
     for method, request in calls:

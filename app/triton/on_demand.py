@@ -5,7 +5,7 @@ a worker that unloads a model says so first and then looks whether a request use
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, monotonic_ns
@@ -58,8 +58,8 @@ class _Columns(NamedTuple):
 class ModelsOnDemand:
     """The models of a repository, of which Triton keeps a limited number loaded."""
 
-    def __init__(self, pool: TritonPool, table: WorkerTable, repository: Path, limit: int, kept: set[str]) -> None:
-        """Load models of this folder, which all Tritons of the pool read; those that are `kept` are never unloaded."""
+    def __init__(self, pool: TritonPool, table: WorkerTable, repository: Path, limit: int, kept: Callable[[], set[str]]) -> None:
+        """Load models of this folder, which all Tritons of the pool read; those that `kept` returns are never unloaded."""
         self._pool = pool
         self._table = table
         self._repository = repository
@@ -177,7 +177,7 @@ class ModelsOnDemand:
         """Unload the least recently used models until there is room for one more."""
         until = monotonic() + _ROOM_SECONDS
         loaded = {name for name, state in states.items() if state.is_ready}
-        needed = self._kept | await asyncio.to_thread(self._steps, loaded)
+        needed = self._kept() | await asyncio.to_thread(self._steps, loaded)
         while len(loaded) >= self._limit:
             candidates = {name: self._models[name] for name in loaded - needed if name in self._models}
             for name in sorted(candidates, key=lambda name: self._used_at(candidates[name])):
@@ -189,7 +189,7 @@ class ModelsOnDemand:
                     raise ModelNotReady("as many models as may be loaded are in use")
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _steps(self, loaded: Collection[str]) -> set[str]:
+    def _steps(self, loaded: set[str]) -> set[str]:
         """Return the models that loaded ensembles run."""
         steps = set[str]()
         for name in loaded & self._models.keys():

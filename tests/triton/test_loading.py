@@ -72,6 +72,6 @@ async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, 
     """Those that a Triton has loaded may have changed; a default one may have been added."""
     monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
     put(tmp_path, "a", "b", "doors", "gates")
-    task = asyncio.create_task(ModelLoader(two.pool, tmp_path, {"doors"}).run(TABLE))
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path, lambda: {"doors"}).run(TABLE))
     assert await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
     task.cancel()

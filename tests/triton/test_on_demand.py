@@ -53,7 +53,7 @@ class Host:
         pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(self.fake.url), table)])
         self.tables.append(table)
         self.pools.append(pool)
-        return ModelsOnDemand(pool, table, self.repository, limit, {"default"})
+        return ModelsOnDemand(pool, table, self.repository, limit, lambda: {"default"})
 
 
 @pytest.fixture
