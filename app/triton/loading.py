@@ -14,7 +14,6 @@ from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
 from app.triton.repository import LOCK, added_models, removed_models
-from app.triton.server_info import ModelState
 
 _INTERVAL_SECONDS, _LOAD_SECONDS = 1.0, 120.0
 
@@ -30,8 +29,8 @@ class _State(NamedTuple):
 class ModelLoader:
     """Lets each Triton, which must run with explicit model control, load all added models after each change and each start.
 
-    Triton does nothing for a model that has not changed. It unloads those that were removed. If others are loaded on demand, it is
-    only told to load those that it has, and those that are always loaded.
+    Triton does nothing for a model that has not changed. It unloads those that were removed. If others are loaded on demand, it
+    loads those that are always loaded, and those that any Triton has loaded.
     """
 
     def __init__(self, pool: TritonPool, repository: Path, kept: Callable[[], set[str]] | None = None) -> None:
@@ -61,19 +60,21 @@ class ModelLoader:
             state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
                 added, removed = await asyncio.to_thread(self._read)
-                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed, self._kept))
+                if self._kept is not None:
+                    added &= self._kept() | await self._loaded()
+                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed))
+
+    async def _loaded(self) -> set[str]:
+        with suppress(GatewayError):  # no Triton tells
+            return {model for model, state in (await self._pool.list_models()).items() if state.is_ready}
+        return set()
 
     def _read(self) -> tuple[set[str], set[str]]:
         """Return the models that were added, and those that were removed."""
         return added_models(self._repository), removed_models(self._repository)
 
 
-async def _load(client: TritonClient, added: set[str], removed: set[str], kept: Callable[[], set[str]] | None) -> None:
-    if kept is not None:
-        states: dict[str, ModelState] = {}
-        with suppress(GatewayError):  # Triton has just ended
-            states = await client.list_models()
-        added = {model for model in added if model in kept() or (model in states and states[model].is_ready)}
+async def _load(client: TritonClient, added: set[str], removed: set[str]) -> None:
     calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
     calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
     for method, request in calls:

@@ -138,8 +138,7 @@ class ModelsOnDemand:
                     left_at = self._left_at(columns)
                     states = await self._pool.list_models()
                     if _state(states, name) != _READY:
-                        await self._make_room(states)
-                        await self._load_now(name, columns)
+                        await self._load_now(name, columns, states)
             finally:
                 self._table.add(self._loads, -1)
         self._table.set(columns.used_at, monotonic_ns())
@@ -159,9 +158,10 @@ class ModelsOnDemand:
             finally:
                 self._table.unlock()
 
-    async def _load_now(self, name: str, columns: _Columns) -> None:
+    async def _load_now(self, name: str, columns: _Columns, states: Mapping[str, ModelState]) -> None:
         if max(self._table.values(columns.failed_at)) > monotonic_ns() - _FAILED_NS:
             raise ModelNotReady("Triton could not load the model; its log says why")
+        await self._make_room(states)
         start = monotonic()
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
         errors = await self._tell("RepositoryModelLoad", request, _LOAD_SECONDS)
@@ -207,6 +207,8 @@ class ModelsOnDemand:
 
     async def _unload(self, name: str, columns: _Columns) -> bool:
         """Unload a model, and wait until its memory is free; return False if a request uses it."""
+        if self._is_used(columns):  # without a mark, which would make requests wait
+            return False
         before = self._table.cells[columns.left_at]
         self._table.set(columns.left_at, _LEAVING)
         if self._is_used(columns):

@@ -69,7 +69,8 @@ async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[Fake
 
 
 async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a Triton has loaded may have changed; a default one may have been added."""
+    """Those that any Triton has loaded may have changed, or this one was started anew; a default one may have been added."""
+    two.fakes[1].index = []
     monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
     put(tmp_path, "a", "b", "doors", "gates")
     task = asyncio.create_task(ModelLoader(two.pool, tmp_path, lambda: {"doors"}).run(TABLE))

@@ -183,6 +183,19 @@ async def test_a_failed_load_is_not_repeated_at_once(host: Host, clock: Clock) -
     assert host.fake.loaded == {"default", "a"}
 
 
+async def test_a_failed_load_takes_no_further_place(host: Host, clock: Clock) -> None:
+    worker = host.worker()
+    await load(worker, clock, "a", "b")
+    host.fake.load_refusal = grpc.StatusCode.INTERNAL, "load failed for model 'c'"
+    for _ in range(2):
+        with pytest.raises(ModelNotReady, match="could not load"):
+            await worker.load("c", SECONDS)
+    host.fake.load_refusal = None
+    await load(worker, clock, "d")
+
+    assert host.fake.told == ["load a", "load b", "unload a", "load c", "load d"]
+
+
 async def test_unavailable_triton_is_asked_again(host: Host, clock: Clock) -> None:
     worker = host.worker()
     host.fake.load_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
