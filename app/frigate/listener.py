@@ -91,17 +91,17 @@ class Listener:
             LOG.info("images of Frigate are answered", address=self._address)
             async with asyncio.TaskGroup() as tasks:
                 while (spec := pipeline.tritons.cached(model)) is None or spec.input_size == size:
-                    if not await socket.poll(_POLL_MS):
-                        continue
-                    peer, *frames = await socket.recv_multipart(copy=False)
-                    if len(frames) > 1 and not len(frames[0]):  # otherwise it is no REQ socket, which takes no answer
-                        tasks.create_task(self._answer(socket, peer.bytes, frames[1:]))
+                    if await socket.poll(_POLL_MS):
+                        peer, *frames = await socket.recv_multipart(copy=False)
+                        tasks.create_task(self._answer(socket, peer.bytes, frames))
 
     async def _answer(self, socket: zmq.asyncio.Socket, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
+        if len(frames) < 2 or len(frames[0]):  # noqa: PLR2004 - not from a REQ socket, so it cannot be answered
+            return
         outcome, reply = "detected", _ZEROS.tobytes()
         self._images[peer] += 1
         try:
-            reply = await self._reply(frames, self._images[peer])
+            reply = await self._reply(frames[1:], self._images[peer])
         except GatewayError as error:
             outcome = error.code
             self._log("an image of Frigate was answered without objects", error.detail, code=outcome)

@@ -196,10 +196,10 @@ class Pipeline:
         is_loaded = self.on_demand is None or self.on_demand.has(split_reference(model)[0])
         if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
             return spec
+        if self.on_demand is not None:
+            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
         try:
             async with asyncio.timeout(deadline.remaining):
-                if self.on_demand is not None:
-                    await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
                 spec = await self.spec(model)
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:

@@ -188,16 +188,20 @@ async def test_messages_that_cannot_be_answered_end_nothing(world: World, connec
 
 async def test_a_hanging_image_holds_up_nobody_else(world: World, connect: Connect, address: str) -> None:
     world.fake.may_answer.clear()
-    with listening(world, address, seconds=0.5):
-        first, second = (connect(address) for _ in range(2))
+    with listening(world, address):
+        first, second = connect(address), connect(address)
         waiting = asyncio.create_task(first.detect())
         assert await eventually(lambda: world.fake.running == 1)
         assert json.loads(await second.ask(b'{"model_request": true}'))["model_loaded"]
         assert not waiting.done()
-        assert await waiting == []
         world.fake.may_answer.set()
-        while await second.detect() != [FOUND]:  # noqa: ASYNC110 - as soon as Triton is trusted again
-            await asyncio.sleep(0.01)
+        assert await waiting == [FOUND]
+
+
+async def test_an_image_that_is_late_is_answered_with_zeros(world: World, connect: Connect, address: str) -> None:
+    world.fake.may_answer.clear()
+    with listening(world, address, seconds=0.2):
+        assert await connect(address).detect() == []
 
 
 async def test_images_in_progress_are_limited(world: World, connect: Connect, address: str) -> None:

@@ -75,4 +75,7 @@ async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, 
     put(tmp_path, "a", "b", "doors", "gates")
     task = asyncio.create_task(ModelLoader(two.pool, tmp_path, lambda: {"doors"}).run(TABLE))
     assert await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
+    two.fakes[0].query_refusal = two.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    put(tmp_path, "a", "doors")
+    assert await eventually(lambda: all(fake.told[2:] == ["unload b", "unload gates", "load doors"] for fake in two.fakes))
     task.cancel()

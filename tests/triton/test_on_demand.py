@@ -116,6 +116,17 @@ async def test_a_model_in_use_stays(host: Host, clock: Clock) -> None:
     assert host.fake.loaded == {"default", "b", "c"}
 
 
+async def test_a_request_that_comes_between_keeps_the_model(host: Host, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model looked unused until it was marked."""
+    worker = host.worker()
+    await load(worker, clock, "a", "b")
+    answers = iter([False, True])
+    monkeypatch.setattr(worker, "_is_used", lambda _: next(answers, False))
+    await load(worker, clock, "c")
+    assert host.fake.loaded == {"default", "a", "c"}
+    assert worker.has("a")
+
+
 async def test_default_models_stay(host: Host, clock: Clock) -> None:
     worker = host.worker(limit=1)
     with pytest.raises(ModelNotReady, match="in use"):
@@ -209,7 +220,8 @@ async def test_unavailable_triton_is_asked_again(host: Host, clock: Clock) -> No
 async def test_only_models_of_the_repository_are_loaded(host: Host, clock: Clock) -> None:
     worker = host.worker()
     (host.repository / "not_pulled").mkdir()
-    await load(worker, clock, "not_pulled", "../a", ".", "unknown", "a/1")
+    with worker.using("unknown"):
+        await load(worker, clock, "not_pulled", "../a", ".", "unknown", "a/1")
     assert host.fake.told == []
     (host.repository / "new" / "1").mkdir(parents=True)
     await load(worker, clock, "new")
