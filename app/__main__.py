@@ -6,19 +6,23 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import msgspec
+
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.cache import memory as cache_memory
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
@@ -26,11 +30,14 @@ from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
+from app.routing import routes
+from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.repository import loadable_models
+from app.telemetry.metrics import Metrics
+from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
 from app.zoo.recognize import Evaluation, Options
 from app.zoo.repository import Repository, require_name
@@ -74,12 +81,22 @@ def main(arguments: list[str] | None = None) -> int:
                 say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
+        if settings.routes_file and options.run is not _api:  # whose workers follow the file
+            settings = _resolve_default(settings)
         return int(options.run(settings, options) or 0)
     except _FAILURES as error:
         say(" ".join(str(error).split()))
         return getattr(error, "exit_code", 1)
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _resolve_default(settings: Settings) -> Settings:
+    """Name the model for which the default one stands, if that is a route; `serve` and `doctor` say what is wrong with the file."""
+    with suppress(RoutesError):
+        if route := routes.load(settings.routes_file).get(settings.model):
+            return msgspec.structs.replace(settings, model=split_reference(route.to)[0])
+    return settings
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -100,7 +117,9 @@ def make_parser() -> argparse.ArgumentParser:
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
         ("remove", _remove, "remove a model, or a version of it"),
+        ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
+        ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
@@ -125,6 +144,11 @@ def make_parser() -> argparse.ArgumentParser:
             command.description = _DOCTOR_HELP
             command.add_argument("--json", action="store_true", help="print one JSON document")
             command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
+        if name == "compare":
+            command.add_argument("name", help="name of the route")
+            command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
+        if name == "cache":
+            command.add_argument("action", choices=["clear"], help="what to do")
         if name == "key":
             command.description = _KEY_HELP
             command.usage = "nereid key NAME, such as: nereid key camera-1"
@@ -183,6 +207,8 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()
+    if settings.cache:
+        cache_memory.create(settings.cache_memory_bytes)
     Server(settings).serve()
 
 
@@ -337,6 +363,40 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
         where = file or f"a file such as keys.toml (chmod 600, owned by the user that runs Nereid), and set {setting} to its path"
         say(f"add this table to {where}; the client sends the line above, which is shown only now: `X-API-Key: ID.SECRET`")
     print(table, file=sys.stderr)
+
+
+def _compare(settings: Settings, options: argparse.Namespace) -> None:
+    from app.routing.report import report  # noqa: PLC0415
+
+    print(report(settings.local_url, settings.sockets, options.name, options.key_file))
+
+
+def _cache(settings: Settings, _: argparse.Namespace) -> None:
+    if not settings.cache:
+        raise CommandError(f"there is no cache: {PREFIX}CACHE is empty")
+    if settings.cache == "memory":
+        marker = Path(settings.model_repository) / CLEARED
+        try:
+            marker.touch()
+        except OSError as error:
+            raise CommandError(f"{marker}: {error.strerror}") from error
+        say("within a second, no worker uses the results in its memory any more")
+        return
+    try:
+        asyncio.run(_clear_redis(settings))
+    except (ValueError, ConnectionError) as error:
+        raise CommandError(f"{PREFIX}CACHE: {error}") from error
+    say("Redis has no cached results any more")
+
+
+async def _clear_redis(settings: Settings) -> None:
+    from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
+
+    store = RedisStore(settings.cache, settings.cache_seconds, Metrics(worker_table.WorkerTable(), program.version()))
+    try:
+        await store.clear()
+    finally:
+        await store.close()
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,11 @@ from app.api import application
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
-from app.embedded.folder import check_private
+from app.cache import memory as cache_memory
+from app.cache.cache import ResultCache
+from app.cache.fingerprints import Fingerprints
+from app.cache.store import Store
+from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.program import CommandError
@@ -30,6 +34,10 @@ from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
+from app.routing.canary import CanaryWatch
+from app.routing.router import Router
+from app.routing.routes import Routes
+from app.routing.shadow import Shadows
 from app.settings import environment
 from app.settings.schema import Settings
 from app.settings.task_models import task_models
@@ -40,7 +48,7 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.config_file import unloadable_models
 from app.triton.credentials import Credentials
-from app.triton.loading import ModelLoader
+from app.triton.loading import ModelLoader, has_loaded
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.on_demand import ModelsOnDemand
@@ -48,6 +56,7 @@ from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
 from app.zoo import registry
+from app.zoo.fingerprint import FingerprintReader
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -117,16 +126,19 @@ async def open_resources(
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
-        if settings.loaded_models:
-            models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
-            pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
-            stack.callback(pipeline.on_demand.close)
+        _add_options(settings, stack, table, pipeline, metrics)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        for work in _works(settings, table, pipeline, metrics):
+        works = _works(settings, table, pipeline, metrics)
+        if settings.cache:
+            fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), _is_loaded(settings, pool, table)).read)
+            pipeline.cache = _open_cache(settings, fingerprints, metrics)
+            stack.push_async_callback(pipeline.cache.close)
+            works.append(fingerprints.run())
+        for work in works:
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -135,6 +147,18 @@ async def open_resources(
         gc.collect()
         gc.freeze()
         yield pool, pipeline, metrics
+
+
+def _add_options(settings: Settings, stack: AsyncExitStack, table: WorkerTable, pipeline: Pipeline, metrics: Metrics) -> None:
+    """Add routes and models on demand to the pipeline, if the settings say so."""
+    if settings.routes_file:
+        routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+        stack.push_async_callback(shadows.close)
+        pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+    if settings.loaded_models:
+        models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
+        pipeline.on_demand = ModelsOnDemand(pipeline.tritons, table, models, settings.loaded_models, pipeline.default_models)
+        stack.callback(pipeline.on_demand.close)
 
 
 def _works(settings: Settings, table: WorkerTable, pipeline: Pipeline, metrics: Metrics) -> list[Coroutine[Any, Any, None]]:
@@ -158,6 +182,29 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
         check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
+
+
+def _open_cache(settings: Settings, fingerprints: Fingerprints, metrics: Metrics) -> ResultCache:
+    """Open the result cache of a worker."""
+    descriptor = cache_memory.open_file(settings.cache_memory_bytes)
+    key_file = settings.cache_key_file
+    secret = cache_memory.read_secret_of(key_file) if key_file else cache_memory.read_secret(descriptor)
+    store: Store
+    if settings.cache == "memory":
+        store = cache_memory.MemoryStore(descriptor, settings.cache_seconds, metrics)
+    else:
+        from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
+
+        os.close(descriptor)
+        store = RedisStore(settings.cache, settings.cache_seconds, metrics)
+    # Without keys, callers are groups of client addresses.
+    is_shared = settings.cache_shared or not settings.api_keys_file
+    return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)
+
+
+def _is_loaded(settings: Settings, pool: TritonPool, table: WorkerTable) -> Callable[[str, str], bool]:
+    """Return what tells whether the Tritons have loaded the files of a model that have this identity."""
+    return partial(has_loaded, table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
 
 
 def deployment_of(settings: Settings) -> Deployment:

@@ -8,6 +8,7 @@ from app.host.program import CommandError
 from app.settings.schema import SettingsError
 from bench.experiments import (
     batch,
+    cache,
     dialects,
     fair,
     limit,
@@ -19,6 +20,7 @@ from bench.experiments import (
     scale,
     server_load,
     server_options,
+    shadow,
     stages,
     switch,
     tail,
@@ -45,8 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         overload,
         fair,
         switch,
+        shadow,
         tail,
         batch,
+        cache,
         limit,
         locust,
         stages,

@@ -50,7 +50,7 @@ _MIN_BYTES_PER_SECOND = 1 << 16
 _MESSAGE = "nereid: "
 
 
-async def _guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
+async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
     """Raise Forbidden for a request that the page of another origin has made."""
     origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
     host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
@@ -58,12 +58,13 @@ async def _guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
         raise Forbidden("this is not accepted from a page of another origin")
 
 
-_COMMON: dict[str, Any] = {
-    "guards": [_guard_origin],
+COMMON: dict[str, Any] = {
+    "guards": [guard_origin],
     "opt": {"scope": "admin"},
     "security": [{name: ["admin"]} for name in KEY_SCHEMES],
     "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
 }
+"""What routes that change models, or which ones are used, have in common."""
 
 _RAW = "application/octet-stream"
 
@@ -97,7 +98,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     status_code=201,
     summary="Add a model, or its next version",
     operation_class=_AddOperation,
-    **_COMMON,
+    **COMMON,
     request_max_body_size=None,
 )
 async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: Worker) -> ModelInfo:
@@ -106,6 +107,8 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
     The options of `nereid add` are parameters, or fields of the form. The file is checked as one that may be hostile.
     """
     options = _check_options(query_of(request.scope))
+    if worker.pipeline.router is not None and worker.pipeline.router.handles(model):
+        raise ModelRefused(f"{model} is a route; give the model another name")
     with _changing(model, worker), ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.TemporaryFile(dir=worker.deployment.model_repository))
@@ -118,28 +121,28 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
         return await _run(worker, "add", "-", "--untrusted", *given, model=model, stdin=file)
 
 
-@post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **_COMMON)
+@post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **COMMON)
 async def load_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let Triton load a model that lies in the repository."""
     with _changing(model, worker):
         return await _run(worker, "load", model=model)
 
 
-@post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **_COMMON)
+@post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **COMMON)
 async def unload_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let the embedded Triton unload a model, until it is loaded again or Triton starts again."""
     with _changing(model, worker):
         return await _run(worker, "unload", model=model)
 
 
-@put("/models/{model:str}/default-version", summary="Choose the default version of a model", **_COMMON)
+@put("/models/{model:str}/default-version", summary="Choose the default version of a model", **COMMON)
 async def choose_version(model: ModelName, data: JSONBody[DefaultVersion], worker: Worker) -> ModelInfo:
     """Choose the version for requests that name none."""
     with _changing(model, worker):
         return await _run(worker, "use", model=model, version=data.version)
 
 
-@delete("/models/{model:str}", summary="Remove an added model, or a version of it", **_COMMON)
+@delete("/models/{model:str}", summary="Remove an added model, or a version of it", **COMMON)
 async def remove_model(model: ModelName, worker: Worker, version: FromQuery[int | None] = None) -> None:
     """Remove all versions that were added, or one that is not the default one."""
     with _changing(model, worker):

@@ -11,7 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api import admin
+from app.api import admin, routing
 from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import guard_model
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
@@ -66,7 +66,10 @@ def build(
         Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),
         Router(
             "/",
-            route_handlers=[*_secured([models, model], keys, "detect"), *([] if keys is None else admin.ROUTES)],
+            route_handlers=[
+                *_secured([models, model, routing.routes], keys, "detect"),
+                *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
+            ],
             guards=[guard_scope(keys, "detect")],
         ),
         Router(

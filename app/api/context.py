@@ -1,5 +1,6 @@
 """The context of one request, stored in its ASGI scope for routes, error handlers and the log line."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from litestar.types import HTTPScope, Scope
@@ -73,8 +74,15 @@ class RequestContext:
         self.content_encoding = content_encoding
         """The `Content-Encoding` header; empty if absent."""
         self.timing = Timing()
+        self.after_answer: list[Callable[[], object]] = []
+        """What begins once the response has been sent."""
         self.log_fields: dict[str, Any] = {}
         """Fields to add to the log line of the request."""
+
+    def end_answer(self) -> None:
+        """Begin what waits until the response has been sent."""
+        while self.after_answer:
+            self.after_answer.pop()()
 
 
 def context_of(scope: Scope) -> RequestContext:

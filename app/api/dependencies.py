@@ -73,7 +73,7 @@ class WorkerResources:
 
     async def is_ready(self) -> bool:
         """Return whether the default model is ready and the worker is not about to stop."""
-        return not self.is_draining and await self.tritons.is_ready(self.pipeline.default_model)
+        return not self.is_draining and await self.tritons.is_ready(self.pipeline.default_reference)
 
     def drain(self) -> None:
         """Mark the worker as about to stop."""

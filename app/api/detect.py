@@ -20,6 +20,7 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.routes import ModelRoute
 from app.model.heads import Task
+from app.model.reference import refer_to
 
 P = TypeVar("P", bound=Parameters)
 
@@ -98,7 +99,8 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         try:
             found = await pipeline.run(image, question, call)
         finally:
-            if pipeline.is_known(model):
-                context.log_fields["model"] = model
+            context.log_fields |= pipeline.log_fields(model)
+        if "route_name" in context.log_fields:
+            context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
         return await respond(ResponseInput(found, image, wanted, context, call, pipeline))

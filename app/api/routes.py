@@ -27,7 +27,7 @@ class ModelRoute(HTTPRouteHandler):
 
     def __init__(  # noqa: PLR0913 - properties of a route
         self,
-        path: str,
+        path: str | list[str],
         *,
         task: Task | None = DetectionHead.task,
         takes: Literal["image", "images", "text"] = "image",
@@ -40,7 +40,7 @@ class ModelRoute(HTTPRouteHandler):
         """Describe a route.
 
         Args:
-            path: The path in Litestar's syntax. Its parameters `model` and `version` name the model.
+            path: The path in Litestar's syntax, or several. Their parameters `model` and `version` name the model.
             task: The task whose default model is used if the request names none; None if the body has to name one.
             takes: Content of the body: `image` is one image, `images` one or several, `text` none.
             media_types: Supported types of the body; empty for all types of an image, a form or JSON.

@@ -6,11 +6,14 @@ from pathlib import Path
 
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.cache.memory import read_secret_of
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import UrlNotAllowed
 from app.host import ports
 from app.host.packages import has_exporter
 from app.remote.address import parse_origin
+from app.routing import routes
+from app.routing.routes import RoutesError
 from app.settings.schema import PREFIX, Settings
 from app.triton import control_key, credentials
 from app.triton.credentials import CredentialsError
@@ -59,13 +62,15 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
     for code, setting, read, fix in (
         ("api_keys", "api_keys_file", _read_keys, "`nereid key NAME` makes a table for this file"),
+        ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
+        ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ):
         path = getattr(settings, setting)
         try:
             _ = path and read(path)
-        except (KeysError, CredentialsError, ValueError) as error:
+        except (KeysError, RoutesError, CredentialsError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     yield from _check_origin(settings)
     if settings.tracing and not has_exporter():

@@ -12,10 +12,10 @@ def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int
     return None if answer is None else answer[0]
 
 
-def get(url: str, seconds: float, unix_socket: Path | None = None) -> tuple[int, str] | None:
+def get(url: str, seconds: float, unix_socket: Path | None = None, key: str = "") -> tuple[int, str] | None:
     """GET an http URL without any proxy, over a unix socket if one is given; return status and text, or None without a response.
 
-    The seconds are the timeout of each step.
+    The seconds are the timeout of each step; a key is sent as API key.
     """
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
@@ -24,7 +24,7 @@ def get(url: str, seconds: float, unix_socket: Path | None = None) -> tuple[int,
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(seconds)
             connection.sock.connect(str(unix_socket))
-        connection.request("GET", parts.path or "/")
+        connection.request("GET", parts.path or "/", headers={"X-API-Key": key} if key else {})
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     except (OSError, HTTPException):

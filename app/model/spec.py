@@ -57,6 +57,8 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     """Maximum number of images per call."""
     instances: int
     """Number of batches that Triton processes in parallel; for an ensemble, at least the number of its steps."""
+    priority_levels: int = 0
+    """Number of priorities in Triton's queue of the model; 0 if it is in order of arrival."""
     input_name: str
     dtype: type[np.generic] | None
     """Type of the input; None for a model that takes the encoded file."""
@@ -183,6 +185,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         instances=max(
             1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)
         ),
+        priority_levels=model.dynamic_batching.priority_levels,
         device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else hints.device,
         input_name=model.input[0].name,
         dtype=None if input_format is InputFormat.FILE else _DTYPES[model.input[0].data_type],
@@ -226,5 +229,6 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
 
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two models have the same inputs and outputs; version, device, speed, origin and file formats may differ."""
-    may_differ = ("version", "device", "max_batch", "instances", "source", "licence", "default_version", "formats")
+    speed = ("device", "max_batch", "instances", "priority_levels")
+    may_differ = (*speed, "version", "source", "licence", "default_version", "formats")
     return one == msgspec.structs.replace(other, **{name: getattr(one, name) for name in may_differ})

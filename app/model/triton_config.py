@@ -93,6 +93,12 @@ class Ensemble(msgspec.Struct, frozen=True):
     step: list[dict[str, Any]] = []
 
 
+class DynamicBatching(msgspec.Struct, frozen=True):
+    """How Triton queues calls."""
+
+    priority_levels: int = 0
+
+
 class ModelConfig(msgspec.Struct):
     """Triton's ModelConfig in its JSON form."""
 
@@ -104,6 +110,7 @@ class ModelConfig(msgspec.Struct):
     output: list[TensorConfig] = []
     instance_group: list[InstanceGroup] = []
     ensemble_scheduling: Ensemble = Ensemble()
+    dynamic_batching: DynamicBatching = DynamicBatching()
     parameters: dict[str, ParameterValue] = {}
 
 

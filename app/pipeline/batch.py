@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
+from app.resilience.fairness import HIGH, NORMAL
 from app.resilience.model_queue import Permit
 from app.telemetry.trace_context import TraceContext
 from app.triton.messages import InferResult
@@ -45,7 +46,15 @@ class Batch(NamedTuple):
     slot: Slot | None
     """Slot of the first image, directly followed by the tensors of the others; None if the tensors must be sent inline."""
     is_urgent: bool = False
-    """Whether Triton should run it before other calls that wait there."""
+    """Whether its caller has waited for others."""
+
+    @property
+    def priority(self) -> int:
+        """Priority in Triton's queue: 1 is the highest, 0 the model's default, also for a model without priority levels."""
+        own, levels = self.images[0].turn.caller.priority, self.spec.priority_levels
+        if own > NORMAL:
+            return levels
+        return min(levels, 1) if self.is_urgent or own == HIGH else 0
 
     @property
     def spec(self) -> ModelSpec:

@@ -12,6 +12,7 @@ from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.memory import Reservation
@@ -41,10 +42,11 @@ class BatchRequest:
         self._spec = spec
         self._options = options
         self._call = call
-        self._queue = pipeline.admission.batch_queue(spec.name, pipeline.tritons.parallel_images(spec), call.caller)
+        self._queue = self._queue_of(spec)
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
+        self._choice = pipeline.choose_of_route(options, call)
 
     @classmethod
     async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
@@ -129,20 +131,35 @@ class BatchRequest:
         return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
+        if self._choice is None:
+            return await self._answer(image, memory, self._spec.reference, call)
+        return await self._choice.run(image, self._options, call, partial(self._answer, image, memory))
+
+    async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
+        """Answer by a model, which a route may have chosen instead of that of the request."""
+        spec, queue = self._spec, self._queue
+        if model != spec.reference:
+            self._pipeline.check_circuit(model)
+            spec = await self._pipeline.prepare(model, call.deadline)
+            queue = self._queue_of(spec)
+
         async def admit() -> Permit:
-            permit = await self._queue.admit(call.deadline)
+            permit = await queue.admit(call.deadline)
             with ExitStack() as failed:
                 failed.callback(permit.release)
                 _keep(memory, permit)
-                if self._spec.input_format is not InputFormat.FILE:
+                if spec.input_format is not InputFormat.FILE:
                     tensor = self._pipeline.admission.memory.reserve(call.caller)
                     permit.on_release(tensor.release)
-                    tensor.add(self._spec.image_bytes)
+                    tensor.add(spec.image_bytes)
                 failed.pop_all()
             return permit
 
-        reader = self._options.reader(self._spec)
-        return await self._pipeline.answer(image, self._spec, self._options, reader, call, admit)
+        return await self._pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
+
+    def _queue_of(self, spec: ModelSpec) -> BatchQueue:
+        images = self._pipeline.tritons.parallel_images(spec)
+        return self._pipeline.admission.batch_queue(spec.name, images, self._call.caller)
 
 
 class Download:

@@ -22,15 +22,16 @@ class Batcher:
 
     While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
     sent as a batch. So batches grow with the load, and no image waits for a timer. Callers take turns; one that has less than its
-    part of the images under way has a call of its own, which may be one more than are allowed.
+    part of the images under way has a call of its own, which may be one more than are allowed. Images of a higher priority come
+    first, and have calls of their own: others would make these longer.
     """
 
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
         self.waiting: FairQueue[PendingImage] = FairQueue()
         """Images that wait for a call."""
-        self._under_way_by: Counter[str | None] = Counter()
-        """Number of images under way by caller; None for those of batches."""
+        self._under_way_by: Counter[tuple[int, str | None]] = Counter()
+        """Number of images under way by priority and caller; None for those of batches."""
         self._extra_call: InFlightCall | None = None
         """The call under way beyond those that are allowed, if there is one."""
         self._under_way: dict[PendingImage, Call] = {}
@@ -113,12 +114,16 @@ class Batcher:
             task.add_done_callback(partial(self._end, batch, in_flight))
 
     def _is_urgent(self, image: PendingImage) -> bool:
-        """Return whether a single image's caller has less than an equal part of the images under way; batches count as a caller."""
-        flows, flow = self._under_way_by, _flow(image)
-        own, callers = flows[flow], len(flows) + (flow not in flows)
-        if flow is None or own + 1 >= max(flows.values(), default=0):
+        """Return whether a single image's caller has less than an equal part of the images under way; batches count as a caller.
+
+        Images of a higher priority do not count: they may take all calls.
+        """
+        flow = _flow(image)
+        flows = {other: images for other, images in self._under_way_by.items() if other[0] >= flow[0]}
+        own, callers = flows.get(flow, 0), len(flows) + (flow not in flows)
+        if image.turn.is_batch or own + 1 >= max(flows.values(), default=0):
             return False
-        return (own + 1) * callers <= len(self._under_way)
+        return (own + 1) * callers <= sum(flows.values())
 
     def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[list[InferResult]]) -> None:
         """Set the results of a call; retry its images alone if one of them may have caused its error."""
@@ -188,8 +193,9 @@ class Batchers(defaultdict[str, Batcher]):
         await self._tritons.stop_probing()
 
 
-def _flow(image: PendingImage) -> str | None:
-    return None if image.turn.is_batch else image.turn.caller.name
+def _flow(image: PendingImage) -> tuple[int, str | None]:
+    caller = image.turn.caller
+    return caller.priority, None if image.turn.is_batch else caller.name
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:

@@ -182,6 +182,8 @@ class CallContext(NamedTuple):
     """Whether a cached result may answer, and the result may be cached."""
     route_key: str = ""
     """What decides which model of a route answers, such as the id of a camera; empty if the next request may get another one."""
+    after_answer: list[Callable[[], object]] | None = None
+    """What begins once the answer has left; None if that may begin at once."""
 
     def turn(self, cost: float = 0.0) -> Turn:
         """Return the turn of work for the request; for jobs, `cost` is in pixels to decode."""

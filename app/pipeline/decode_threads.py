@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
-from app.resilience.fairness import FairQueue, Turn
+from app.resilience.fairness import SHADOW, FairQueue, Turn
 from app.resilience.lease import Lease
 
 T = TypeVar("T")
@@ -30,6 +30,8 @@ _LATE = "the request took too long in the gateway"
 class DecodeThreads:
     """Runs the jobs of all callers in turn, in a fixed number of threads, and large images and bodies in as many others.
 
+    Shadows have a thread of their own, so that they take none of those.
+
     Those have a lower priority than all else in this session or container, such as a model that runs on the same CPUs. Other jobs
     do not wait for them. Only the event loop changes the queues: a lock that the threads share with it would cost more than the
     queues themselves.
@@ -41,6 +43,7 @@ class DecodeThreads:
         # The event loop may be late, which does not matter between large images.
         self._small = _Lane("decode", threads, ahead=threads, niceness=0)
         self._large = _Lane("decode_large", threads, ahead=0, niceness=_NICENESS)
+        self._shadow: _Lane | None = None
 
     @property
     def waiting(self) -> int:
@@ -52,8 +55,8 @@ class DecodeThreads:
         for job in self._jobs.copy():
             if job.take() is not None:
                 job.result.cancel()
-        self._small.close()
-        self._large.close()
+        for lane in filter(None, (self._small, self._large, self._shadow)):
+            lane.close()
 
     async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease, turn: Turn) -> T:
         """Run `work` in a thread.
@@ -72,7 +75,7 @@ class DecodeThreads:
         if remaining <= 0:
             raise DeadlinePassed(_LATE)
         loop = asyncio.get_running_loop()
-        lane = self._small if turn.cost < LARGE_PIXELS else self._large
+        lane = self._lane(turn)
         job: _Job[T] = _Job(work, loop, partial(self._end, lane), turn)
         del work
         self._jobs.add(job)
@@ -92,6 +95,12 @@ class DecodeThreads:
             # A failed job refers to its exception, whose traceback refers to this frame and to callers with the image: only the
             # garbage collector would free such a reference cycle.
             del job
+
+    def _lane(self, turn: Turn) -> "_Lane":
+        if turn.caller.priority == SHADOW:
+            self._shadow = self._shadow or _Lane("decode_shadow", 1, ahead=0, niceness=_NICENESS)
+            return self._shadow
+        return self._small if turn.cost < LARGE_PIXELS else self._large
 
     def _end(self, lane: "_Lane", job: "_Job[Any]") -> None:
         """Note that a thread has ended a job, or found that it was dropped."""

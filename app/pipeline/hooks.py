@@ -1,10 +1,16 @@
 """What can be put into the pipeline: a cache of results, and routes between models. Without them, requests pass it as they are."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Decoded, Question, Result
+
+T = TypeVar("T")
+
+
+Attempt = Callable[[str, CallContext], Awaitable[T]]
+"""Answers a question by the model with a reference."""
 
 
 class Cache(Protocol):
@@ -20,17 +26,27 @@ class Cache(Protocol):
         """
 
 
+class Choice(Protocol):
+    """The model that a route has chosen for a request, or for the images of a batch."""
+
+    async def run(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
+        """Answer a question by the chosen model, or by another one of the route if that fails.
+
+        Raises the errors of `attempt`; those about the model name the route.
+        """
+
+
 class Router(Protocol):
     """Names that stand for models."""
-
-    def target(self, name: str) -> str:
-        """Return the reference of the model for which a name stands now; a name that is no route stands for itself."""
 
     def handles(self, name: str) -> bool:
         """Return whether a name is that of a route."""
 
-    async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question whose model is a route; errors are those of `Pipeline.run`."""
+    def target(self, name: str, version: int | str | None) -> str:
+        """Return the reference of the model, in a version, for which a name stands now; that of no route stands for itself."""
 
-    def choose(self, name: str, call: CallContext) -> str:
-        """Return the reference of the model that answers the images of a batch; a name that is no route stands for itself."""
+    def choose(self, name: str, version: int | None, call: CallContext) -> Choice | None:
+        """Choose a model for a request, or for a batch; return None for a name that is no route."""
+
+    async def refresh(self) -> None:
+        """Follow changes of the routes. Call this about once a second."""

@@ -22,7 +22,7 @@ from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
-from app.pipeline.hooks import Cache, Router
+from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.preprocess import Workspace, fill_input, fill_with_pixels, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
@@ -124,6 +124,11 @@ class Pipeline:
         """Return the name of the default model for a task."""
         return self._task_models.get(task, self.default_model)
 
+    @property
+    def default_reference(self) -> str:
+        """Reference of the default model; of that for which it stands, if it is a route."""
+        return self.refer_to(self.default_model, None)
+
     def default_models(self) -> set[str]:
         """Return the names of the default models, or of those for which they stand now."""
         return {split_reference(self.refer_to(name, None))[0] for name in self._default_names}
@@ -131,18 +136,19 @@ class Pipeline:
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
         if self.router is not None:
-            name, target_version = split_reference(self.router.target(name))
-            version = version or target_version
+            name, version = split_reference(self.router.target(name, version))
         default = self.tritons.default(name)
         return default.reference if default and (not version or default.version == str(version)) else refer_to(name, version)
 
     def choose(self, name: str, version: int | None, call: CallContext) -> tuple[str, CallContext]:
-        """Return the reference of the model that answers, which differs between the requests for a route, and the call to it."""
-        chosen = version
-        if self.router is not None and version is None:
-            name, target_version = split_reference(self.router.choose(name, call))
-            chosen = int(target_version) if target_version else None
-        return self.refer_to(name, chosen), call.pinned_to(chosen)
+        """Return the reference of a version of a model, or of that for which a name stands now, and the call to it."""
+        return self.refer_to(name, version), call.pinned_to(version)
+
+    def choose_of_route(self, question: Question[Any], call: CallContext) -> Choice | None:
+        """Choose the model for a question, or for a batch, whose model is a route; return None for other questions."""
+        if self.router is None:
+            return None
+        return self.router.choose(question.model or self.default_for(question.task), question.version, call)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.
@@ -157,6 +163,12 @@ class Pipeline:
         """Return whether a model with this name exists or has existed, in any version."""
         is_route = self.router is not None and self.router.handles(name)
         return is_route or name in self._default_names or name in self.pullable or self.tritons.has_had(name)
+
+    def log_fields(self, name: str) -> dict[str, str]:
+        """Return the log fields of a model or route that a request names; none if there is none of this name."""
+        if self.router is not None and self.router.handles(name):
+            return {"route_name": name, "model": self.router.target(name, None)}
+        return {"model": name} if self.is_known(name) else {}
 
     async def spec(self, model: str) -> ModelSpec:
         """Return the spec of a model; ask Triton if necessary.
@@ -211,7 +223,7 @@ class Pipeline:
         saturation.sample(self._metrics, self.admission, self.tritons, self.threads, self._batchers)
 
     async def refresh(self) -> None:
-        """Update admission, Tritons and shared memory. Call this about once a second."""
+        """Update admission, Tritons, shared memory and routes. Call this about once a second."""
         self.admission.refresh()
         changed_at = await asyncio.to_thread(self._last_change)  # the disk may be that of a network
         if self._changed_at not in {None, changed_at}:
@@ -220,6 +232,8 @@ class Pipeline:
         await self.tritons.refresh()
         await self._transport.refresh()
         self._batchers.send()
+        if self.router is not None:
+            await self.router.refresh()
 
     async def warm_up(self) -> None:
         """Run one inference with the default model, to measure its speed before the first request.
@@ -228,8 +242,8 @@ class Pipeline:
             GatewayError: The inference failed.
         """
         call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
-        spec = await self.prepare(self.default_model, call.deadline)
-        await self.run(BLANK_IMAGE, trivial_question(spec), call)
+        spec = await self.prepare(self.default_reference, call.deadline)
+        await self.run_model(self.default_reference, BLANK_IMAGE, trivial_question(spec), call)
 
     async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about one encoded image.
@@ -238,10 +252,10 @@ class Pipeline:
             DeadlinePassed: The deadline passed; the message names the step.
             GatewayError: A step failed.
         """
-        name = question.model or self.default_for(question.task)
-        if self.router is not None and self.router.handles(name):
-            return await self.router.run(data, question, call)
-        return await self.run_model(self.refer_to(name, question.version), data, question, call.pinned_to(question.version))
+        if (choice := self.choose_of_route(question, call)) is not None:
+            return await choice.run(data, question, call, lambda model, own_call: self.run_model(model, data, question, own_call))
+        model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
+        return await self.run_model(model, data, question, call)
 
     async def run_model(self, model: str, data: Image, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
@@ -290,6 +304,20 @@ class Pipeline:
         reader = reader if decoded.spec is spec else question.reader(decoded.spec)
         with Lease() as lease:
             return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+
+    async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext, permit: Permit) -> InferResult:
+        """Run the inference of an admitted image that is an input tensor already; errors are those of `run`."""
+
+        def fill() -> InputBuffer:
+            buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)
+            buffer.tensor[:] = tensor
+            return buffer
+
+        buffer = await self.threads.run(fill, call.deadline, permit, turn=call.turn())
+        call.timing.lap("queue")
+        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+        call.timing.lap("infer")
+        return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self, data: Image, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit

@@ -205,7 +205,7 @@ class TritonCalls:
                 request_id=batch.request_id,
                 trace=batch.trace,
                 slot=slot,
-                is_urgent=batch.is_urgent,
+                priority=batch.priority,
             )
         except (Disconnected, Unanswered):
             if slot is not None:

@@ -121,6 +121,11 @@ class Admission:
             waiting[model] += batches.waiting
         return waiting
 
+    def is_half_free(self) -> bool:
+        """Return whether requests use less than half of the memory for images, and of the places at each model."""
+        is_quiet = all(2 * queue.in_progress < queue.limit for queue in self.queues.values())
+        return is_quiet and 2 * self.memory.used_bytes <= self.memory.limit_bytes
+
     @property
     def own_bytes(self) -> int:
         """Bytes of bodies and images in use by this worker."""

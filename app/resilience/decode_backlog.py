@@ -4,7 +4,7 @@ import math
 
 from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.fairness import SHADOW, Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.worker_table import WorkerTable
 
@@ -45,7 +45,7 @@ class DecodeBacklog:
             GatewayFull: Decoding it and the images before it would take more than half of the remaining time.
         """
         lease = Lease()
-        if pixels < LARGE_PIXELS:
+        if pixels < LARGE_PIXELS or caller.priority == SHADOW:  # whose thread does nothing else
             return lease
         self._counts.add(caller, pixels)  # counted first, so that two workers see each other
         ahead = self._counts.until_served(caller)

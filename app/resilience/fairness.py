@@ -14,6 +14,8 @@ from app.resilience.worker_table import CALLER, NO_COLUMN, SEPARATOR, WorkerTabl
 _FACTOR = 9
 # Client addresses are counted in so many groups, because they cannot be listed.
 _ADDRESS_GROUPS = 256
+HIGH, NORMAL, LOW, SHADOW = range(4)
+"""Priorities of callers, the first one first."""
 # An image of a batch counts as so many single images.
 _BATCH_COST = 8.0
 
@@ -25,6 +27,8 @@ class Caller(NamedTuple):
     fraction: float = 1.0
     """The key's share of a model's requests and time; for a caller without a share, what all shares leave to such callers."""
     has_share: bool = False
+    priority: int = NORMAL
+    """What waits for a caller with a lower number comes first."""
 
     @property
     def pool(self) -> str:
@@ -148,14 +152,15 @@ class FairQueue(Generic[Work]):
     """Work that waits, in an order in which callers take turns: start-time fair queueing (Goyal, Vin and Cheng 1996).
 
     Each caller's work keeps its order, except that images of batches come behind single ones. Work that is discarded costs nothing.
+    Callers of one priority take turns; those of another one wait until nothing of a higher one does.
     """
 
     def __init__(self) -> None:
-        self._flows: dict[tuple[str, bool], dict[Work, None]] = {}
-        """What waits, by caller and whether it belongs to batches, in order of arrival."""
-        self._now = 0.0
-        """Start of the work that began last, on a virtual clock."""
-        self._ends: dict[tuple[str, bool], float] = {}
+        self._flows: dict[_Flow, dict[Work, None]] = {}
+        """What waits, in order of arrival."""
+        self._now = [0.0] * (SHADOW + 1)
+        """Start of the work of each priority that began last, on a virtual clock."""
+        self._ends: dict[_Flow, float] = {}
         """End of the last work of each flow that began."""
 
     def __len__(self) -> int:
@@ -172,12 +177,15 @@ class FairQueue(Generic[Work]):
             self._flows[_flow(one)] = {one: None, **self._flows.get(_flow(one), {})}
 
     def in_turn(self) -> list[Work]:
-        """Return what waits, the next one first."""
+        """Return what waits with the priority of the next one, this one first."""
         if len(self._flows) == 1:
             return [work for flow in self._flows.values() for work in flow]
         starts: list[tuple[float, Work]] = []
-        callers = self._callers
+        priority = min(self._flows, default=(NORMAL,))[0]
+        callers = self._callers(priority)
         for key, flow in self._flows.items():
+            if key[0] != priority:
+                continue
             start = self._start(key)
             for work in flow:
                 starts.append((start, work))
@@ -186,30 +194,38 @@ class FairQueue(Generic[Work]):
 
     def next(self) -> Work | None:
         """Return the work whose turn it is; None if nothing waits."""
-        return next(iter(self._flows[min(self._flows, key=self._start)])) if self._flows else None
+        if len(self._flows) > 1:
+            return next(iter(self._flows[min(self._flows, key=lambda flow: (flow[0], self._start(flow)))]))
+        return next((work for flow in self._flows.values() for work in flow), None)
 
     def begin(self, first: Work, *others: Work) -> None:
-        """Remove work that begins together, and let its callers pay for it. The clock is set to the start of the first."""
-        callers, now = self._callers, self._start(_flow(first)) if first is self.next() else self._now
+        """Remove work of one priority that begins together; its callers pay for it. The clock is set to the start of the first."""
+        flow = _flow(first)
+        priority = flow[0]
+        callers, now = self._callers(priority), self._start(flow) if first is self.next() else self._now[priority]
         for work in (first, *others):
             flow = _flow(work)
             self._ends[flow] = self._start(flow) + _cost(work.turn, callers)
-            self.discard(work)
-        self._now = now
+            self._remove(work, flow)
+        self._now[priority] = now
 
     def discard(self, work: Work) -> None:
         """Remove work that nobody needs any more, if it still waits."""
-        flow = self._flows.get(_flow(work), {})
-        flow.pop(work, None)
-        if not flow:
-            self._flows.pop(_flow(work), None)
+        self._remove(work, _flow(work))
 
-    def _start(self, flow: tuple[str, bool]) -> float:
-        return max(self._now, self._ends.get(flow, 0.0))
+    def _remove(self, work: Work, flow: "_Flow") -> None:
+        works = self._flows.get(flow, {})
+        works.pop(work, None)
+        if not works:
+            self._flows.pop(flow, None)
 
-    @property
-    def _callers(self) -> int:
-        return len({name for name, _ in self._flows})
+    def _start(self, flow: "_Flow") -> float:
+        return max(self._now[flow[0]], self._ends.get(flow, 0.0))
+
+    def _callers(self, priority: int) -> int:
+        if len(self._flows) == 1:
+            return 1
+        return len({flow[1] for flow in self._flows if flow[0] == priority})
 
 
 def _cost(turn: Turn, callers: int) -> float:
@@ -219,5 +235,10 @@ def _cost(turn: Turn, callers: int) -> float:
     return cost / max(1.0, (callers - 1) * share)
 
 
-def _flow(work: HasTurn) -> tuple[str, bool]:
-    return work.turn.caller.name, work.turn.is_batch
+_Flow = tuple[int, str, bool]
+"""The work of a caller with a priority, single images or those of batches."""
+
+
+def _flow(work: HasTurn) -> _Flow:
+    turn = work.turn
+    return turn.caller.priority, turn.caller.name, turn.is_batch

@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import structlog
 
 T = TypeVar("T")
-File = Literal["api_keys", "triton_tls", "label_studio_token"]
+File = Literal["api_keys", "triton_tls", "label_studio_token", "routes"]
 FILES: tuple[File, ...] = get_args(File)
 _VARIABLE = "NEREID_INTERNAL_LAST_VALID_FD"
 
@@ -48,8 +49,7 @@ def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: ty
     try:
         found = read()
     except invalid as error:
-        with _contents() as contents:
-            kept = contents.get(source)
+        kept = recall(source)
         if kept is None:
             raise
         if refused.get(file) != str(error):
@@ -60,6 +60,21 @@ def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: ty
     with _contents() as contents:
         contents[source] = msgspec.msgpack.encode(found)
     return found
+
+
+def recall(source: str) -> bytes | None:
+    """Return the last valid content of a file as it is kept; None if it has never been valid."""
+    with _contents() as contents:
+        return contents.get(source)
+
+
+def version_of(path: Path) -> tuple[int, ...] | None:
+    """Return a value that changes when a file is written or replaced; None if it does not exist."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @contextmanager

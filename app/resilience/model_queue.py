@@ -9,7 +9,7 @@ from time import monotonic
 from app.errors import CircuitOpen, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.fairness import SHADOW, Caller, CallerCounts
 from app.resilience.lease import Lease
 from app.resilience.rounds import Rounds
 from app.resilience.wait_queue import WaitQueue
@@ -58,9 +58,9 @@ class Permit(Lease):
         """Record the duration of the request. Call this when its result arrives, in time or not.
 
         That of a caller with few requests tells nothing of the limit, as long as those of others are measured: it does not wait
-        behind them.
+        behind them. That of a shadow, which lets all else pass, never does.
         """
-        if self._has_little and not self._queue.is_stale:
+        if self._part.caller.priority == SHADOW or (self._has_little and not self._queue.is_stale):
             return
         self._queue.measure(monotonic() - self._began, self._position, is_near=self._is_near, batch=batch)
 
@@ -88,7 +88,7 @@ class ModelQueue:
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
         self._pools: dict[str, CallerCounts] = {}
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[Caller, _Part] = {}
         self._waiting: WaitQueue[Permit] = WaitQueue()
         self._rounds = Rounds(table, model)
         self._total = table.column(total_key(model))
@@ -146,7 +146,7 @@ class ModelQueue:
             if not self._is_worth_waiting(part, 0):
                 raise self._no_place(caller)
             try:
-                permit = await self._waiting.wait(part.enter, _MAX_WAIT_SECONDS)
+                permit = await self._waiting.wait(part.enter, _MAX_WAIT_SECONDS, caller.priority)
             except TimeoutError:
                 raise self._no_place(caller) from None
         return permit
@@ -192,9 +192,9 @@ class ModelQueue:
         self.limit = sum(found) / len(found) / _MILLI if found else self._measured.value
 
     def _part(self, caller: Caller) -> _Part:
-        part = self._parts.get(caller.name)
-        if part is None or part.caller != caller:  # new, or the shares have changed
-            part = self._parts[caller.name] = _Part(self, caller, self._counts("requests", caller.pool))
+        part = self._parts.get(caller)
+        if part is None:
+            part = self._parts[caller] = _Part(self, caller, self._counts("requests", caller.pool))
         return part
 
     def batch_counts(self, caller: Caller) -> tuple[CallerCounts, CallerCounts]:
@@ -218,9 +218,8 @@ class ModelQueue:
 
     def _is_worth_waiting(self, part: _Part, uploads: int) -> bool:
         """Return whether a request's turn is expected within the maximum wait."""
-        return (
-            0 < (uploads + len(self._waiting) + 1) * self.pace() * self._table.workers / part.caller.fraction <= _MAX_WAIT_SECONDS
-        )
+        ahead = uploads + self._waiting.ahead_of(part.caller.priority)
+        return 0 < (ahead + 1) * self.pace() * self._table.workers / part.caller.fraction <= _MAX_WAIT_SECONDS
 
     def enter(self, part: _Part) -> Permit | None:
         """Admit a request if there is room."""

@@ -1,9 +1,10 @@
-"""Requests that wait for a lease, in order of arrival."""
+"""Requests that wait for a lease, in order of priority and arrival."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from app.resilience.fairness import NORMAL
 from app.resilience.lease import Lease
 
 L = TypeVar("L", bound=Lease)
@@ -15,8 +16,8 @@ class WaitQueue(Generic[L]):
     def __init__(self, poll_seconds: float = 0.005) -> None:
         """Start empty; look for room this often, because there is no notification when a request of another worker ends."""
         self._poll_seconds = poll_seconds
-        self._turns: dict[asyncio.Future[L], Callable[[], L | None]] = {}
-        """What makes each lease, in order of arrival."""
+        self._turns: dict[asyncio.Future[L], tuple[int, Callable[[], L | None]]] = {}
+        """The priority of each request, and what makes its lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
         """Timer of the next check for room."""
 
@@ -26,16 +27,20 @@ class WaitQueue(Generic[L]):
 
     def has(self, enter: Callable[[], L | None]) -> bool:
         """Return whether a request waits for a lease that `enter` makes."""
-        return enter in self._turns.values()
+        return any(own is enter for _, own in self._turns.values())
 
-    async def wait(self, enter: Callable[[], L | None], seconds: float) -> L:
-        """Wait at the end of the queue until `enter` returns a lease; None means that there is no room.
+    def ahead_of(self, priority: int) -> int:
+        """Return the number of waiting requests that come before a new one of this priority."""
+        return sum(own <= priority for own, _ in self._turns.values())
+
+    async def wait(self, enter: Callable[[], L | None], seconds: float, priority: int = NORMAL) -> L:
+        """Wait behind all requests of this priority and higher ones until `enter` returns a lease; None: there is no room.
 
         Raises:
             TimeoutError: The turn did not come in time.
         """
         turn: asyncio.Future[L] = asyncio.get_running_loop().create_future()
-        self._turns[turn] = enter
+        self._turns[turn] = priority, enter
         if self._poll is None:
             self._look()
         try:
@@ -51,7 +56,7 @@ class WaitQueue(Generic[L]):
         if not self._turns:  # as usual
             return
         full = set[Callable[[], L | None]]()
-        for turn, enter in list(self._turns.items()):
+        for turn, (_, enter) in sorted(self._turns.items(), key=lambda item: item[1][0]):
             if turn.cancelled() or enter in full:
                 continue
             lease = enter()

@@ -240,9 +240,11 @@ class WorkerTable(TableView):
         with self._locked():
             return {_mark(number): name for number, name in enumerate(self._names())}
 
-    def keep_aliases(self, names: Collection[str]) -> None:
-        """Stop using all other names."""
+    def keep_aliases(self, names: Collection[str], kind: str = "") -> None:
+        """Stop using all other names of a kind: those that begin with it and a separator, by default those without separators."""
         for name in self._aliases.keys() - names:
+            if not (name.startswith(kind + SEPARATOR) if kind else SEPARATOR not in name):
+                continue
             self.set(self.column(f"users of alias {self._aliases.pop(name)}"), -round(monotonic()))
 
     def values(self, *columns: int) -> list[int]:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim")
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim", "kserve")
 """Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -304,8 +304,10 @@ class SettingsFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = ""
     dialects: Annotated[
         str,
-        Meta(description="Interfaces of other detection services to offer, separated by commas. `none`: none."),
-    ] = ",".join(DIALECTS)
+        Meta(
+            description="Interfaces of other detection services to offer, separated by commas; `kserve` is another. `none`: none."
+        ),
+    ] = ",".join(name for name in DIALECTS if name != "kserve")
     frigate_zmq: Annotated[
         str,
         Meta(

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, SecondsCounter, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
@@ -23,6 +23,10 @@ REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 _QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 # More callers share a label value.
 _MAX_CALLERS = 50
+# Of a route and a pair of models; more classes share a label value.
+_MAX_CLASSES = 50
+ANSWERS = ("given", "shadow")
+"""Values of the label `answer`: which of the two answers that are compared."""
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *REQUEST_BOUNDS)
 
 _BATCH_BOUNDS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,10 +38,20 @@ class Metrics:
     def __init__(self, table: WorkerTable, version: str) -> None:
         self._version = version
         self._caller_labels: dict[str, str] = {}
+        self._class_labels: dict[tuple[str, ...], str] = {}
         self.table = table
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], REQUEST_BOUNDS
+        )
+        self.route_requests = Counter(
+            table,
+            "api_route_requests",
+            "Requests and images of batches that a model of a route answered, or failed to answer.",
+            ["route", "model", "part", "status"],
+        )
+        self.canary_withdrawn = CommonGauge(
+            table, "api_canary_withdrawn", "1 if the canary of a route gets no requests any more, because it failed.", ["route"]
         )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
@@ -95,6 +109,10 @@ class Metrics:
         self.circuit_open = Gauge(
             table, "api_circuit_open", "Workers that reject requests for a model: the circuits of all Tritons are open.", ["model"]
         )
+        self.cache_store_failures = Counter(table, "api_cache_store_failures", "Operations of the cache's Redis that failed.")
+        self.cache_circuit_open = Gauge(
+            table, "api_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
+        )
         self.slots = Gauge(table, "api_slots", "Slots for input tensors in shared memory.")
         self.slots_in_use = Gauge(table, "api_slots_in_use", "Slots that requests or Triton use.")
         self.decode_queue = Gauge(table, "api_decode_queue_length", "Jobs that wait for a decoding thread.")
@@ -109,6 +127,22 @@ class Metrics:
         )
         self.frigate_images = Counter(
             table, "api_frigate_images", "Images of Frigate's ZMQ detector: detected, or the code of an error.", ["outcome"]
+        )
+        self.shadow_images = Counter(table, "api_shadow_images", "Images for shadows, by their end.", ["route", "model", "result"])
+        pair = ["route", "model", "against"]
+        self.shadow_boxes = Counter(table, "api_shadow_boxes", "Boxes in the answers of two models.", [*pair, "class", "result"])
+        self.shadow_iou = Histogram(table, "api_shadow_iou", "IoU of boxes that match.", [*pair, "class"], ())
+        self.shadow_score = Histogram(table, "api_shadow_score", "Scores of boxes that match.", [*pair, "class", "answer"], ())
+        self.shadow_seconds = Histogram(
+            table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
+        )
+        self.cache_requests = Counter(
+            table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
+        )
+        self.cache_saved = SecondsCounter(table, "api_cache_seconds_saved", "Time of inferences that hits have saved.")
+        self.cache_bytes = CommonGauge(table, "api_cache_bytes", "Memory that cached results take.")
+        self.cache_evictions = Counter(
+            table, "api_cache_evictions", "Results that left the cache in memory before their time, because it was full."
         )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
 
@@ -134,6 +168,15 @@ class Metrics:
             known = {values[1] for values in read_names(self.table.keys(COUNTER)).get(self.queue_seconds.name, ())}
             label = name if name in known or len(known) < _MAX_CALLERS else "other"
             self._caller_labels[name] = label
+        return label
+
+    def class_label(self, *names: str) -> str:
+        """Return the label value for a class, which follows the names of a route and two models: the class, or `other`."""
+        label = self._class_labels.get(names)
+        if label is None:
+            used = read_names(self.table.keys(COUNTER)).get(self.shadow_boxes.name, ())
+            known = {values[3] for values in used if values[:3] == names[:3]}
+            label = self._class_labels[names] = names[3] if names[3] in known or len(known) < _MAX_CLASSES else "other"
         return label
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:

@@ -19,7 +19,7 @@ from app.model.spec import ModelSpec
 from app.telemetry.trace_context import TraceContext
 from app.triton import control_key
 from app.triton.credentials import Credentials
-from app.triton.messages import InferResult, infer_request, read_response
+from app.triton.messages import InferResult, infer_request, read_response, to_json
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
 from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use
@@ -196,6 +196,11 @@ class TritonClient:
         """
         return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
 
+    async def describe(self, method: str, model: str) -> dict[str, Any]:
+        """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
+        name, version = split_reference(model)
+        return to_json(await self.ask(method, getattr(service_pb2, f"{method}Request")(name=name, version=version)))
+
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,
         spec: ModelSpec,
@@ -205,7 +210,7 @@ class TritonClient:
         request_id: str = "",
         trace: TraceContext | None = None,
         slot: Slot | None = None,
-        is_urgent: bool = False,
+        priority: int = 0,
         waits_for_connection: bool = False,
     ) -> InferResult:
         """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC.
@@ -218,7 +223,7 @@ class TritonClient:
             trace: The caller's span, for Triton's traces.
             slot: Registered shared memory of the first tensor, directly followed by the others; None to send them inline. Triton
                 reads it until this returns, and possibly longer after `Disconnected` and `Unanswered`.
-            is_urgent: Whether Triton should run it before others, if the model's config has priority levels.
+            priority: One of the priority levels in the model's config, 1 being the highest; 0 for the default of the config.
             waits_for_connection: Whether to wait for a connection instead of failing without one.
 
         Raises:
@@ -226,9 +231,7 @@ class TritonClient:
             TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or cannot be reached; see `status`.
             InferenceFailed, InvalidModelOutput: Triton could not run the model, or the response is inconsistent.
         """
-        request = infer_request(
-            spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, is_urgent=is_urgent
-        )
+        request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, priority=priority)
         metadata = None if trace is None else trace.headers
         seconds = max(0.0, timeout_seconds) + _BACKSTOP_SECONDS
         timeout = seconds if self.survives_cancel else None  # gRPC cancels the RPC then

@@ -68,7 +68,7 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     timeout_seconds: float,
     request_id: str,
     slot: Slot | None,
-    is_urgent: bool = False,
+    priority: int = 0,
 ) -> bytes:
     """Serialize an inference request; arguments as for `TritonClient.infer`."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
@@ -76,8 +76,8 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     if spec.is_pinned:
         message.model_version = spec.version
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
-    if is_urgent:
-        message.parameters["priority"].uint64_param = 1  # the highest
+    if priority:
+        message.parameters["priority"].uint64_param = priority
     tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
     for name in spec.requested_names:
         message.outputs.add(name=name)
@@ -115,3 +115,19 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
         except (ValueError, KeyError) as error:
             raise InvalidModelOutput(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
     return InferResult(outputs, message.model_version)
+
+
+def to_json(message: Any) -> dict[str, Any]:  # noqa: ANN401 - generated messages have no types
+    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers."""
+    given = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
+    return {field.name: _field_to_json(field, getattr(message, field.name)) for field in given}
+
+
+def _field_to_json(field: Any, value: Any) -> Any:  # noqa: ANN401
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        return {str(key): _field_to_json(kind.fields_by_name["value"], each) for key, each in value.items()}
+    convert = (
+        to_json if kind is not None else (lambda each: field.enum_type.values_by_number[each].name if field.enum_type else each)
+    )
+    return [convert(each) for each in value] if field.is_repeated else convert(value)

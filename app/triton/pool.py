@@ -145,6 +145,13 @@ class TritonPool:
                 return True
         return False
 
+    async def describe(self, method: str, model: str) -> dict[str, Any]:
+        """Ask the first Triton that has a model, as `TritonClient.describe` does."""
+        having = [server for server in self.servers if server.specs.has(model)] or self.servers
+        if not having:
+            raise TritonUnavailable("no Triton is known")
+        return await having[0].client.describe(method, model)
+
     async def list_models(self) -> dict[str, ModelState]:
         """Return the models in the repositories of all Tritons by name. A model is ready if it is ready at any Triton.
 

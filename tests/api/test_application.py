@@ -102,7 +102,7 @@ async def test_two_applications_in_one_process_do_not_share_dependencies() -> No
     pools = StubPool(), StubPool()
 
     def build_with(pool: StubPool, model: str) -> Application:
-        return application.build(lambda: nullcontext((pool, Mock(default_model=model), METRICS)), DEPLOYMENT)
+        return application.build(lambda: nullcontext((pool, Mock(default_reference=model), METRICS)), DEPLOYMENT)
 
     first, second = build_with(pools[0], "a"), build_with(pools[1], "b")
     async with started(first) as of_first, started(second) as of_second:

@@ -24,7 +24,6 @@ from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
 from app.resilience.lease import Lease
 from app.settings.fields import DIALECTS
-from app.settings.schema import Settings
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys
@@ -67,7 +66,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=Settings().dialect_names), ApiKeys(Path(file)))
+        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS), ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)

@@ -147,7 +147,7 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     def is_public(path: str) -> bool:
         return path == "/" or any(f"{path}/".startswith(f"{prefix}/") for prefix in paths)
 
-    for path in ("/models", "/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
+    for path in ("/models", "/routes", "/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
         assert is_public(path)
     for path, _ in table_of(dialect.load(DIALECTS)).paths:  # no prefix can express some of them
         assert is_public(path) or path in {"/health", "/{model:str}/{version:int}"}

@@ -16,6 +16,7 @@ from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
+from app.api.routing import ADMIN_ROUTES, routes
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.fields import DIALECTS
 from app.settings.schema import Settings
@@ -54,14 +55,14 @@ def test_the_gateways_own_errors_have_the_same_names() -> None:
 
 
 def test_each_path_of_the_table_is_public_with_its_limit() -> None:
-    """But for a report of health, which is public below the dialect's name only; one path is that of two dialects."""
+    """But for a report of health, public below the dialect's name only, and changes of models; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
-    own, several, _, dialects = patterns[:4]
+    own, several, changes, dialects = patterns[:4]
     for path, (handler, *_) in TABLE.paths:
         sample = re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3"))
         location = next((pattern for pattern in (own, several, dialects) if re.search(pattern, sample)), None)
 
-        assert (location is None) == (sample == "/health")
+        assert (location is None) == (sample == "/health" or bool(re.search(changes, sample)))
         assert (location == several) == (isinstance(handler, ModelRoute) and handler.takes == "images") or sample == "/predict"
     for name in DIALECTS:
         assert re.search(dialects, f"/{name}/anything")
@@ -69,8 +70,8 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
 
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
 OTHERS = {
-    prefix + path.replace("{model:str}", "tiny")
-    for handler in (models, model, livez, readyz, *ROUTES)
+    prefix + re.sub(r"\{\w+:str\}", "tiny", path)
+    for handler in (models, model, routes, livez, readyz, *ROUTES, *ADMIN_ROUTES)
     for path in handler.paths
     for prefix in ("", VERSION)
 }

@@ -94,6 +94,7 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("api_keys", "api_keys_file", ""),
         ("tls_files", "triton_tls_folder", "/ca.crt"),
+        ("cache_key", "cache_key_file", ""),
         ("label_studio", "label_studio_token_file", ""),
     ],
 )
@@ -103,6 +104,14 @@ def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str, fil
 
     assert found[code].severity is Severity.FAILURE
     assert found[code].message == f"NEREID_{setting.upper()}: {path}{file}: No such file or directory"
+
+
+def test_a_routes_file_that_is_not_valid(tmp_path: Path) -> None:
+    path = tmp_path / "routes.toml"
+    path.write_text("[detector]\n", encoding="utf-8")
+    found = check(routes_file=str(path))
+
+    assert_useful(found["routes"], Severity.FAILURE, says=[f"NEREID_ROUTES_FILE: {path} is not valid", "`to`"], fix="[detector]")
 
 
 def test_a_url_of_label_studio_that_is_not_one() -> None:

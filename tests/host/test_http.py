@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.host.http import get_status
+from app.host.http import get, get_status
 from tests.fakes.http import listening_on, scripted
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 from tests.support import free_port
@@ -29,6 +29,14 @@ def test_unix_socket_takes_the_place_of_host_and_port(tmp_path: Path) -> None:
         assert get_status(f"http://127.0.0.1:{free_port()}/livez", PATIENCE_SECONDS, path) == 204
 
     assert server.asked[0].startswith(b"GET /livez HTTP/1.1\r\n")
+
+
+def test_a_key_is_sent_if_there_is_one() -> None:
+    with scripted(204) as server:
+        for key in ("", "ops.secret"):
+            get(server.url, PATIENCE_SECONDS, key=key)
+
+    assert [b"X-API-Key: ops.secret\r\n" in asked for asked in server.asked] == [False, True]
 
 
 def test_no_proxy_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

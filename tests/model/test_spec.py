@@ -700,7 +700,10 @@ def test_a_classifier_is_described_by_its_scores() -> None:
 @pytest.mark.parametrize(
     ("change", "is_same"),
     [
-        *((change, True) for change in ({}, {"version": "2"}, {"device": "gpu"}, {"max_batch": 64, "instances": 4})),
+        *(
+            (change, True)
+            for change in ({}, {"version": "2"}, {"device": "gpu"}, {"max_batch": 64, "instances": 4}, {"priority_levels": 2})
+        ),
         *((change, True) for change in ({"source": "https://example.org"}, {"licence": "MIT"}, {"default_version": 2})),
         *((change, False) for change in ({"input_size": (64, 64)}, {"output_names": ("other",)}, {"labels": ("cat",)})),
         *((change, False) for change in ({"pad": 0}, {"channels": "BGR"})),

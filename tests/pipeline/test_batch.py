@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from app.pipeline import batch as batch_module
 from app.pipeline.batch import Batch, PendingImage, next_batch
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, SHADOW
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
 from app.triton.shared_memory import Arena
@@ -157,3 +159,21 @@ async def test_a_batch_is_abandoned_when_the_last_request_has_left() -> None:
     batch.images[1].result.cancel()
 
     assert batch.is_abandoned
+
+
+@pytest.mark.parametrize(
+    ("levels", "priority", "expected"),
+    [
+        *((0, priority, (0, 0)) for priority in (HIGH, NORMAL, LOW, SHADOW)),  # a model without levels knows no priority
+        (3, HIGH, (1, 1)),
+        (3, NORMAL, (0, 1)),
+        (3, LOW, (3, 3)),
+        (3, SHADOW, (3, 3)),
+    ],
+)
+async def test_tritons_queue_has_the_priority_of_the_caller(levels: int, priority: int, expected: tuple[int, int]) -> None:
+    """As far as the model has levels; 0 is the default of its config. Of a normal caller, an urgent call has the highest one."""
+    image = pending(spec=msgspec.structs.replace(SPEC, priority_levels=levels))
+    image.turn = image.turn._replace(caller=ANYBODY._replace(priority=priority))
+
+    assert tuple(Batch([image], None, is_urgent=is_urgent).priority for is_urgent in (False, True)) == expected

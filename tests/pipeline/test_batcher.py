@@ -16,7 +16,7 @@ from app.pipeline.batch import Batch, Call, PendingImage
 from app.pipeline.batcher import Batcher
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller
+from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
@@ -78,12 +78,19 @@ class Setup:
         calls: Any = self.calls
         return Batcher(calls)
 
-    def start(
-        self, images: int = 1, caller: str = "", *, version: int | None = None, is_batch: bool = False, seconds: float = 30
+    def start(  # noqa: PLR0913 - what a request has
+        self,
+        images: int = 1,
+        caller: str = "",
+        *,
+        version: int | None = None,
+        is_batch: bool = False,
+        seconds: float = 30,
+        priority: int = NORMAL,
     ) -> list[asyncio.Task[float]]:
         """Start requests; their results are the numbers of their images, from 0."""
         deadline = Deadline.after(seconds)
-        call = CallContext(deadline, Timing(), "", Caller(caller), is_batch=is_batch).pinned_to(version)
+        call = CallContext(deadline, Timing(), "", Caller(caller, priority=priority), is_batch=is_batch).pinned_to(version)
         return [asyncio.ensure_future(self._infer(next(self._numbers), call)) for _ in range(images)]
 
     async def _infer(self, number: int, call: CallContext) -> float:
@@ -280,6 +287,38 @@ async def test_an_urgent_call_has_images_of_its_caller_only(setup: Setup) -> Non
     assert setup.calls.are_urgent == [False, False, True]
     setup.calls.may_answer.set()
     await asyncio.gather(*asking)
+
+
+async def test_images_of_a_higher_priority_come_first_in_calls_of_their_own(setup: Setup) -> None:
+    asking = setup.start(1, "n")
+    await turns()
+    setup.calls.max_calls = 0  # nothing is sent
+    asking += [*setup.start(3, "l", priority=LOW), *setup.start(2, "n"), *setup.start(2, "h", priority=HIGH)]
+    await turns()
+    setup.calls.may_answer.set()
+    await turns()
+    setup.calls.max_calls = 1
+    setup.batcher.send()
+    await asyncio.gather(*asking)
+
+    assert setup.calls.batches == [[0], [6, 7], [4, 5], [1, 2, 3]]
+
+
+async def test_only_images_of_its_own_and_lower_priorities_make_a_call_urgent(setup: Setup) -> None:
+    """A caller has no right to a part of the calls that those with a higher priority use."""
+    setup.calls.max_calls = 2
+    asking = [*setup.start(1, "h", priority=HIGH), *setup.start(1, "h", priority=HIGH)]
+    asking += [*setup.start(1, "n"), *setup.start(1, "l", priority=LOW)]
+    await turns()
+    assert setup.calls.batches == [[0], [1]]
+    asking += setup.start(1, "i", priority=HIGH)
+    await turns()
+
+    assert setup.calls.batches == [[0], [1], [4]]
+    assert setup.calls.are_urgent == [False, False, True]
+    setup.calls.may_answer.set()
+    await asyncio.gather(*asking)
+    assert setup.calls.batches == [[0], [1], [4], [2], [3]]
 
 
 async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

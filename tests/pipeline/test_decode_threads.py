@@ -15,7 +15,7 @@ import pytest
 from app.errors import DeadlinePassed
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller, Turn
+from app.resilience.fairness import SHADOW, Caller, Turn
 from app.resilience.lease import Lease
 from tests.support import eventually
 
@@ -209,3 +209,16 @@ async def test_closing_ends_all_threads(gate: Gate) -> None:
     assert {type(result) for result in results} <= {str, asyncio.CancelledError}
     assert pool.waiting == 0
     assert set(threading.enumerate()) <= set(before)
+
+
+async def test_a_shadow_takes_no_thread_of_requests(pool: DecodeThreads, gate: Gate) -> None:
+    """Neither one for small images nor one for large ones; its own work comes one after the other."""
+    shadow = Turn(Caller("shadow", priority=SHADOW))
+    blocked = [asyncio.ensure_future(pool.run(gate, later(), turn=shadow._replace(cost=cost))) for cost in (0, 1e7)]
+    assert await eventually(gate.has_started.is_set)
+
+    assert await pool.run(lambda: "small", later(), turn=Turn(A)) == "small"
+    assert await pool.run(lambda: "large", later(), turn=Turn(A, 1e7)) == "large"
+    assert (pool.waiting, [task.done() for task in blocked]) == (1, [False, False])
+    gate.may_end.set()
+    assert await asyncio.gather(*blocked) == ["done", "done"]

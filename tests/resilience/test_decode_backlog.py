@@ -5,7 +5,7 @@ import pytest
 from app.errors import GatewayFull
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import DecodeBacklog
-from app.resilience.fairness import ANYBODY
+from app.resilience.fairness import ANYBODY, SHADOW, Caller
 from app.resilience.worker_table import WorkerTable
 from tests.support import OpenTable
 
@@ -40,6 +40,13 @@ def test_small_images_do_not_count(table: WorkerTable) -> None:
     backlog = DecodeBacklog(table, threads=1)
     with backlog.add(1000 * MP, Deadline.after(5), ANYBODY), backlog.add(10_000, Deadline.after(5), ANYBODY):
         assert backlog.pixels == 1000 * MP
+
+
+def test_images_of_shadows_do_not_count(table: WorkerTable) -> None:
+    """They have a thread of their own, for which no request waits."""
+    backlog = DecodeBacklog(table, threads=1)
+    with backlog.add(1000 * MP, Deadline.after(1), Caller("shadow", priority=SHADOW)):
+        assert backlog.pixels == 0
 
 
 def test_images_of_all_workers_count(open_table: OpenTable) -> None:

@@ -5,7 +5,7 @@ from itertools import cycle
 
 import pytest
 
-from app.resilience.fairness import ANYBODY, Caller, CallerCounts, FairQueue, Turn, caller_at
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller, CallerCounts, FairQueue, Turn, caller_at
 from app.resilience.worker_table import CALLER, WorkerTable
 from tests.support import OpenTable
 
@@ -206,6 +206,36 @@ def test_images_of_batches_come_behind_single_ones() -> None:
 
     assert Counter(first) == {"A": 2, "a": 8, "b": 8}
     assert work.run(10) == "A" * 10
+
+
+def test_work_of_a_higher_priority_comes_first() -> None:
+    """Single images and those of batches. Work of different priorities does not begin together."""
+    work = Queue()
+    for priority in (LOW, HIGH):
+        work.more(A._replace(priority=priority), 2, is_batch=True)
+        work.more(B._replace(priority=priority), 2)
+    work.more(Caller("n"), 2)
+
+    assert sorted(one.name for one in work.in_turn()) == ["A", "A", "b", "b"]
+    assert sorted(work.run(4)) == ["A", "A", "b", "b"]
+    assert work.run(2) == "nn"
+    assert sorted(work.run(4)) == ["A", "A", "b", "b"]
+
+
+def test_callers_of_a_low_priority_take_turns_in_what_others_leave() -> None:
+    """Also if each of their turns comes after much work of a higher priority."""
+    work, high = Queue(), Caller("h", priority=HIGH)
+    for caller in (A, B):
+        work.more(caller._replace(priority=LOW), 10)
+    turns = ""
+    for _ in range(10):
+        work.more(high, 5)
+        turns += work.run(6).removeprefix("hhhhh")
+
+    assert Counter(turns) == {"a": 5, "b": 5}
+    work.more(high, 1)
+    work.more(Caller("i", priority=HIGH), 1)
+    assert sorted(work.run(2)) == ["h", "i"]
 
 
 def test_discarded_work_costs_nothing() -> None:

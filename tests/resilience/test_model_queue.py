@@ -1,10 +1,12 @@
 """Requests for one model: how many are in progress, who waits, and who is rejected."""
 
+import asyncio
+
 import pytest
 
 from app.errors import CircuitOpen, GatewayFull
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import ANYBODY, Caller
+from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.worker_table import WorkerTable
 from tests.fakes.clock import Clock
@@ -102,6 +104,45 @@ async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
     queue.check(half._replace(fraction=0.75), 0)
     for permit in permits:
         leave(permit)
+
+
+async def test_a_higher_priority_is_admitted_first(table: WorkerTable) -> None:
+    """Requests of one priority are admitted in order of arrival."""
+    queue = open_queue(table, 1, pace=1.0)
+    permit, *others = [await enter(queue, Caller(name)) for name in "xyz"]  # with a limit of 1, two more callers find a place
+    callers = [Caller("l", priority=LOW), Caller("a"), Caller("h", priority=HIGH), Caller("b")]
+    waiting = {caller.name: asyncio.create_task(enter(queue, caller)) for caller in callers}
+    await asyncio.sleep(0)
+    order = ""
+    while waiting:
+        leave(permit)
+        await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+        (admitted,) = [name for name, task in waiting.items() if task.done()]
+        permit = waiting.pop(admitted).result()
+        order += admitted
+
+    for last in (permit, *others):
+        leave(last)
+    assert order == "habl"
+
+
+async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: WorkerTable) -> None:
+    queue = open_queue(table, 1, pace=10.0)
+    permits = [await enter(queue, Caller(name)) for name in "xyz"]  # with a limit of 1, two more callers find a place
+    waiting = [asyncio.create_task(enter(queue, Caller(name, priority=LOW))) for name in "ab"]
+    await asyncio.sleep(0)
+    queue.check(Caller("high", priority=HIGH), 0)  # its turn is in 10 s, of 30 s
+    queue.check(Caller("low", priority=LOW), 0)  # in 30 s
+    waiting.append(asyncio.create_task(enter(queue, Caller("c", priority=LOW))))
+    await asyncio.sleep(0)
+
+    with pytest.raises(GatewayFull):
+        queue.check(Caller("low", priority=LOW), 0)
+    queue.check(Caller("high", priority=HIGH), 0)
+    for permit in permits:
+        leave(permit)
+    for task in waiting:
+        leave(await task)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from app.resilience import worker_table
-from app.resilience.worker_table import CALLER, COUNTER, GAUGE, NO_COLUMN, TableView, WorkerTable
+from app.resilience.worker_table import CALLER, COUNTER, GAUGE, NO_COLUMN, SEPARATOR, TableView, WorkerTable
 from tests.machines import Machine, check
 from tests.support import ROOT, TABLE_VARIABLE, OpenTable
 
@@ -150,6 +150,16 @@ def test_a_worker_of_another_process_counts_from_its_start_until_it_is_killed(op
 def test_workers_inherit_the_table_through_fork() -> None:
     """Each child that Granian forks has a row of its own, although all inherit one descriptor."""
     assert output(PARENT) == ["4 [0, 1, 2, 3] 6", "1 [0]"]
+
+
+def test_aliases_of_each_kind_are_kept_by_themselves(table: WorkerTable) -> None:
+    names = ["triton:8001", f"canary{SEPARATOR}a", f"canary{SEPARATOR}b", f"canary of another kind{SEPARATOR}a"]
+    columns = [table.column(f"users of alias {table.alias(name)[1:-1]}") for name in names]
+    table.keep_aliases({names[2]}, "canary")
+    assert [table.values(column) == [1] for column in columns] == [True, False, True, True]
+    table.keep_aliases(())
+
+    assert [table.values(column) == [1] for column in columns] == [False, False, True, True]
 
 
 def test_more_workers_than_rows_are_an_error() -> None:

@@ -72,6 +72,16 @@ def test_the_extra_for_frigate_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert "the extra `frigate`" in complaint({"NEREID_FRIGATE_ZMQ": "tcp://127.0.0.1:5555"})
 
 
+@pytest.mark.parametrize("loads", ["false", "true"])
+def test_a_cache_needs_to_know_what_the_tritons_run(loads: str) -> None:
+    given = {**REMOTE, "NEREID_CACHE": "memory", "NEREID_TRITON_LOADS_MODELS": loads}
+    if loads == "true":
+        check(load(given))
+    else:
+        assert complaint(given).startswith("NEREID_CACHE: nobody tells here which networks these Tritons run; it needs ")
+    check(load({"NEREID_CACHE": "memory"}))
+
+
 def test_defaults_break_no_rule() -> None:
     check(load({}))
 

@@ -34,3 +34,15 @@ def test_models_in_use_are_those_of_all_workers(open_table: OpenTable) -> None:
     second.model_active.set(0, "b")
 
     assert first.models() == second.models() == {"a", "b"}
+
+
+def test_few_classes_of_a_pair_of_models_have_a_label(open_table: OpenTable) -> None:
+    """In all workers the same; another pair has classes of its own."""
+    first, second = (Metrics(open_table(), "0") for _ in range(2))
+    for number in range(50):
+        label = first.class_label("door", "b:1", "a:1", f"class {number}")
+        assert label == f"class {number}"
+        first.shadow_boxes.add(1, "door", "b:1", "a:1", label, "matched")
+
+    assert [second.class_label("door", "b:1", "a:1", name) for name in ("class 7", "one more")] == ["class 7", "other"]
+    assert second.class_label("door", "b:2", "a:1", "one more") == "one more"

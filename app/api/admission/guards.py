@@ -75,8 +75,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     model = name and pipeline.refer_to(name, path_values.get("version") or values.get("version", [""])[0])
     if named or not needs_parsing(context.content_type):
         context.model = model
-        if pipeline.is_known(name):
-            context.log_fields["model"] = name
+        context.log_fields |= pipeline.log_fields(name)
     return model
 
 

@@ -29,6 +29,7 @@ from app.errors import CircuitOpen, GatewayFull, MalformedRequest
 from app.resilience.fairness import caller_at
 from app.resilience.pacer import RejectionPacer
 from app.telemetry import trace_context
+from app.telemetry.timing import CACHE
 from app.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
@@ -108,6 +109,7 @@ class RequestContextMiddleware:
             self._log(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)
+            context.end_answer()
         if not context.is_body_received and has_body(headers):
             await drain(receive, is_anonymous=context.is_anonymous)
 
@@ -167,6 +169,8 @@ def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
         (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
         (b"server-timing", context.timing.server_timing().encode()),
     ]
+    if result := context.timing.description(CACHE):
+        headers.append((b"x-cache", result.encode()))
     if context.trace is not None:
         headers.append((b"traceparent", context.trace.traceparent.encode()))
     return headers

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import structlog
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
 from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap, Scope, Send
 from litestar.utils import normalize_path
@@ -16,7 +16,16 @@ from litestar.utils import normalize_path
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
 from app.api.routes import ModelRoute, note_route
-from app.errors import ClientGone, DeadlinePassed, GatewayError, GatewayFull, MalformedRequest, Unauthorized, UnknownModel
+from app.errors import (
+    ClientGone,
+    DeadlinePassed,
+    GatewayError,
+    GatewayFull,
+    InvalidParameter,
+    MalformedRequest,
+    Unauthorized,
+    UnknownModel,
+)
 from app.expected import suggestion
 
 MEDIA_TYPE = "application/problem+json"
@@ -46,7 +55,9 @@ def handlers(write: WriteError = write) -> ExceptionHandlersMap:
 
     def handle(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         context = context_of(request.scope)
-        if isinstance(error, HTTPException) and error.status_code == HTTPStatus.BAD_REQUEST:
+        if isinstance(error, ValidationException) and isinstance(error.extra, list):
+            error = InvalidParameter("; ".join(f"{each.get('key') or 'the body'}: {each['message']}" for each in error.extra))
+        elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.BAD_REQUEST:
             error = MalformedRequest("the request's headers or body are malformed")
         headers: dict[str, str] = {}
         if isinstance(error, GatewayError):

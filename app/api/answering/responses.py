@@ -1,6 +1,7 @@
 """Response classes: encoded JSON, large bodies, files."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,8 +42,11 @@ class LargeResponse(ASGIResponse):
     much time to receive them as it has to send a body.
     """
 
-    def __init__(self, body: bytes, content_type: str, memory: MemoryBudget) -> None:  # deliberately skips the base constructor
+    def __init__(  # deliberately skips the base constructor
+        self, body: bytes, content_type: str, memory: MemoryBudget, headers: Sequence[Header] = ()
+    ) -> None:
         self.body = body
+        self._more_headers = headers
         self._content_type = content_type
         self._memory = memory
 
@@ -54,6 +58,7 @@ class LargeResponse(ASGIResponse):
                 (b"content-type", self._content_type.encode()),
                 (b"content-length", b"%d" % len(self.body)),
                 VARY,
+                *self._more_headers,
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send_body(context_of(scope), send)

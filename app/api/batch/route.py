@@ -128,8 +128,7 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
         try:
             batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
         finally:
-            if pipeline.is_known(model):
-                context.log_fields["model"] = model
+            context.log_fields |= pipeline.log_fields(model)
         if any(isinstance(image, str) for image in content.images):
             context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))

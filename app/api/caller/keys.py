@@ -4,6 +4,7 @@
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
     scopes = ["detect"]                            # what the key may do: detect, health, admin
     share = 0.25                                   # optional: guaranteed fraction of a model's requests and time
+    priority = "high"                              # optional: high, normal or low; what waits for a higher one comes first
 
 A credential is `id.secret`. The file contains only hashes; an unsalted SHA-256 is enough for secrets of 256 random bits.
 """
@@ -26,16 +27,18 @@ from msgspec import Meta
 
 from app.errors import Unauthorized
 from app.resilience import last_valid
-from app.resilience.fairness import ANYBODY, Caller
+from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, Caller
 
 Scope = Literal["detect", "health", "admin"]
-"""Permission of a key. `detect`: run or list models, also through dialects; `health`: health, metrics; `admin`: change models."""
+"""Permission of a key. `detect`: run and list models and routes; `health`: health, metrics; `admin`: change them."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"
 _TABLE_RULE = (
-    "expected sha256 (one or two, in hex, as a list), scopes (a list of detect, health and admin), share (0 to 1, optional)"
+    "expected sha256 (one or two, in hex, as a list), scopes (a list of detect, health and admin), share (0 to 1, optional), "
+    "priority (high, normal or low, optional)"
 )
+_PRIORITIES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 _SECRET_BYTES = 32
 _CHECK_SECONDS = 1.0
 
@@ -60,6 +63,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[list[Annotated[str, Meta(pattern=r"\A[0-9a-fA-F]{64}\Z")]], Meta(min_length=1, max_length=2)]
     scopes: Annotated[frozenset[Scope], Meta(min_length=1)]
     share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    priority: Literal["high", "normal", "low"] = "normal"
 
 
 class ApiKeys:
@@ -100,7 +104,7 @@ class ApiKeys:
         return key if any(matches) else None
 
     def _read_if_changed(self) -> None:
-        version = _version_of(self._path)
+        version = last_valid.version_of(self._path)
         if version == self._version and "api_keys" not in last_valid.refused:  # a file that could not be read may be the same
             return
         self._version = version
@@ -127,7 +131,8 @@ def _read(path: Path) -> dict[str, ApiKey]:
         raise KeysError(f"{path}: the shares of all keys add up to 1 or more")
     if not keys:  # an editor or a full disk has truncated it
         raise KeysError(f"{path} has no key")
-    others = {id_: key._replace(caller=Caller(id_, 1 - shared)) for id_, key in keys.items() if not key.caller.has_share}
+    others = {id_: key for id_, key in keys.items() if not key.caller.has_share}
+    others = {id_: key._replace(caller=key.caller._replace(fraction=1 - shared)) for id_, key in others.items()}
     return {**keys, **others}
 
 
@@ -149,16 +154,8 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
     except msgspec.ValidationError:
         raise KeysError(f"{path}: [{id_}]: {_TABLE_RULE}") from None
     digests = [bytes.fromhex(digest) for digest in checked.sha256]
-    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, Caller(id_, checked.share, checked.share > 0))
-
-
-def _version_of(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file is written or replaced; None if it does not exist."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    caller = Caller(id_, checked.share, checked.share > 0, _PRIORITIES[checked.priority])
+    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, caller)
 
 
 def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -173,8 +173,7 @@ async def detect_each(
                     answer.all()
         finally:
             model = wanted.options.model or pipeline.default_for(wanted.options.task)
-            if pipeline.is_known(model):
-                context.log_fields["model"] = model
+            context.log_fields |= pipeline.log_fields(model)
         answer.log()
         return await respond(answer, wanted, call)
 

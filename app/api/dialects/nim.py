@@ -27,6 +27,7 @@ from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
+from app.model.reference import split_reference
 from app.pipeline.call import CallContext, Detections
 from app.resilience.lease import Lease
 
@@ -89,7 +90,7 @@ async def models(request: AnyRequest, worker: Worker) -> ModelList:
 async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
     specs = await detectors(request, worker)
-    specs.sort(key=lambda spec: spec.name != worker.pipeline.default_model)
+    specs.sort(key=lambda spec: spec.name != split_reference(worker.pipeline.default_reference)[0])
     info = [{"shortName": f"{spec.name}:{spec.version}", "modelUrl": spec.source} for spec in specs]
     return {"version": __version__, "modelInfo": info, "assetInfo": []}
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from litestar import Request, Response, get
@@ -18,6 +18,7 @@ from app.host import cores, memory
 from app.host.packages import has_pillow_simd
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
+from app.routing.router import Router
 from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.gpu import Gpu, read_gpus
@@ -60,6 +61,17 @@ class GpuHealth(msgspec.Struct, frozen=True):
     devices: list[GpuDevice]
 
 
+class RouteHealth(msgspec.Struct, frozen=True):
+    """A name that stands for models."""
+
+    to: str
+    canary: str | None
+    share: float
+    """Fraction, 0 to 1, of the requests that the canary gets unless it is withdrawn."""
+    withdrawn: str
+    """Why the canary gets no requests any more; empty if it does."""
+
+
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
@@ -86,6 +98,8 @@ class Health(msgspec.Struct, frozen=True):
     """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
     model_deaths: dict[str, int]
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
+    routes: dict[str, RouteHealth] | msgspec.UnsetType = msgspec.UNSET
+    """Routes by name, if there is a file of routes."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -172,6 +186,7 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
+        routes=_describe_routes(cast("Router | None", pipeline.router)),
     )
     return _respond(report, is_ready=is_ready)
 
@@ -179,10 +194,22 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
     """Return the spec of the default model; None if it cannot be used, with the reason in the log."""
     try:
-        return await pipeline.spec(pipeline.default_model)
+        return await pipeline.spec(pipeline.default_reference)
     except GatewayError as error:
         context.log_fields["detail"] = error.detail
         return None
+
+
+def _describe_routes(router: Router | None) -> dict[str, RouteHealth] | msgspec.UnsetType:
+    if router is None:
+        return msgspec.UNSET
+    return {
+        name: RouteHealth(
+            route.to, canary.to if canary else None, canary.share if canary else 0.0, router.canaries.withdrawn(name, route)
+        )
+        for name, route in router.routes.known.items()
+        for canary in [route.canary]
+    }
 
 
 def _describe(gpu: Gpu) -> GpuDevice:
@@ -205,8 +232,8 @@ def _to_mb(nbytes: int) -> float:
 async def _examine_all(worker: WorkerResources) -> list[ServerHealth]:
     """Query all Tritons. A Triton is ready if the default model is."""
     pool = worker.tritons
-    sent = sum(server.recent_images for server in pool.servers)
-    return list(await asyncio.gather(*(_examine(server, pool, worker.pipeline.default_model, sent) for server in pool.servers)))
+    model, sent = worker.pipeline.default_reference, sum(server.recent_images for server in pool.servers)
+    return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
 
 def _best_status(servers: Sequence[ServerHealth]) -> str:

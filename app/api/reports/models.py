@@ -11,6 +11,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, UNAVAILABLE
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
+from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
 from app.triton.pool import TritonPool
@@ -50,7 +51,8 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     unloadable = await asyncio.to_thread(pipeline.unloadable, loaded)
     states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | listed
     described = [await _describe(pipeline, name, states[name], unloadable.get(name)) for name in sorted(states)]
-    ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != pipeline.default_model)
+    default, _ = split_reference(pipeline.default_reference)
+    ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != default)
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
 
 

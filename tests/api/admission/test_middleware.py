@@ -297,6 +297,24 @@ _VALUES = {"model": "a", "name": "swagger_style.css", "path": "nothing"}
 _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
 
 
+@pytest.mark.parametrize("ending", [None, RuntimeError, asyncio.CancelledError])
+async def test_what_waits_for_the_end_of_the_answer_begins_then(ending: type[BaseException] | None) -> None:
+    """However the request ends, and once."""
+    order: list[str] = []
+
+    async def app(scope: Scope, _: Receive, send: Send) -> None:
+        context_of(scope).after_answer.append(lambda: order.append("begun"))
+        await respond(send, 200)
+        order.append("sent")
+        if ending is not None:
+            raise ending
+
+    with nullcontext() if ending is None else pytest.raises(ending):
+        await call(RequestContextMiddleware(app, RESOURCES), receiving())
+
+    assert order == ["sent", "begun"]
+
+
 def _get_paths() -> Iterator[str]:
     for route in routes_of(create_app(settings_for("127.0.0.1:1"))):
         if isinstance(route, HTTPRoute) and "GET" in route.methods:

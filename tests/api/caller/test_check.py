@@ -12,6 +12,7 @@ from app.api.application import Application
 from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import VERSION
+from app.api.routing import ADMIN_ROUTES
 from app.main import create_app
 from app.settings.fields import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
@@ -22,10 +23,10 @@ SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 DETECT, HEALTH = f"camera.{SECRET}", "monitor.other"
 NEED_DETECT = [
     *(f"{prefix}/{task}{rest}" for prefix in ("", "/v1") for task in ("segment", "pose", "obb") for rest in ("", "/batch")),
-    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models", "/models/tiny"),
-    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny"),
+    *("/detect", "/detect/batch", "/classify", "/predict/tiny", "/models", "/models/tiny", "/routes"),
+    *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny", "/v1/routes"),
 ]
-NEED_ADMIN = [prefix + path for route in ROUTES for path in route.paths for prefix in ("", VERSION)]
+NEED_ADMIN = [prefix + path for route in [*ROUTES, *ADMIN_ROUTES] for path in route.paths for prefix in ("", VERSION)]
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
     *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
@@ -38,7 +39,10 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Appl
     """The real application with two keys, one for each scope."""
     file = write_keys(tmp_path_factory.mktemp("keys"), ("camera", SECRET, "detect"), ("monitor", "other", "health"))
     fake = FakeTriton()
-    async with serving(fake), lifespan_of(made := create_app(settings_for(fake.url, api_keys_file=file))):
+    async with (
+        serving(fake),
+        lifespan_of(made := create_app(settings_for(fake.url, api_keys_file=file, dialects=",".join(DIALECTS)))),
+    ):
         yield made
 
 
@@ -77,6 +81,8 @@ OPEN = {
     "/label-studio/webhook",  # Label Studio sends none there
     "/nim/v1/health/live",
     "/nim/v1/health/ready",
+    "/kserve/v2/health/live",
+    "/kserve/v2/health/ready",
 }
 
 

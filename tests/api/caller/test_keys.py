@@ -14,7 +14,7 @@ from structlog.testing import CapturedCall
 from app.api.caller import keys
 from app.api.caller.keys import ApiKeys, KeysError, create, load
 from app.resilience import last_valid
-from app.resilience.fairness import Caller
+from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
 from tests.support import captured_log
 
 SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
@@ -67,6 +67,20 @@ def test_a_file_is_read_by_id(path: Path) -> None:
     assert [digest.hex() for digest in read["b_2"].digests] == [OTHER, SHA256]
 
 
+def test_a_key_has_a_priority(path: Path) -> None:
+    """With and without a share; the normal one, unless its table has another one."""
+    given = {"a": 'priority = "high"', "b": 'share = 0.5\npriority = "low"', "c": 'priority = "normal"', "d": ""}
+    path.write_text("".join(table(id_, more=more) for id_, more in given.items()))
+
+    callers = [key.caller for key in load(path).values()]
+    assert {(caller.name, caller.priority, caller.fraction) for caller in callers} == {
+        ("a", HIGH, 0.5),
+        ("b", LOW, 0.5),
+        ("c", NORMAL, 0.5),
+        ("d", NORMAL, 0.5),
+    }
+
+
 TABLE_RULE = ": [camera-1]: expected sha256 ("
 ID_RULE = ": a key's id has 1 to 64 letters, digits, '_' or '-'"
 THREE = f'["{SHA256}", "{SHA256}", "{SHA256}"]'
@@ -79,6 +93,7 @@ INVALID = [
     ),
     *((table(scopes=scopes), TABLE_RULE) for scopes in ("[]", '["root"]', f'["{SECRET}"]')),
     *((table(more=f"share = {share}"), TABLE_RULE) for share in ("1.0", "-0.1", "nan", '"0.1"')),
+    *((table(more=f"priority = {priority}"), TABLE_RULE) for priority in ("0", f'"{SECRET}"')),
     *((table(more=more), TABLE_RULE) for more in (f'secret = "{SECRET}"', f'{SECRET} = "secret"')),
     (table(f"camera-1.{SECRET}"), TABLE_RULE),
     (f'[camera-1]\nsha256 = ["{SHA256}"]\n', TABLE_RULE),

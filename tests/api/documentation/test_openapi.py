@@ -140,7 +140,7 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     assert set(document["paths"]) == {
-        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}"),
+        *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}", "/routes"),
         *("/segment", "/segment/batch", "/pose", "/pose/batch", "/obb", "/obb/batch"),
         *("/health", "/live", "/livez", "/ready", "/readyz"),
     }
@@ -180,6 +180,8 @@ async def test_keys_are_described_where_they_are_needed(document: Any, document_
         "/models": both("detect"),
         "/models/{model}": both("detect"),
         "/models/{model} of admin": both("admin"),
+        "/routes": both("detect"),
+        "/routes/{name}": both("admin"),
         "/models/{model}/load": both("admin"),
         "/models/{model}/unload": both("admin"),
         "/models/{model}/default-version": both("admin"),

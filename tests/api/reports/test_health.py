@@ -154,6 +154,27 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
     assert "retry-after" not in response.headers
 
 
+async def test_routes_are_told(tmp_path: Path) -> None:
+    """Those with a canary say whether it gets requests."""
+    (file := tmp_path / "routes.toml").write_text(
+        """
+        tried = {to = "tiny:1", canary = {to = "tiny:2", share = 0.1}}
+        gone = {to = "tiny:1", canary = {to = "tiny:2", share = 0.2, withdrawn = "it failed"}}
+        plain = {to = "tiny"}
+        """,
+        encoding="utf-8",
+    )
+    fake = FakeTriton()
+    async with serving(fake), started(create_app(settings_for(fake.url, routes_file=str(file)))) as client:
+        told = json(await client.get("/health"))["routes"]
+
+    assert told == {
+        "tried": {"to": "tiny:1", "canary": "tiny:2", "share": 0.1, "withdrawn": ""},
+        "gone": {"to": "tiny:1", "canary": "tiny:2", "share": 0.2, "withdrawn": "it failed"},
+        "plain": {"to": "tiny", "canary": None, "share": 0.0, "withdrawn": ""},
+    }
+
+
 async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys from before are valid until it is mended."""
     monkeypatch.setattr(keys, "_CHECK_SECONDS", 0)

@@ -49,6 +49,7 @@ _ENDPOINTS: dict[str, str] = {
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",
+    "routes": "/routes",
     "health": "/health",
     "liveness": "/livez",
     "readiness": "/readyz",
@@ -68,7 +69,7 @@ async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
     pipeline = worker.pipeline
-    spec = worker.tritons.cached(pipeline.default_model)
+    spec = worker.tritons.cached(pipeline.default_reference)
     description = {
         "service": "Nereid",
         "status": "running",

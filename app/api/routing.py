@@ -1,0 +1,83 @@
+"""GET /routes, and PUT and DELETE /routes/{name} for callers whose key has the scope `admin`: names that stand for models."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, cast
+
+from litestar import delete, get, put
+from litestar.params import FromPath, JSONBody
+from msgspec import Meta
+
+from app.api.admin import COMMON
+from app.api.dependencies import Worker, WorkerResources
+from app.api.reports.models import list_models
+from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
+from app.model.reference import split_reference
+from app.resilience.deadline import Deadline
+from app.routing.route import Route
+from app.routing.router import Router
+from app.routing.routes import Routes, RoutesError
+
+_Name = FromPath[Annotated[str, Meta(description="Name of a route.")]]
+
+
+@get("/routes", summary="List the names that stand for models")
+async def routes(worker: Worker) -> dict[str, Route]:
+    """List the routes by name. Requests can name a route instead of a model."""
+    router = cast("Router | None", worker.pipeline.router)
+    return {} if router is None else dict(router.routes.known)
+
+
+@put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
+async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route:
+    """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
+    with _changing(worker) as changed:
+        known = changed.known.get(name)
+        if data.shadow and data.shadow.keep not in {"", known.shadow.keep if known and known.shadow else ""}:
+            raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
+        await _check_models(name, data, worker)
+        await asyncio.to_thread(changed.put, name, data)
+    return data
+
+
+@delete("/routes/{name:str}", summary="Remove a route", **COMMON)
+async def delete_route(name: _Name, worker: Worker) -> None:
+    """Remove a route from the routes file."""
+    with _changing(worker) as changed:
+        if not await asyncio.to_thread(changed.put, name, None):
+            raise UnknownModel(f"there is no route {name[:64]!r}; GET /routes lists those that exist")
+
+
+ADMIN_ROUTES = [put_route, delete_route]
+
+
+@contextmanager
+def _changing(worker: WorkerResources) -> Iterator[Routes]:
+    """Yield the routes for a change of the file; raise ModelsNotManaged if it cannot be written, InvalidParameter if it may not."""
+    router = cast("Router | None", worker.pipeline.router)
+    if router is None:
+        raise ModelsNotManaged("there are no routes here; set NEREID_ROUTES_FILE")
+    try:
+        yield router.routes
+    except ValueError as error:
+        raise InvalidParameter(str(error)) from None
+    except (RoutesError, OSError) as error:
+        reason = getattr(error, "strerror", "it is not valid; the log says why")
+        raise ModelsNotManaged(f"the routes file cannot be written: {reason}") from error
+
+
+async def _check_models(name: str, route: Route, worker: WorkerResources) -> None:
+    """Raise InvalidParameter if a model has the name of a route, or if its models do not exist or have different tasks."""
+    pipeline = worker.pipeline
+    if name in {model.name for model in (await list_models(worker.tritons, pipeline)).models}:
+        raise InvalidParameter(f"{name} is a model; give the route another name")
+    tasks = {}
+    for field, reference in route.references:
+        try:
+            model = pipeline.refer_to(*split_reference(reference))
+            tasks[field] = (await pipeline.prepare(model, Deadline.after(pipeline.limits.timeout_seconds))).head.task
+        except (UnknownModel, UnknownVersion) as error:
+            raise InvalidParameter(f"{field}: {error.detail}") from None
+    if len({*tasks.values()}) > 1:
+        raise InvalidParameter(f"the models of a route have one task, but here {tasks}")

@@ -1,0 +1,231 @@
+"""Names of routes are accepted wherever names of models are, and callers with the scope `admin` change them over HTTP."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from app.api.admission import middleware
+from app.main import create_app
+from tests.api.conftest import settings_for, write_keys
+from tests.fakes.clock import Clock
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.support import SCENE, calling, captured_log, json, lifespan_of
+
+ADMIN = {"X-API-Key": "boss.secret"}
+CAMERA = {"X-API-Key": "camera.secret"}
+ROUTE = {"to": "tiny:2", "canary": {"to": "tiny:3", "share": 0.5}, "fallback": "tiny:1"}
+
+
+class Versions(FakeTriton):
+    """Has versions 1 to 3 of `tiny`, and a classifier `kinds`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_versions = ["1", "2", "3"]
+        self.index = [("tiny", "1", "READY", ""), ("kinds", "1", "READY", "")]
+        self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.name not in {"tiny", "kinds"}:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+        return await super().ModelMetadata(request, context)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        kinds = {"output": [{"name": "scores", "data_type": "TYPE_FP32", "dims": [5]}]}
+        self.config = CONFIG | kinds if request.name == "kinds" else CONFIG
+        return await super().ModelConfig(request, context)
+
+
+class Service(NamedTuple):
+    """An application with a routes file, whose clients have the keys `ADMIN` and `CAMERA`."""
+
+    fake: Versions
+    client: httpx.AsyncClient
+    file: Path
+    settings: Any
+
+    async def put(self, route: Any, name: str = "detector") -> httpx.Response:  # noqa: ANN401
+        return await self.client.put(f"/routes/{name}", json=route, headers=ADMIN)
+
+
+@pytest.fixture(scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    fake, folder = Versions(), tmp_path_factory.mktemp("routes")
+    async with serving(fake):
+        keys = write_keys(folder, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
+        settings = settings_for(fake.url, routes_file=str(folder / "routes.toml"), api_keys_file=keys)
+        async with lifespan_of(app := create_app(settings)), calling(app) as client:
+            yield Service(fake, client, folder / "routes.toml", settings)
+
+
+@pytest.fixture
+async def service(running: Service) -> Service:
+    """One without routes."""
+    running.file.write_text("# none\n")
+    await running.client.delete("/routes/detector", headers=ADMIN)  # so that the file is read again at once
+    running.fake.requests.clear()
+    return running
+
+
+async def test_a_route_is_written_listed_and_removed(service: Service) -> None:
+    assert json(await service.put(ROUTE)) == ROUTE
+    assert json(await service.put({"to": "tiny"}, "other")) == {"to": "tiny"}
+    assert json(await service.client.get("/v1/routes", headers=CAMERA)) == {"detector": ROUTE, "other": {"to": "tiny"}}
+    assert 'canary = {to = "tiny:3", share = 0.5}' in service.file.read_text()
+    assert (await service.client.delete("/routes/other", headers=ADMIN)).status_code == 204
+
+    assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
+    assert "there is no route 'other'" in json(await service.client.delete("/routes/other", headers=ADMIN), 404)["detail"]
+
+
+async def test_another_worker_follows_within_a_second(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, "app.routing.routes")
+    async with lifespan_of(app := create_app(service.settings)), calling(app) as other:
+        assert json(await other.get("/routes", headers=CAMERA)) == {}
+        await service.put(ROUTE)
+        clock.now += 1
+        assert json(await other.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "said"),
+    [
+        ("detector", {}, "Object missing required field `to`"),
+        ("detector", {"to": "tiny", "weight": 1}, "unknown field `weight`"),
+        ("detector", {"to": "tiny", "canary": {"to": "tiny:2", "share": 2}}, "canary.share: Expected `float` <= 1.0"),
+        ("detector", {"to": "tiny:0"}, "matching regex"),
+        ("detector", {"to": "new"}, "to: "),
+        ("detector", {"to": "tiny", "fallback": "tiny:7"}, "fallback: tiny has no version 7"),
+        ("detector", {"to": "tiny", "shadow": {"to": "kinds", "share": 1}}, "the models of a route have one task"),
+        ("other", {"to": "first"}, "first is a route, not a model"),
+        ("tiny", {"to": "tiny:2"}, "tiny is a model"),
+        ("a%20route", {"to": "tiny:2"}, "matching regex"),
+    ],
+)
+async def test_a_route_that_is_not_valid_is_refused(service: Service, name: str, route: dict[str, Any], said: str) -> None:
+    await service.put({"to": "tiny"}, "first")
+    problem = json(await service.put(route, name), 400)
+
+    assert said in problem["detail"]
+    assert json(await service.client.get("/routes", headers=CAMERA)) == {"first": {"to": "tiny"}}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("PUT", {}, 401),
+        ("DELETE", {}, 401),
+        ("GET", {}, 401),
+        ("PUT", CAMERA, 403),
+        ("DELETE", CAMERA, 403),
+        ("PUT", {**ADMIN, "Origin": "https://example.org"}, 403),
+        ("DELETE", {**ADMIN, "Origin": "https://example.org"}, 403),
+    ],
+)
+async def test_others_change_nothing(service: Service, method: str, headers: dict[str, str], status: int) -> None:
+    await service.put(ROUTE)
+    path = "/routes" if method == "GET" else "/routes/detector"
+    answer = await service.client.request(method, path, json={"to": "tiny"}, headers=headers)
+
+    assert answer.status_code == status
+    assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
+
+
+async def test_a_file_that_is_not_valid_is_not_written(service: Service) -> None:
+    """The answer does not tell where it is."""
+    await service.put(ROUTE)
+    service.file.write_text("[detector")
+    problem = json(await service.put(ROUTE), 501)
+
+    assert problem["detail"] == "the routes file cannot be written: it is not valid; the log says why"
+    assert service.file.read_text() == "[detector"
+
+
+async def test_a_file_that_cannot_be_written_is_an_error(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert json(await service.put(ROUTE), 501)["detail"] == "the routes file cannot be written: Read-only file system"
+
+
+async def test_without_a_file_there_are_no_routes(service: Service) -> None:
+    settings = msgspec.structs.replace(service.settings, routes_file="")
+    async with lifespan_of(app := create_app(settings)), calling(app) as client:
+        assert json(await client.get("/routes", headers=CAMERA)) == {}
+        answer = await client.put("/routes/detector", json=ROUTE, headers=ADMIN)
+        assert "NEREID_ROUTES_FILE" in json(answer, 501)["detail"]
+
+
+async def test_no_model_gets_the_name_of_a_route(service: Service) -> None:
+    await service.put(ROUTE)
+    answer = await service.client.post("/models/detector", content=b"network", headers=ADMIN)
+
+    assert json(answer, 422)["detail"] == "detector is a route; give the model another name"
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/detect?model=detector", {"content": SCENE}),
+        ("/predict/detector", {"content": SCENE}),
+        ("/detect", {"files": {"file": SCENE, "model": (None, "detector")}}),
+        ("/detect/batch?model=detector", {"files": [("images", SCENE), ("images", SCENE)]}),
+        ("/deepstack/v1/vision/custom/detector", {"files": {"image": SCENE}}),
+        ("/roboflow/detector/1", {"files": {"file": SCENE}}),
+        ("/ultralytics/predict?model=detector", {"files": {"file": SCENE}}),
+    ],
+)
+async def test_a_route_is_named_like_a_model(service: Service, path: str, options: dict[str, Any]) -> None:
+    """A path with a version goes to that version."""
+    await service.put({"to": "tiny:2"})
+    answer = await service.client.post(path, headers=CAMERA, **options)
+
+    assert answer.status_code == 200, answer.text
+    assert {request.model_version for request in service.fake.requests} == {"1" if path.endswith("/1") else "2"}
+
+
+async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None:
+    """With a key of the route, the same model answers again."""
+    await service.put({**ROUTE, "canary": {"to": "tiny:3", "share": 0.5}})
+    versions = []
+    for number in range(20):
+        headers = CAMERA | {"X-Route-Key": f"camera-{number // 2}"}
+        answer = json(await service.client.post("/detect?model=detector", content=SCENE, headers=headers))
+        versions.append((answer["model"]["name"], answer["model"]["version"]))
+
+    assert versions[::2] == versions[1::2]
+    assert set(versions) == {("tiny", "2"), ("tiny", "3")}
+
+
+@pytest.mark.parametrize(("parameter", "status", "model"), [("", 200, "tiny:3"), ("confidence=2", 400, "tiny:2")])
+async def test_the_log_names_route_and_model(
+    service: Service, monkeypatch: pytest.MonkeyPatch, parameter: str, status: int, model: str
+) -> None:
+    """The model that has answered, or that for which the route stands if none has."""
+    await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
+    log = captured_log(monkeypatch, middleware)
+    answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
+
+    assert answer.status_code == status
+    (line,) = [call.kwargs for call in log if call.kwargs["path"] == "/detect"]
+    assert (line["route"], line["route_name"], line["model"]) == ("/detect", "detector", model)
+
+
+async def test_the_default_model_may_be_a_route(service: Service) -> None:
+    """Readiness and health are those of the model for which it stands."""
+    await service.put({"to": "tiny:2"})
+    settings = settings_for(service.fake.url, routes_file=str(service.file), model="detector")
+    async with lifespan_of(app := create_app(settings)), calling(app) as client:
+        assert [request.model_version for request in service.fake.requests] == ["2"]
+        for path in ("/readyz", "/ready", "/health"):
+            assert (await client.get(path)).status_code == 200
+        answer = json(await client.post("/detect", content=SCENE))
+        assert (answer["model"]["name"], answer["model"]["version"]) == ("tiny", "2")
+        assert json(await client.get("/"))["models"]["detection"] == "detector"

@@ -1,0 +1,72 @@
+"""Shadows over HTTP: after the answer, and with a folder for pictures that only the operator chooses."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+
+from app.main import create_app
+from tests.api.conftest import settings_for, until, write_keys
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.scrape import read_samples
+from tests.support import SCENE, calling, eventually, json, lifespan_of
+
+ADMIN, CAMERA, MONITOR = ({"X-API-Key": f"{name}.secret"} for name in ("boss", "camera", "monitor"))
+
+
+class Service(NamedTuple):
+    """An application with a route `door` to `tiny`, whose shadow is `big`, and a client."""
+
+    fake: FakeTriton
+    client: httpx.AsyncClient
+    folder: str
+
+    async def has_compared(self, images: int) -> bool:
+        """Return whether the shadow has had so many images."""
+        samples = read_samples((await self.client.get("/metrics", headers=MONITOR)).text)
+        return samples.get('api_shadow_images_total{model="big",result="compared",route="door"}') == images
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Service]:
+    fake, file, folder = FakeTriton(), tmp_path / "routes.toml", str(tmp_path)
+    file.write_text(f'[door]\nto = "tiny"\nshadow = {{to = "big", share = 1.0, keep = "{folder}"}}\n', encoding="utf-8")
+    fake.answer = infer_response(output0=np.array([[0, 8, 16, 24, 0.75, 1], [0, 0, 0, 0, 0, 0]], np.float32))
+    fake.index = [("tiny", "1", "READY", ""), ("big", "1", "READY", "")]
+    async with serving(fake):
+        keys = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"), ("monitor", "secret", "health"))
+        app = create_app(settings_for(fake.url, routes_file=str(file), api_keys_file=keys))
+        async with lifespan_of(app), calling(app) as client:
+            yield Service(fake, client, folder)
+            fake.may_answer.set()
+
+
+async def test_an_answer_does_not_wait_for_the_shadow(service: Service) -> None:
+    fake = service.fake
+    fake.held = {"first-shadow"}
+    fake.may_answer.clear()
+    answer = await service.client.post("/detect?model=door", content=SCENE, headers={"X-Request-Id": "first", **CAMERA})
+
+    assert json(answer)["model"]["name"] == "tiny"
+    assert await eventually(lambda: [request.id for request in fake.requests][-2:] == ["first", "first-shadow"])
+    fake.may_answer.set()
+    assert await until(lambda: service.has_compared(1))
+
+
+@pytest.mark.parametrize(("folder", "status"), [("same", 200), ("", 200), ("/elsewhere", 400)])
+async def test_a_folder_for_pictures_cannot_be_chosen_over_http(service: Service, folder: str, status: int) -> None:
+    """That of the file may come back in a changed route."""
+    shadow: dict[str, Any] = {"to": "big", "share": 0.5, "keep": service.folder if folder == "same" else folder}
+    answer = await service.client.put("/routes/door", json={"to": "tiny", "shadow": shadow}, headers=ADMIN)
+
+    assert answer.status_code == status, answer.text
+    assert (status == 400) is ("only be named in the routes file" in answer.text)
+
+
+async def test_a_new_route_cannot_choose_one_either(service: Service) -> None:
+    route = {"to": "tiny", "shadow": {"to": "big", "share": 0.5, "keep": service.folder}}
+
+    assert (await service.client.put("/routes/gate", json=route, headers=ADMIN)).status_code == 400

@@ -1,0 +1,97 @@
+"""Tensors of callers: their admission, memory, deadline, circuit and retries are those of images."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from app.errors import CircuitOpen, DeadlinePassed, InferenceFailed, MalformedRequest
+from app.pipeline.call import CallContext
+from app.pipeline.tensors import TensorRequest
+from app.resilience.deadline import Deadline
+from app.telemetry.timing import Timing
+from app.triton.messages import InferResult
+from tests.fakes.triton import CONFIG, infer_response
+from tests.support import eventually
+from tests.world import Time, World
+
+pytestmark = pytest.mark.world(mode="inline")
+
+SIDE = 32
+ROWS = np.arange(12, dtype=np.float32).reshape(2, 6)
+
+
+@pytest.fixture(autouse=True)
+def answer(world: World) -> None:
+    world.fake.answer = infer_response(output0=ROWS)
+
+
+async def ask(world: World, images: int | None = None, seconds: float = 20, **others: Any) -> InferResult:  # noqa: ANN401
+    shape = [*([] if images is None else [images]), SIDE, SIDE, 3]
+    declared = others.get("name", "image"), others.get("datatype", "UINT8"), others.get("shape", shape)
+    call = CallContext(Deadline.after(seconds), Timing(), "abc")
+    request = await TensorRequest.open(world.pipeline, "tiny", None, declared, call)
+    return await request.run(np.zeros(request.elements, np.uint8))
+
+
+async def test_a_tensor_takes_the_place_of_an_image(world: World) -> None:
+    """Of the model's queue and of the memory, until it is answered."""
+    world.fake.may_answer.clear()
+    task = asyncio.create_task(ask(world))
+    assert await eventually(lambda: world.running == [1])
+    assert world.admission.memory.used_bytes == SIDE * SIDE * 3
+    assert world.queue.in_progress == 1
+    world.fake.may_answer.set()
+    result = await task
+
+    np.testing.assert_array_equal(result.outputs["output0"], ROWS)
+    assert (world.admission.memory.used_bytes, world.queue.in_progress) == (0, 0)
+
+
+async def test_a_tensor_has_a_deadline(world: World, time: Time) -> None:
+    world.fake.may_answer.clear()
+    task = asyncio.create_task(ask(world, seconds=5))
+    assert await eventually(lambda: world.running == [1])
+    await time.skip(6)
+    with pytest.raises(DeadlinePassed):
+        await task
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "picture"}, {"datatype": "FP32"}, {"shape": [SIDE, SIDE]}, {"shape": [1, SIDE, SIDE, 3]}]
+)
+async def test_another_tensor_is_not_sent(world: World, wrong: dict[str, Any]) -> None:
+    with pytest.raises(MalformedRequest, match=r"the input of tiny is image, UINT8, of shape \[32, 32, 3\]"):
+        await ask(world, **wrong)
+    assert world.fake.requests == []
+    assert world.admission.memory.used_bytes == 0
+
+
+async def test_a_tensor_is_not_sent_while_the_circuit_is_open(world: World) -> None:
+    await ask(world)
+    served = world.server.model("tiny")
+    assert served.circuit is not None
+    served.circuit.open()
+    with pytest.raises(CircuitOpen):
+        await ask(world)
+
+
+async def test_the_images_of_a_tensor_fail_together(world: World) -> None:
+    """Their memory is free then."""
+    world.fake.config = {**CONFIG, "max_batch_size": 4}
+    world.fake.answer = infer_response(output0=ROWS[None])
+    assert (await ask(world, images=3)).outputs["output0"].shape == (3, 2, 6)
+
+    world.fake.refusal = grpc.StatusCode.INTERNAL, "the model is broken"
+    with pytest.raises(InferenceFailed):
+        await ask(world, images=3)
+    assert await eventually(lambda: world.admission.memory.used_bytes == 0)
+
+
+async def test_a_tensor_is_sent_again_if_triton_is_being_stopped(world: World) -> None:
+    world.fake.next_refusals = [(grpc.StatusCode.UNAVAILABLE, "Server is stopping")]
+
+    np.testing.assert_array_equal((await ask(world)).outputs["output0"], ROWS)
+    assert world.fake.next_refusals == []

@@ -1,0 +1,219 @@
+"""When the canary of a route is withdrawn."""
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.resilience import worker_table
+from app.resilience.worker_table import WorkerTable
+from app.routing import canary as canary_module
+from app.routing import routes as routes_module
+from app.routing.canary import CanaryWatch
+from app.routing.route import Canary, Route
+from app.routing.routes import Routes
+from app.telemetry.metrics import Metrics
+from tests.support import TABLE_VARIABLE, captured_log
+
+CANARY = Canary("new:2", 0.05)
+ROUTE = Route("old:1", CANARY)
+NAME = "detector"
+
+
+class Worker:
+    """A worker of the host, which follows the routes file."""
+
+    def __init__(self, path: Path) -> None:
+        self.table = WorkerTable()
+        self.metrics = Metrics(self.table, "1")
+        self.routes = Routes(path)
+        self.watch = CanaryWatch(self.routes, self.metrics)
+
+    @property
+    def route(self) -> Route:
+        return self.routes.known[NAME]
+
+    @property
+    def withdrawn(self) -> str:
+        return self.watch.withdrawn(NAME, self.route)
+
+    def note(self, answered: int, failed: int = 0, *, seconds: float = 0.05, is_canary: bool = True) -> None:
+        for number in range(answered + failed):
+            self.watch.note(NAME, self.route, is_canary=is_canary, seconds=seconds, failed=number >= answered)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "routes.toml"
+
+
+@pytest.fixture
+async def workers(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Worker]]:
+    """Two workers, which have seen the route and no request."""
+    monkeypatch.setattr(routes_module, "_CHECK_SECONDS", 0)
+    Routes(path).put(NAME, ROUTE)
+    monkeypatch.setenv(TABLE_VARIABLE, "")  # restored in the end, whatever `create` writes
+    descriptor = worker_table.create()
+    made = [Worker(path) for _ in range(2)]
+    await refresh(made)
+    yield made
+    for worker in made:
+        worker.table.close()
+    os.close(descriptor)
+
+
+async def refresh(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.table.refresh()
+        await worker.watch.refresh()
+
+
+async def test_a_canary_that_fails_half_of_its_requests_is_withdrawn(
+    workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After fifty at all workers together; the log says so once. It stays so until it is changed, also if the gateway restarts."""
+    log = captured_log(monkeypatch, canary_module)
+    first, second = workers
+    first.note(12, 12)
+    second.note(100, is_canary=False)
+    second.note(12, 13)
+    await refresh(workers)
+    assert first.withdrawn == second.withdrawn == ""
+    second.note(1)
+    await refresh(workers[::-1])
+    await refresh(workers)
+
+    reason = "25 of 50 requests in a minute failed, and 0 of 100 of the default"
+    assert first.withdrawn == second.withdrawn == reason
+    assert Routes(path).known == {NAME: Route("old:1", msgspec.structs.replace(CANARY, withdrawn=reason))}
+    assert [call.method_name for call in log] == ["error"]
+    assert log[0].kwargs == {"route": NAME, "canary": "new:2", "reason": reason}
+    assert first.metrics.nonzero(first.metrics.canary_withdrawn) == {NAME: 1}
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "changes", "is_withdrawn"),
+    [
+        ((50, 10), (100, 0), {}, True),
+        ((48, 2), (100, 0), {}, False),  # more than 2 %, but by chance
+        ((50, 50), (50, 50), {}, False),
+        ((50, 50), (0, 0), {}, True),  # the default gets no requests
+        ((1900, 100), (2000, 20), {}, True),
+        ((1900, 100), (2000, 20), {"max_error_rate": 0.1}, False),
+        ((9, 40), (100, 0), {}, False),
+    ],
+)
+async def test_a_canary_may_fail_a_little_more_often_than_the_default(
+    workers: list[Worker], own: tuple[int, int], default: tuple[int, int], changes: dict[str, float], *, is_withdrawn: bool
+) -> None:
+    workers[0].routes.put(NAME, msgspec.structs.replace(ROUTE, canary=msgspec.structs.replace(CANARY, **changes)))
+    await refresh(workers)
+    workers[1].note(*own)
+    workers[1].note(*default, is_canary=False)
+    await refresh(workers)
+
+    assert bool(workers[1].withdrawn) is is_withdrawn
+
+
+@pytest.mark.parametrize(
+    ("slow", "seconds", "others", "ratio", "is_withdrawn"),
+    [
+        (60, 0.1, 100, 1.5, True),
+        (60, 0.06, 100, 1.5, False),
+        (60, 0.1, 100, 4, False),
+        (60, 0.1, 49, 1.5, False),  # too few to know the default's
+        (3, 60.0, 100, 1.5, False),  # by chance
+        (6, 60.0, 100, 1.5, True),
+    ],
+)
+async def test_a_canary_may_take_a_little_longer_than_the_default(  # noqa: PLR0913 - a table
+    workers: list[Worker], slow: int, seconds: float, others: int, ratio: float, *, is_withdrawn: bool
+) -> None:
+    workers[0].routes.put(NAME, msgspec.structs.replace(ROUTE, canary=msgspec.structs.replace(CANARY, max_p99_ratio=ratio)))
+    await refresh(workers)
+    workers[0].note(others, is_canary=False)
+    workers[0].note(60 - slow)
+    workers[0].note(slow, seconds=seconds)
+    await refresh(workers)
+
+    assert bool(workers[0].withdrawn) is is_withdrawn
+
+
+async def test_only_the_last_minute_counts(workers: list[Worker]) -> None:
+    workers[0].note(20, 20)
+    for _ in range(61):
+        await refresh(workers)
+    workers[0].note(20, 20)
+    await refresh(workers)
+
+    assert workers[0].withdrawn == ""
+
+
+@pytest.mark.parametrize("to", ["new:2", "new:3"])
+async def test_a_changed_canary_has_failed_at_nothing(workers: list[Worker], to: str) -> None:
+    """Also if the same version is tried again."""
+    first, second = workers
+    old = first.route
+    first.note(50, 50)
+    await refresh(workers)
+    assert second.withdrawn
+    second.routes.put(NAME, msgspec.structs.replace(ROUTE, canary=msgspec.structs.replace(CANARY, to=to)))
+    await refresh(workers)
+    if to != CANARY.to:  # a request from before fails now
+        for _ in range(100):
+            first.watch.note(NAME, old, is_canary=True, seconds=1, failed=True)
+    second.note(60)
+    await refresh(workers)
+
+    assert first.withdrawn == second.withdrawn == ""
+    assert first.metrics.nonzero(first.metrics.canary_withdrawn) == {}
+
+
+async def test_counts_survive_the_workers_that_made_them(workers: list[Worker]) -> None:
+    """The next worker decides."""
+    first, second = workers
+    first.note(30, 30)
+    workers.remove(first)
+    first.table.close()
+    await refresh(workers)
+
+    assert second.withdrawn
+
+
+@pytest.fixture
+def let_write() -> Iterator[Callable[[], None]]:
+    """Nobody can write the file until this is called."""
+
+    def fail(*_: Any) -> None:  # noqa: ANN401
+        raise OSError("Read-only file system")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routes_module, "_replace", fail)
+        yield patch.undo
+
+
+async def test_a_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
+    workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch, let_write: Callable[[], None]
+) -> None:
+    """At all workers, also new ones, and after the one that decided it has ended. The file is written once this is possible."""
+    log = captured_log(monkeypatch, canary_module)
+    workers[0].note(50, 50)
+    await refresh(workers)
+    workers.append(Worker(path))
+    await refresh(workers)
+    workers.pop(0).table.close()
+    await refresh(workers)
+
+    assert all(worker.withdrawn for worker in workers)
+    assert [call.args[0] for call in log] == ["the canary of a route is withdrawn", "the routes file cannot be written"]
+    assert workers[0].route == ROUTE
+    let_write()
+    await refresh(workers)
+    await refresh(workers)
+    assert Routes(path).known[NAME].canary != CANARY
+    Routes(path).put(NAME, ROUTE)
+    await refresh(workers)
+    assert not any(worker.withdrawn for worker in workers)

@@ -1,0 +1,396 @@
+"""Which model of a route answers, and what happens when it fails."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from app.errors import (
+    CircuitOpen,
+    GatewayError,
+    InvalidImage,
+    InvalidParameter,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+    WrongTask,
+)
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import CallContext, ClassifyOptions, Detections
+from app.resilience.deadline import Deadline
+from app.routing import router
+from app.routing.canary import CanaryWatch
+from app.routing.route import Canary, Route, Shadow
+from app.routing.router import Choice, Router
+from app.routing.routes import Routes
+from app.telemetry.timing import Timing
+from tests.fakes.triton import CONFIG, FakeTriton, infer_response
+from tests.support import METRICS, SCENE, captured_log, eventually
+from tests.world import OPTIONS, World, open_world
+
+NAME = "detector"
+SICK = grpc.StatusCode.INTERNAL, "Stub process is not healthy."
+
+
+class Versions(FakeTriton):
+    """Has versions 1 to 3 of models, of which it cannot run or does not have some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_versions = ["1", "2", "3"]
+        self.answer = infer_response(output0=np.array([[0, 0, 8, 8, 0.75, 1], [2, 2, 6, 6, 0.5, 0]], np.float32))
+        self.sick: set[str] = set()
+        self.missing: set[str] = set()
+        self.labels: dict[str, str] = {}
+        """Labels by version; others have none."""
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if {request.model_name, f"{request.model_name}:{request.model_version or 3}"} & self.sick:
+            self.requests.append(request)
+            await context.abort(*SICK)
+        return await super().ModelInfer(request, context)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.name in self.missing:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+        return await super().ModelMetadata(request, context)
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if labels := self.labels.get(request.version):
+            self.config = {**CONFIG, "parameters": {"labels": {"string_value": labels}}}
+        return await super().ModelConfig(request, context)
+
+    @property
+    def asked(self) -> list[str]:
+        """The references of the models that were to run; the gateway may have tried each more than once."""
+        asked = [f"{request.model_name}:{request.model_version or 3}" for request in self.requests]
+        return [reference for reference, _ in itertools.groupby(asked)]
+
+
+class Notes:
+    """Records what canaries and shadows get."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[bool, bool]] = []
+        self.offered: list[tuple[str, bytes, object]] = []
+        self.is_withdrawn = False
+
+    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
+        assert (name, route.canary is not None) == (NAME, True)
+        assert seconds > 0
+        self.noted.append((is_canary, failed))
+
+    def withdrawn(self, name: str, _: Route) -> str:
+        assert name == NAME
+        return "it failed" if self.is_withdrawn else ""
+
+    async def refresh(self) -> None: ...
+
+    def offer(self, name: str, route: Route, data: bytes, question: Any, call: CallContext, found: object) -> None:  # noqa: ANN401, PLR0913, PLR0917
+        assert (name, route.shadow, question, call.request_id[:2]) == (NAME, Shadow("big", 0.5), OPTIONS._replace(model=NAME), "id")
+        self.offered.append((name, data, found))
+
+
+class Routed:
+    """A worker with a route to version 2 of a model."""
+
+    def __init__(self, world: World, fake: Versions, path: Path) -> None:
+        self.world, self.fake, self.notes = world, fake, Notes()
+        notes: Any = self.notes
+        self.router = Router(Routes(path), world.pipeline, METRICS, notes, notes)
+        world.pipeline.router = self.router
+        METRICS.table.refresh()
+        self.counted_before = self._counted()
+
+    def put(self, to: str = "tiny:2", **others: Any) -> None:  # noqa: ANN401
+        self.router.routes.put(NAME, Route(to, **others))
+
+    async def ask(self, data: bytes = SCENE, seconds: float = 30, key: str = "", **options: Any) -> Detections:  # noqa: ANN401
+        call = CallContext(Deadline.after(seconds), Timing(), "id", route_key=key)
+        return await self.world.pipeline.run(data, OPTIONS._replace(model=NAME, **options), call)
+
+    async def versions(self, requests: int, **options: Any) -> str:  # noqa: ANN401
+        return "".join([(await self.ask(**options)).version for _ in range(requests)])
+
+    def choose(self, key: str = "") -> Choice:
+        choice = self.router.choose(NAME, None, CallContext(Deadline.after(30), Timing(), "id", route_key=key))
+        assert choice is not None
+        return choice
+
+    @property
+    def counted(self) -> dict[tuple[str, ...], float]:
+        """Requests by model, part and status."""
+        return {labels: value - self.counted_before.get(labels, 0) for labels, value in self._counted().items()}
+
+    def _counted(self) -> dict[tuple[str, ...], float]:
+        samples = [sample for family in METRICS.collect() for sample in family.samples if sample.name == "api_route_requests_total"]
+        return {tuple(sample.labels[name] for name in ("model", "part", "status")): sample.value for sample in samples}
+
+    async def open_circuit(self, version: str = "2") -> None:
+        self.fake.sick.add(f"tiny:{version}")
+        for _ in range(5):
+            with pytest.raises(TritonUnavailable):
+                await self.world.detect(model="tiny", version=int(version))
+        assert not self.world.pipeline.tritons.is_usable(f"tiny:{version}")
+        self.fake.requests.clear()
+
+
+@pytest.fixture
+async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
+    fake = Versions()
+    async with open_world(fake, mode="inline") as world:
+        yield Routed(world, fake, tmp_path / "routes.toml")
+
+
+async def test_the_model_of_the_route_answers(routed: Routed) -> None:
+    """Other names are those of models."""
+    routed.put()
+    found = await routed.ask()
+    assert (found.spec.name, found.version) == ("tiny", "2")
+    assert (await routed.world.detect(model="other")).spec.name == "other"
+
+    assert [routed.world.pipeline.is_known(name) for name in (NAME, "unheard-of")] == [True, False]
+    assert routed.world.pipeline.log_fields(NAME) == {"route_name": NAME, "model": "tiny:2"}
+    assert {key: count for key, count in routed.counted.items() if count} == {("tiny:2", "default", "200"): 1}
+
+
+async def test_a_target_without_a_version_is_the_default_version(routed: Routed) -> None:
+    routed.put("tiny")
+    routed.fake.config = {**CONFIG, "parameters": {"default_version": {"string_value": "1"}}}
+    assert await routed.versions(1) == "1"
+    routed.fake.config = {**CONFIG, "parameters": {"default_version": {"string_value": "3"}}}
+    routed.world.pipeline.tritons.read_again()
+
+    assert await eventually(lambda: routed.world.pipeline.refer_to(NAME, None) == "tiny:3")
+    assert await routed.versions(1) == "3"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.29, 0.5, 1.0])
+async def test_a_share_is_exact(routed: Routed, share: float) -> None:
+    """After any number of requests, the canary has got its share of them, rounded down."""
+    routed.put(canary=Canary("tiny:3", share))
+    parts = [routed.choose().part for _ in range(2000)]
+
+    counts = [parts[:count].count("canary") for count in range(0, 2001, 100)]
+    assert counts == [math.floor(round(count * share, 6)) for count in range(0, 2001, 100)]
+    assert set(parts) <= {"canary", "default"}
+
+
+async def test_a_key_decides_alone(routed: Routed) -> None:
+    """The same one gets the same model, 10,000 keys are spread by the share, and a larger share takes no key back."""
+    keys = [f"camera-{number}" for number in range(10_000)]
+    canaries = {}
+    for share in (0.05, 0.3):
+        routed.put(canary=Canary("tiny:3", share))
+        chosen = {key for key in keys if routed.choose(key).part == "canary"}
+        assert chosen == {key for key in reversed(keys) if routed.choose(key).part == "canary"}
+        assert abs(len(chosen) - share * 10_000) <= 3 * math.sqrt(10_000 * share * (1 - share))
+        canaries[share] = chosen
+    assert canaries[0.05] < canaries[0.3]
+    key = min(canaries[0.05])
+    routed.put(canary=Canary("tiny:3", 0.3))
+
+    assert await routed.versions(3, key=key) == "333"
+    assert await routed.versions(3, key=min(set(keys) - canaries[0.3])) == "222"
+
+
+async def test_a_request_for_a_version_gets_it(routed: Routed) -> None:
+    """It never gets the canary, and tells nothing about the route's models."""
+    routed.put(canary=Canary("tiny:3", 1), shadow=Shadow("big", 0.5), fallback="tiny:3")
+    assert await routed.versions(2, version=1) == "11"
+    routed.fake.sick = {"tiny:1"}
+    with pytest.raises(TritonUnavailable):
+        await routed.ask(version=1)
+
+    assert routed.world.pipeline.refer_to(NAME, 1) == "tiny:1"
+    assert not routed.notes.noted
+    assert not routed.notes.offered
+
+
+async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
+    routed.put(canary=Canary("tiny:3", 1))
+    assert await routed.versions(2) == "33"
+    routed.notes.is_withdrawn = True
+
+    assert await routed.versions(2) == "22"
+
+
+async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
+    routed.router.canaries = CanaryWatch(routed.router.routes, METRICS)
+    routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
+
+    assert await routed.versions(2) == "22"
+
+
+async def test_the_default_answers_when_the_canary_fails(routed: Routed) -> None:
+    routed.put(canary=Canary("tiny:3", 0.5), shadow=Shadow("big", 0.5))
+    routed.fake.sick = {"tiny:3"}
+    assert await routed.versions(4) == "2222"
+
+    assert routed.fake.asked == ["tiny:2", "tiny:3", "tiny:2", "tiny:3", "tiny:2"]
+    assert routed.notes.noted == [(False, False), (True, True), (False, False)] * 2
+    assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 4
+    counted = {key: count for key, count in routed.counted.items() if count}
+    assert counted == {("tiny:2", "default", "200"): 4, ("tiny:3", "canary", "503"): 2}
+
+
+async def test_the_default_answers_when_the_canary_is_missing_or_its_circuit_is_open(routed: Routed) -> None:
+    routed.fake.missing = {"new"}
+    routed.put(canary=Canary("new", 1))
+    assert await routed.versions(2) == "22"
+    await routed.open_circuit("3")
+    routed.put(canary=Canary("tiny:3", 1))
+
+    assert await routed.versions(2) == "22"
+    assert routed.notes.noted == [(True, True), (False, False)] * 4
+
+
+async def test_the_default_answers_what_the_canary_cannot(routed: Routed) -> None:
+    """That the canary lacks a class is no failure; that the default lacks it, too, is the caller's mistake."""
+    routed.fake.labels = {"2": "cat,dog", "3": "cat,fox"}
+    routed.put(canary=Canary("tiny:3", 1))
+    assert (await routed.ask(classes=["dog"])).version == "2"
+    assert (await routed.ask(classes=["fox"])).version == "3"
+    with pytest.raises(InvalidParameter):
+        await routed.ask(classes=["cow"])
+
+    assert routed.notes.noted == [(False, False), (True, False)]
+
+
+async def test_a_bad_image_is_not_tried_again(routed: Routed) -> None:
+    routed.put(canary=Canary("tiny:3", 1), fallback="tiny:1")
+    with pytest.raises(InvalidImage):
+        await routed.ask(SCENE[:100])
+
+    assert not routed.notes.noted
+    assert not routed.fake.asked
+
+
+async def test_nothing_is_tried_again_after_the_deadline(routed: Routed) -> None:
+    routed.put(canary=Canary("tiny:3", 1))
+    await routed.ask()
+    routed.fake.requests.clear()
+    routed.fake.may_answer.clear()
+    with pytest.raises(GatewayError) as failed:
+        await routed.ask(seconds=0.05)
+    routed.fake.may_answer.set()
+
+    assert failed.value.status == 504
+    assert routed.fake.asked == ["tiny:3"]
+    assert routed.notes.noted == [(True, False), (True, True)]
+
+
+async def test_the_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:
+    """From the request whose failure opens it until it is closed; the answer names the model that gave it."""
+    routed.put(fallback="other:1")
+    routed.fake.sick = {"tiny:2"}
+    outcomes = []
+    for _ in range(7):
+        try:
+            outcomes.append((await routed.ask()).spec.reference)
+        except TritonUnavailable:
+            outcomes.append("failed")
+    assert outcomes == ["failed"] * 4 + ["other:1"] * 3
+    assert routed.world.pipeline.refer_to(NAME, None) == "other:1"
+    assert routed.world.pipeline.refer_to(NAME, 2) == "tiny:2"
+    routed.fake.sick.clear()
+
+    assert await eventually(lambda: routed.world.pipeline.refer_to(NAME, None) == "tiny:2")
+    assert (await routed.ask()).version == "2"
+
+
+async def test_without_a_fallback_an_open_circuit_is_an_error(routed: Routed) -> None:
+    routed.put()
+    await routed.open_circuit()
+    with pytest.raises(CircuitOpen):
+        await routed.ask()
+
+
+async def test_the_fallback_answers_after_a_canary_and_a_default_that_fail(routed: Routed) -> None:
+    await routed.open_circuit()
+    routed.put(canary=Canary("tiny:3", 1), fallback="tiny:1")
+    routed.fake.sick.add("tiny:3")
+
+    assert await routed.versions(2) == "11"
+    assert routed.notes.noted == [(True, True)] * 2
+
+
+async def test_errors_name_the_route(routed: Routed) -> None:
+    routed.fake.missing = {"lost", "gone"}
+    routed.put("lost", canary=Canary("gone", 1))
+    with pytest.raises(UnknownModel, match=f"^{NAME} stands for lost: there is no such model"):
+        await routed.ask()
+    routed.put()
+    with pytest.raises(WrongTask, match=f"^{NAME} stands for tiny:2: tiny is "):
+        await routed.world.pipeline.run(SCENE, ClassifyOptions(NAME, 0.5, 1), CallContext(Deadline.after(30), Timing(), "id"))
+    routed.fake.model_refusal = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'late' is not ready"
+    routed.put("late")
+    with pytest.raises(ModelNotReady, match=f"^{NAME} stands for late: "):
+        await routed.ask()
+
+
+async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
+    """Return the versions that answered the images, or the codes of errors."""
+    outcomes = []
+
+    async def report(_: int, found: Detections | Exception, __: Timing) -> None:
+        outcomes.append(found.version if isinstance(found, Detections) else getattr(found, "code", repr(found)))
+
+    call = CallContext(Deadline.after(30), Timing(), "id")
+    opened = await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), call)
+    async with opened.run(report) as done:
+        for each in done:
+            await each
+    return outcomes
+
+
+async def test_a_batch_goes_to_one_model(routed: Routed) -> None:
+    """It counts as one request; its images are noted and offered like those of single requests."""
+    routed.put(canary=Canary("tiny:3", 0.5), shadow=Shadow("big", 0.5))
+    answered = [await batch(routed, 3) for _ in range(4)]
+    assert answered == [["2"] * 3, ["3"] * 3] * 2
+
+    assert Counter(routed.notes.noted) == {(False, False): 6, (True, False): 6}
+    assert len(routed.notes.offered) == 6
+    assert await batch(routed, 2, version=1) == ["1"] * 2
+
+
+async def test_images_of_a_batch_are_answered_by_another_model_like_single_ones(routed: Routed) -> None:
+    routed.fake.sick = {"tiny:3"}
+    routed.put(canary=Canary("tiny:3", 1))
+    assert await batch(routed, 3) == ["2"] * 3
+    assert "tiny:3" in routed.fake.asked
+    routed.fake.missing = {"new"}
+    routed.put(canary=Canary("new", 1))
+    assert await batch(routed, 3) == ["2"] * 3
+    await routed.open_circuit()
+    routed.put(fallback="other:1")
+
+    assert await batch(routed, 2) == ["1"] * 2
+
+
+async def test_a_default_model_may_be_a_route(routed: Routed) -> None:
+    routed.put()
+    routed.world.pipeline.default_model = NAME
+    await routed.world.pipeline.warm_up()
+
+    assert routed.fake.asked == ["tiny:2"]
+    assert routed.world.pipeline.default_reference == "tiny:2"
+
+
+async def test_a_route_hides_a_model_of_its_name(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log says so, once."""
+    log = captured_log(monkeypatch, router)
+    routed.put()
+    routed.fake.index = [(NAME, "1", "READY", ""), ("tiny", "1", "READY", "")]
+    for _ in range(2):
+        await routed.router.refresh()
+
+    assert [call.kwargs for call in log] == [{"route": NAME}]
+    assert (await routed.ask()).spec.name == "tiny"

@@ -1,0 +1,200 @@
+"""The routes file: what it may contain, how it is followed while others change it, and how it is written."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.resilience import last_valid
+from app.routing import routes as module
+from app.routing.route import Canary, Route, Shadow
+from app.routing.routes import Routes, RoutesError
+from tests.fakes.clock import Clock
+
+TEXT = """
+[detector]
+to = "yolo11n:2"
+canary = {to = "yolo11n:3", share = 0.05}
+shadow = {to = "big", share = 0.1}
+fallback = "yolo11n:1"
+
+["v1.doors"]
+to = "doors"
+"""
+DETECTOR = Route("yolo11n:2", Canary("yolo11n:3", 0.05), Shadow("big", 0.1), "yolo11n:1")
+SIMPLE = Route("yolo11n")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "routes.toml"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch, "app.routing.routes")
+
+
+def test_a_table_is_a_route(path: Path) -> None:
+    path.write_text(TEXT)
+
+    assert Routes(path).known == {"detector": DETECTOR, "v1.doors": Route("doors")}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[detector", "is not valid: Expected ']'"),
+        ("[detector]", "Object missing required field `to` - at `$[...]`"),
+        ('[detector]\nto = "tiny:0"', "matching regex"),
+        ('[detector]\nto = "tiny:2:3"', "matching regex"),
+        ('["a route"]\nto = "tiny"', "matching regex"),
+        ('[detector]\nto = "tiny"\nweight = 1', "unknown field `weight`"),
+        ('[detector]\nto = "tiny"\ncanary = {to = "new", share = 1.5}', "Expected `float` <= 1.0"),
+        ('[detector]\nto = "tiny"\ncanary = {to = "new", share = -0.5}', "Expected `float` >= 0.0"),
+        ('[detector]\nto = "tiny"\ncanary = {to = "new", share = nan}', "Expected `float`"),
+        ('[detector]\nto = "other:2"\n[other]\nto = "tiny"', "[detector] to: other:2 is a route, not a model"),
+        ('[a]\nto = "tiny"\nfallback = "a"', "[a] fallback: a is a route, not a model"),
+    ],
+)
+def test_a_file_that_is_not_valid_is_refused(path: Path, text: str, said: str) -> None:
+    path.write_text(text)
+    with pytest.raises(RoutesError) as refused:
+        Routes(path)
+
+    assert str(refused.value).startswith(f"{path} is not valid: ")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_new_file_has_no_routes_until_one_is_put(path: Path, content: str | None) -> None:
+    if content is not None:
+        path.write_text(content)
+    routes = Routes(path)
+    assert routes.known == {}
+    routes.put("detector", DETECTOR)
+
+    assert routes.known == Routes(path).known == {"detector": DETECTOR}
+
+
+def spoil(path: Path) -> None:
+    path.write_text("[detector")
+
+
+def truncate(path: Path) -> None:
+    path.write_text("")
+
+
+@pytest.mark.parametrize("damage", [spoil, truncate, Path.unlink])
+def test_a_damaged_file_changes_nothing(path: Path, clock: Clock, damage: Callable[[Path], None]) -> None:
+    """Not in a worker that runs, not in one that starts, and nobody writes over it; a corrected file is used within a second."""
+    path.write_text(TEXT)
+    routes = Routes(path)
+    damage(path)
+    clock.now += 1
+    assert routes.known == Routes(path).known == {"detector": DETECTOR, "v1.doors": Route("doors")}
+    assert "routes" in last_valid.refused
+    with pytest.raises(RoutesError):
+        routes.put("detector", SIMPLE)
+    path.write_text(TEXT.replace("0.05", "0.5"))
+    clock.now += 1
+
+    assert routes.known["detector"].canary == Canary("yolo11n:3", 0.5)
+    assert last_valid.refused == {}
+
+
+def test_a_change_is_seen_at_once_where_it_is_made_and_by_others_within_a_second(path: Path, clock: Clock) -> None:
+    one, other = Routes(path), Routes(path)
+    assert one.known == other.known == {}
+    one.put("detector", DETECTOR)
+    assert one.known == {"detector": DETECTOR}
+    clock.now += 1
+    assert other.known == {"detector": DETECTOR}
+
+    assert other.put("detector", None)
+    assert not other.put("detector", None)
+    clock.now += 1
+    assert one.known == other.known == {}
+
+
+def test_a_canary_is_withdrawn_for_a_reason(path: Path) -> None:
+    """Nothing else changes, also if the route has another canary by now, or none any more."""
+    routes = Routes(path)
+    routes.put("detector", DETECTOR)
+    routes.put("v1.doors", SIMPLE)
+    routes.withdraw("detector", Canary("yolo11n:4", 0.05), "it was put before")
+    for name in ("detector", "v1.doors", "removed"):
+        routes.withdraw(name, Canary("yolo11n:3", 0.05), 'says "no"\\ é 50 %')
+
+    canary = Canary("yolo11n:3", 0.05, withdrawn='says "no"\\ é 50 %')
+    assert Routes(path).known == {"detector": Route("yolo11n:2", canary, DETECTOR.shadow, "yolo11n:1"), "v1.doors": SIMPLE}
+
+
+@pytest.mark.parametrize(
+    ("name", "route"),
+    [
+        ("a route", SIMPLE),
+        ("other", Route("detector:2")),
+        ("yolo11n", SIMPLE),
+        ("other", Route("tiny", Canary("tiny", 2.0))),
+        ("other", Route("tiny", Canary("tiny", 0.5, withdrawn="two\nlines"))),
+    ],
+)
+def test_a_route_that_is_not_valid_is_not_written(path: Path, name: str, route: Route) -> None:
+    routes = Routes(path)
+    routes.put("detector", DETECTOR)
+    with pytest.raises(ValueError, match=r"Expected|is a route, not a model"):
+        routes.put(name, route)
+
+    assert routes.known == Routes(path).known == {"detector": DETECTOR}
+
+
+def test_writers_lose_no_change_of_each_other_and_readers_see_whole_files(path: Path) -> None:
+    """Each of several workers adds routes while another one reads the file all the time."""
+    Routes(path).put("first", SIMPLE)
+    are_done, seen = threading.Event(), set()
+
+    def write(routes: Routes, worker: int) -> None:
+        for number in range(5):
+            routes.put(f"route-{worker}-{number}", DETECTOR)
+
+    def read() -> None:
+        while not are_done.is_set():
+            seen.add(len(module.load(path)))
+
+    reader = threading.Thread(target=read)
+    writers = [threading.Thread(target=write, args=(Routes(path), worker)) for worker in range(4)]
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    are_done.set()
+    reader.join()
+
+    assert len(Routes(path).known) == 21
+    assert "routes" not in last_valid.refused
+    assert 0 not in seen
+
+
+def test_a_writer_that_was_killed_leaves_the_routes(path: Path) -> None:
+    routes = Routes(path)
+    routes.put("detector", DETECTOR)
+    (path.parent / f".{path.name}.unfinished").write_text("[half")
+    assert Routes(path).known == {"detector": DETECTOR}
+    routes.put("other", SIMPLE)
+
+    assert Routes(path).known == {"detector": DETECTOR, "other": SIMPLE}
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_the_file_behind_a_link_is_written_with_its_mode(path: Path) -> None:
+    real = path.parent / "real.toml"
+    real.write_text(TEXT)
+    real.chmod(0o640)
+    path.symlink_to(real)
+    Routes(path).put("detector", SIMPLE)
+
+    assert path.is_symlink()
+    assert module.load(real)["detector"] == SIMPLE
+    assert real.stat().st_mode & 0o777 == 0o640

@@ -1,0 +1,176 @@
+"""tritonclient's HTTP client, and Ultralytics' use of it, against `serve` with its embedded Triton."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from tritonclient.http import InferenceServerClient, InferenceServerException, InferInput, InferRequestedOutput
+from tritonclient.http.auth import BasicAuth
+
+from bench.harness.ports import find_free
+from bench.harness.processes import running
+from bench.harness.triton import link_installation
+from tests.api.conftest import write_keys
+from tests.fakes.models import SIDE
+from tests.support import IMAGES, SCENE
+
+MODEL, SMALL = "yolo11n", "six_columns"
+PICTURES = 60
+SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
+SCOPES = ("detect", "admin")
+PHOTOS = ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")
+
+
+def key(scope: str = "detect") -> dict[str, str]:
+    """Make headers, to which tritonclient adds its own."""
+    return {"X-API-Key": f"{scope}.{SECRET}"}
+
+
+class Service(NamedTuple):
+    url: str
+    client: InferenceServerClient
+
+    def boxes(self, image: bytes, confidence: float) -> list[tuple[str, float, NDArray[np.float32]]]:
+        """Return name, score and box of what KServe v2 answers about an image."""
+        found = self.client.infer(MODEL, [to_input(image)], parameters={"confidence": confidence}, headers=key())
+        names = [name.decode() for name in found.as_numpy("class_names")]
+        assert found.as_numpy("num_dets").tolist() == [len(names)]
+        return list(zip(names, found.as_numpy("det_scores").tolist(), found.as_numpy("det_boxes"), strict=True))
+
+
+def to_input(image: bytes, shape: tuple[int, ...] = (1,)) -> InferInput:
+    given = InferInput("image", shape, "BYTES")
+    given.set_data_from_numpy(np.array([image], object).reshape(shape))
+    return given
+
+
+def crops() -> Iterator[bytes]:
+    """Cut parts out of photographs."""
+    random = Random(0)  # noqa: S311 - no secret
+    photos = [Image.open(IMAGES / name).convert("RGB") for name in PHOTOS]
+    for number in range(PICTURES):
+        photo = photos[number % len(photos)]
+        left, top = random.randrange(photo.width // 3), random.randrange(photo.height // 3)
+        right, bottom = random.randrange(photo.width // 2, photo.width), random.randrange(photo.height // 2, photo.height)
+        photo.crop((left, top, right, bottom)).save(file := BytesIO(), "JPEG", quality=90)
+        yield file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def service(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("kserve")
+    for name in (MODEL, SMALL):
+        if not (repository / name).is_dir():
+            pytest.skip(f"the published network of {name} is not there")
+        shutil.copytree(repository / name, folder / "models" / name)
+    (folder / "triton").mkdir()
+    link_installation(folder / "triton")
+    (port,) = find_free(1)
+    settings = {
+        "port": port,
+        "workers": 1,
+        "dialects": "kserve",
+        "model": MODEL,
+        "model_repository": folder / "models",
+        "triton_home": folder / "triton",
+        "api_keys_file": write_keys(folder, *((scope, SECRET, scope) for scope in SCOPES)),
+    }
+    environment = {f"NEREID_{name.upper()}": str(value) for name, value in settings.items()}
+    with running([sys.executable, "-m", "app", "serve"], environment, port, "/readyz", folder / "serve.log") as server:
+        client = InferenceServerClient(server.url.removeprefix("http://"))
+        yield Service(server.url, client)
+        client.close()
+
+
+def test_health_and_descriptions(service: Service) -> None:
+    client = service.client
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.get_server_metadata(headers=key())["name"] == "nereid"
+    assert client.is_model_ready(MODEL, "1", headers=key())
+    assert not client.is_model_ready("nothing", headers=key())
+    assert client.get_model_metadata(MODEL, headers=key())["inputs"][0]["shape"][1:] == [640, 640, 3]
+    assert client.get_model_config(MODEL, "1", headers=key())["name"] == MODEL
+    assert client.get_inference_statistics(MODEL, headers=key())["model_stats"][0]["inference_count"] > 0
+    assert {model["name"]: model["state"] for model in client.get_model_repository_index(headers=key())} == {
+        MODEL: "READY",
+        SMALL: "READY",
+    }
+    with pytest.raises(InferenceServerException, match="API key"):
+        client.get_model_config(MODEL)
+
+
+def test_boxes_are_those_of_the_gateways_own_answer(service: Service) -> None:
+    """Of 60 pictures, by class, score and place."""
+    found = 0
+    with httpx.Client(base_url=service.url, headers=key()) as own:
+        for image in crops():
+            expected = own.post("/detect?boxes=pixel&confidence=0.3", content=image).json()["detections"]
+            boxes = service.boxes(image, 0.3)
+            found += len(boxes)
+
+            assert [name for name, _, _ in boxes] == [one["class_name"] for one in expected]
+            for (_, score, box), one in zip(boxes, expected, strict=True):
+                assert score == pytest.approx(one["confidence"], abs=1e-4)
+                np.testing.assert_allclose(box, [one[corner] for corner in ("x1", "y1", "x2", "y2")], atol=0.011)
+    assert found > PICTURES / 2
+
+
+def test_a_tensor_in_json_and_binary(service: Service) -> None:
+    """With the key as user and password, and with compressed bodies."""
+    client = InferenceServerClient(service.url.removeprefix("http://"))
+    client.register_plugin(BasicAuth("detect", SECRET))
+    tensor = np.zeros((1, 3, SIDE, SIDE), np.float32)
+    tensor[0, 0, 8:24, 16:48] = tensor[0, 2, 60:80, 16:48] = 1  # red, and blue
+    results = []
+    for binary, output, compression in ((True, True, None), (False, False, None), (True, False, "gzip"), (False, True, "deflate")):
+        given = InferInput("image", tensor.shape, "FP32")
+        given.set_data_from_numpy(tensor, binary_data=binary)
+        wanted = [InferRequestedOutput("output0", binary_data=output)]
+        results.append(client.infer(SMALL, [given], "1", wanted, "id-1", request_compression_algorithm=compression))
+    client.close()
+
+    assert {result.get_response()["id"] for result in results} == {"id-1"}
+    assert results[0].as_numpy("output0")[0, :, 5].tolist() == [0, 1]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result.as_numpy("output0"), results[0].as_numpy("output0"))
+
+
+def test_what_ultralytics_does_with_a_model_by_its_address(service: Service) -> None:
+    """It reads types and names from the config, and sends all inputs and names all outputs. Source: ultralytics/utils/triton.py."""
+    client = service.client
+    config = client.get_model_config(SMALL, headers=key())
+    types = {"TYPE_FP32": np.float32, "TYPE_FP16": np.float16, "TYPE_UINT8": np.uint8}
+    (declared,), outputs = config["input"], sorted(config["output"], key=lambda output: output["name"])
+    image = np.full((1, 3, SIDE, SIDE), 0.5, types[declared["data_type"]])
+    given = InferInput(declared["name"], [*image.shape], declared["data_type"].replace("TYPE_", ""))
+    given.set_data_from_numpy(image)
+    wanted = [InferRequestedOutput(output["name"]) for output in outputs]
+    answer = client.infer(model_name=SMALL, inputs=[given], outputs=wanted, headers=key())
+
+    assert [answer.as_numpy(output["name"]).shape[0] for output in outputs] == [1]
+
+
+def test_models_are_unloaded_and_loaded(service: Service) -> None:
+    client = service.client
+    with pytest.raises(InferenceServerException, match="scope 'admin'"):
+        client.unload_model(SMALL, headers=key())
+    client.unload_model(SMALL, headers=key("admin"))
+    assert not client.is_model_ready(SMALL, headers=key())
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer(SMALL, [to_input(SCENE)], headers=key())
+    assert raised.value.status() in {"404", "503"}
+    with pytest.raises(InferenceServerException, match="load takes no parameters"):
+        client.load_model(SMALL, headers=key("admin"), config="{}")
+    client.load_model(SMALL, headers=key("admin"))
+    assert client.is_model_ready(SMALL, headers=key())
+    assert client.infer(SMALL, [to_input(SCENE, (1, 1))], headers=key()).as_numpy("num_dets").tolist() == [[2]]

@@ -1,0 +1,137 @@
+"""A second version of a model from its first image to the last request for the first one, in a gateway as a user runs it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+
+from app.api.caller import keys
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import ROOT, SCENE, json
+from tests.system.gateway import RunningGateway, running_gateway
+
+NAME = "detector"
+ROWS = np.array([[2, 10, 12, 20, 0.75, 1], [16, 10, 28, 20, 0.5, 0]], np.float32)
+
+
+class Versions(FakeTriton):
+    """Has a model in some versions, of which the third finds less, and may fail every second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_versions = ["2"]
+        self.answer = infer_response(output0=ROWS)
+        self.is_sick = False
+        self.third_at: list[float] = []
+        """When the third version was asked, as of `time.monotonic`."""
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        answer = await super().ModelInfer(request, context)
+        if request.model_version == "3":
+            self.third_at.append(monotonic())
+            if self.is_sick and len(self.third_at) % 2:
+                await context.abort(grpc.StatusCode.INTERNAL, "onnx runtime error 6: the weights are not those of this model")
+            answer.raw_output_contents[0] = (ROWS * [[1], [0]]).astype(np.float32).tobytes()
+        return answer
+
+
+class Operator:
+    """Asks a route, and changes it."""
+
+    def __init__(self, gateway: RunningGateway, client: httpx.AsyncClient, key_file: Path) -> None:
+        self.gateway, self.client, self.key_file = gateway, client, key_file
+
+    async def put(self, **route: object) -> None:
+        """Change the route, and wait until all workers follow."""
+        json(await self.client.put(f"/routes/{NAME}", json=route))
+        await asyncio.sleep(1.5)
+
+    async def ask(self, requests: int, at_once: int = 8) -> Counter[str]:
+        """Return the versions that answer requests; all are answered."""
+        limit = asyncio.Semaphore(at_once)
+
+        async def one() -> str:
+            async with limit:
+                return str(json(await self.client.post(f"/detect?model={NAME}", content=SCENE))["model"]["version"])
+
+        return Counter(await asyncio.gather(*(one() for _ in range(requests))))
+
+    async def withdrawn(self) -> str:
+        return str(json(await self.client.get("/health"))["routes"][NAME]["withdrawn"])
+
+    async def compare(self) -> list[str]:
+        """Return the lines of `nereid compare`."""
+        command = [sys.executable, "-m", "app", "compare", NAME, "--key-file", str(self.key_file)]
+        environ = {**os.environ, "NEREID_PORT": str(self.gateway.port)}
+        done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+        return done.stdout.splitlines()
+
+
+@asynccontextmanager
+async def operated(fake: FakeTriton, folder: Path) -> AsyncIterator[Operator]:
+    """Run a gateway of two workers with the routes and the key in a folder."""
+    files = {"routes_file": folder / "routes.toml", "api_keys_file": folder / "keys.toml"}
+    headers = {"X-API-Key": (folder / "key").read_text(encoding="utf-8")}
+    async with (
+        running_gateway(fake.url, folder, workers=2, timeout_seconds=30, **files) as gateway,  # nothing is late on a busy machine
+        httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client,
+    ):
+        yield Operator(gateway, client, folder / "key")
+
+
+async def test_a_version_is_compared_tried_withdrawn_and_after_it_is_mended_promoted(tmp_path: Path) -> None:
+    """No request gets an error meanwhile. Each of two workers sees half of the failures; a restart changes nothing."""
+    credential, table = keys.create("operator")
+    (tmp_path / "key").write_text(credential, encoding="utf-8")
+    (tmp_path / "keys.toml").write_text(table.replace('"detect"', '"detect", "health", "admin"'), encoding="utf-8")
+    fake = Versions()
+
+    async with serving(fake):
+        async with operated(fake, tmp_path) as operator:
+            await operator.put(to="tiny:2")
+            assert await operator.ask(20) == {"2": 20}
+
+            fake.model_versions.append("3")
+            await operator.put(to="tiny:2", shadow={"to": "tiny:3", "share": 0.1})
+            assert await operator.ask(200, at_once=1) == {"2": 200}
+            await asyncio.sleep(1)
+            compared = len(fake.third_at)
+            assert compared in {19, 20}  # each worker counts its own
+            title, _, figures, *_ = await operator.compare()
+            assert title.startswith(f"{NAME}: tiny:3 ")
+            assert title.endswith(f" {compared} images")
+            assert figures.split()[:5] == ["all", str(2 * compared), "50.0%", str(compared), "0"]
+
+            fake.third_at.clear()
+            await operator.put(to="tiny:2", canary={"to": "tiny:3", "share": 0.05})
+            assert (await operator.ask(400))["3"] in {19, 20}
+            assert await operator.withdrawn() == ""
+            fake.is_sick = True
+            while not await operator.withdrawn():
+                assert len(fake.third_at) < 500
+                await operator.ask(100)
+            assert monotonic() - fake.third_at[49] < 10
+            await asyncio.sleep(1.5)
+            fake.third_at.clear()
+            assert await operator.ask(200) == {"2": 200}
+
+        async with operated(fake, tmp_path) as operator:
+            assert "requests in a minute failed" in await operator.withdrawn()
+            assert await operator.ask(200) == {"2": 200}
+            assert not fake.third_at
+            fake.is_sick = False
+            await operator.put(to="tiny:3")
+            assert await operator.ask(50) == {"3": 50}
+            assert await operator.withdrawn() == ""
+    assert (tmp_path / "routes.toml").read_text(encoding="utf-8").endswith('\n[detector]\nto = "tiny:3"\n')
