@@ -70,6 +70,17 @@ async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int)
     assert await found_at(two) == {has_it}
 
 
+async def test_a_model_is_described_by_a_triton_that_has_it_or_else_answers(two: Two) -> None:
+    two.fakes[0].model_refusal = NO_MODEL
+    await two.pool.spec("tiny")
+    assert (await two.pool.describe("ModelMetadata", "tiny"))["name"] == "tiny"
+    two.fakes[0].model_refusal, two.fakes[1].model_refusal = None, DOWN
+    assert (await two.pool.describe("ModelMetadata", "tiny"))["name"] == "tiny"
+    two.fakes[0].model_refusal = DOWN
+    with pytest.raises(TritonUnavailable):
+        await two.pool.describe("ModelMetadata", "tiny")
+
+
 @pytest.fixture
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for answers of Triton longer than any test takes."""

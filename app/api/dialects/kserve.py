@@ -4,6 +4,7 @@ Source: docs/predict-api/v2/required_api.md of kserve/kserve; docs/protocol of t
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,17 +21,19 @@ from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
 from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
 from app.api.receiving import intake
-from app.api.receiving.body import JSON_ERRORS, parsing_bytes
+from app.api.receiving.body import decode, parsing_bytes
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute, route_of
-from app.errors import Forbidden, InvalidParameter, MalformedRequest, ModelNotReady
+from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedModel
+from app.model.heads import ClassificationHead
 from app.model.reference import refer_to
-from app.pipeline.call import Detections, TaskResult
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.call import ClassifyOptions, Detections, Reader, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 
@@ -38,9 +41,12 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", 
 _METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
 _LENGTH = b"inference-header-content-length"
 _MODEL = "/v2/models/{model:str}"
-_VERSION = _MODEL + "/versions/{version:int}"
+_BOXES = [("num_dets", "INT32", [1]), ("det_boxes", "FP32", [-1, 4]), ("det_scores", "FP32", [-1]), ("det_classes", "INT32", [-1])]
+_CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1])]
+_NAMES = ("class_names", "BYTES", [-1])
 _MAX_TEXT_BYTES = 1 << 16
-# Work on so much JSON takes less than a millisecond.
+_VERSION = _MODEL + "/versions/{version:int}"
+# Less than this takes less than a millisecond.
 _QUICK_BYTES = 99_999
 # A number as JSON, and the objects from which it is made.
 _NUMBER_BYTES = 64
@@ -48,6 +54,18 @@ _NUMBER_BYTES = 64
 T = TypeVar("T")
 Model = FromPath[str]
 Version = FromPath[int | None]
+
+
+class _Options(OptionsByModel):
+    """Options for a model of any task."""
+
+    __slots__ = ()
+
+    def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
+        """Return the reader of detections, or of classes."""
+        if isinstance(spec.head, ClassificationHead):
+            return ClassifyOptions(self.model, self.confidence, self.max_detections).reader(spec)
+        return super().reader(spec)
 
 
 @ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query")
@@ -61,7 +79,7 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
     memory = pipeline.admission.memory.reserve(context.caller, "this tensor")
 
     async def run(work: Callable[[], T], nbytes: int) -> T:
-        """Run work on this many bytes of JSON, in a thread if there are many."""
+        """Run work that needs this much memory, in a thread if it is much."""
         if nbytes <= _QUICK_BYTES:
             return work()
         return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn(nbytes))
@@ -72,13 +90,14 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
         size = len(given.content)
         try:
             if isinstance(given.content, bytes):
-                spec = await pipeline.prepare(pipeline.refer_to(model, wanted.version), call.deadline)
-                found = await pipeline.run(given.content, given.question(spec, model, wanted.version), call)
+                _, confidence, iou, limit = msgspec.structs.astuple(given.chosen)
+                options = _Options(model, confidence, None, limit, iou, version=wanted.version, lowers_iou=True, masks="none")
+                found = await pipeline.run(given.content, options, call)
                 spec, used, outputs = found.spec, found.version, _to_outputs(found, is_batch=len(given.declared[2]) > 1)
             else:
                 memory.add(size + parsing_bytes(size, context.content_type))
-                is_json = isinstance(given.content, msgspec.Raw)
-                read = lambda dtype, count: run(partial(given.read_numbers, dtype, count), size if is_json else 0)  # noqa: E731
+                per_number = 0 if isinstance(given.content, memoryview) else _NUMBER_BYTES
+                read = lambda dtype, count: run(partial(given.read_numbers, dtype, count), count * per_number)  # noqa: E731
                 spec, (outputs, used) = await run_tensor(pipeline, model, wanted.version, given.declared, read, call)
         finally:
             context.log_fields |= pipeline.log_fields(model)
@@ -122,16 +141,24 @@ async def health(request: AnyRequest, worker: Worker) -> dict[str, bool]:
 
 @get([f"{path}{end}" for path in (_MODEL, _VERSION) for end in ("", "/ready", "/config", "/stats")])
 async def describe(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> Any:  # noqa: ANN401 - of any members
-    """Describe the tensors, the state, the config or the statistics of a model as a Triton does."""
+    """Describe the tensors, the state, the config or the statistics of a model as a Triton does.
+
+    The outputs of a model that takes files are those for its image.
+    """
     require_key(request, worker.keys, "detect", is_dialect=True)
     check_model_name(model)
-    reference, end = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2]
+    reference, end, spec = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2], None
+    with suppress(UnsupportedModel):  # Triton can describe it nevertheless
+        spec = await worker.pipeline.spec(reference)
+    if end == "ready":
+        if not await worker.tritons.is_ready(reference):
+            raise ModelNotReady("the model is not ready")
+        return {"name": model, "ready": True}
     answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
-    if end != "ready":
-        return answer.get("config", answer)
-    if not await worker.tritons.is_ready(reference):
-        raise ModelNotReady("the model is not ready")
-    return {"name": model, "ready": True}
+    if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
+        outputs, batch = _CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES, [-1] * spec.has_batch_dimension
+        answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, kind, dims in [*outputs, _NAMES]]
+    return answer.get("config", answer)
 
 
 @post("/v2/repository/index", status_code=200, request_max_body_size=_MAX_TEXT_BYTES)
@@ -139,17 +166,16 @@ async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
     """List the models in the repositories of all Tritons."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     only_ready = (await _read_object(request)).get("ready") is True
-    states = await worker.tritons.list_models()
     return [
         {"name": name, "version": version, "state": state.state, "reason": state.reason}
-        for name, state in sorted(states.items())
+        for name, state in sorted((await worker.tritons.list_models()).items())
         if state.is_ready or not only_ready
         for version in sorted(state.versions) or [""]
     ]
 
 
 @post(
-    ["/v2/repository/models/{model:str}/load", "/v2/repository/models/{model:str}/unload"],
+    [f"/v2/repository/models/{{model:str}}/{action}" for action in ("load", "unload")],
     status_code=200,
     request_max_body_size=_MAX_TEXT_BYTES,
     guards=load_model.guards,
@@ -171,10 +197,7 @@ async def _read_object(request: AnyRequest) -> dict[str, Any]:
     """Return the JSON object in the body, which may be empty."""
     body = await request.body()
     context_of(request.scope).is_body_received = True
-    try:
-        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
-    except JSON_ERRORS as error:
-        raise MalformedRequest("expected a JSON object, or nothing") from error
+    return decode(memoryview(body or b"{}"), dict[str, Any], "expected a JSON object, or nothing")
 
 
 DIALECT = Dialect("kserve", [infer, server, health, describe, index, control])

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from app.api.parameters.parse import Pairs
 from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
-from app.model.heads import ClassificationHead
-from app.model.spec import ModelSpec
-from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions, Question, TaskResult
+from app.pipeline.call import MAX_DETECTIONS
 from app.pipeline.tensors import Declared
 
 BYTES = "BYTES"
@@ -111,18 +109,10 @@ class InferRequest(NamedTuple):
         id_ = {} if document.id is None else {"id": document.id}
         return cls((tensor.name, tensor.datatype, tensor.shape), content, outputs, chosen, id_)
 
-    def question(self, spec: ModelSpec, model: str, version: int | None) -> Question[TaskResult]:
-        """Make the question about an image to a model, which has this spec now."""
-        _, confidence, iou, limit = msgspec.structs.astuple(self.chosen)
-        if isinstance(spec.head, ClassificationHead):
-            return ClassifyOptions(model, confidence, limit, version)
-        task = spec.head.task
-        return DetectOptions(model, confidence, None, limit, iou, version=version, lowers_iou=True, task=task, masks="none")
-
     def read_numbers(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         """Return the elements (count,) of a tensor of numbers; raise MalformedRequest if there are fewer or more."""
         expected = f"the tensor is no list of {count} numbers of type {self.declared[1]}, nor {count * dtype.itemsize} bytes"
-        if not isinstance(self.content, msgspec.Raw):
+        if isinstance(self.content, memoryview):
             if len(self.content) != count * dtype.itemsize:
                 raise MalformedRequest(expected)
             return np.frombuffer(self.content, dtype)
@@ -153,7 +143,7 @@ def _read_file(tensor: _Input, binary: memoryview) -> bytes:
     return bytes(binary[_LENGTH_BYTES:])
 
 
-def _pieces(text: msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[float]]:
+def _pieces(text: bytes | msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[float]]:
     """Yield the numbers of a JSON list, flat or nested; raise one of `JSON_ERRORS` for others than finite ones of this type."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     kind = float if dtype.kind == "f" else int

@@ -360,6 +360,15 @@ async def test_models_are_described_as_triton_does(server: httpx.AsyncClient, di
     assert config["parameters"] == (await direct.read_config("two_versions"))[0]["parameters"]
     assert [one["version"] for one in stats] == ["1"]
     assert isinstance(stats[0]["inference_count"], int)
+    file = json(await server.get("/v2/models/file_in"))
+    assert [(tensor["name"], tensor["shape"]) for tensor in [*file["inputs"], *file["outputs"]]] == [
+        ("file", [1]),
+        ("num_dets", [1]),
+        ("det_boxes", [-1, 4]),
+        ("det_scores", [-1]),
+        ("det_classes", [-1]),
+        ("class_names", [-1]),
+    ]
 
 
 async def test_the_answer_for_a_route_names_the_model_that_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,6 +396,7 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
         "/v2/models/nothing",
         "/v2/models/nothing/ready",
         "/v2/models/two_versions/versions/9/config",
+        "/v2/models/nothing/stats",
         "/v2/models/%00/stats",
     ):
         assert json(await server.get(path), 404)["error"]
