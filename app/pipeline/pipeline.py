@@ -305,18 +305,24 @@ class Pipeline:
         with Lease() as lease:
             return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
 
-    async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext, permit: Permit) -> InferResult:
-        """Run the inference of an admitted image that is an input tensor already; errors are those of `run`."""
-
-        def fill() -> InputBuffer:
+    async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
+        """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
+        parallel = self.tritons.parallel_images(spec)
+        with ExitStack() as stack:
+            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
+            memory.add(spec.image_bytes)
+            if call.is_batch:
+                permit = await self.admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
+                permit.on_release(memory.release)
+            else:
+                permit = await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
+            stack.pop_all()  # the permit releases the memory
+        with permit:
             buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)
-            buffer.tensor[:] = tensor
-            return buffer
-
-        buffer = await self.threads.run(fill, call.deadline, permit, turn=call.turn())
-        call.timing.lap("queue")
-        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
-        call.timing.lap("infer")
+            await self.threads.run(partial(np.copyto, buffer.tensor, tensor), call.deadline, permit, turn=call.turn())
+            call.timing.lap("queue")
+            result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+            call.timing.lap("infer")
         return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,9 @@ def _count_images(spec: ModelSpec, declared: Declared) -> int:
 
 async def _run_images(pipeline: Pipeline, spec: ModelSpec, images: NDArray[np.generic], call: CallContext) -> InferResult:
     if len(images) == 1:
-        return await _run_image(pipeline, spec, images[0], call)
+        return await pipeline.run_tensor(images[0], spec, call)
     calls = [call._replace(timing=Timing(), is_batch=True) for _ in images]
-    tasks = [asyncio.create_task(_run_image(pipeline, spec, *each)) for each in zip(images, calls, strict=True)]
+    tasks = [asyncio.create_task(pipeline.run_tensor(image, spec, own)) for image, own in zip(images, calls, strict=True)]
     try:
         results = await asyncio.gather(*tasks)
     finally:
@@ -72,18 +72,3 @@ async def _run_images(pipeline: Pipeline, spec: ModelSpec, images: NDArray[np.ge
     except ValueError as error:
         raise MalformedRequest("the outputs for these images differ in shape; send one image per request") from error
     return InferResult(outputs, results[0].version)
-
-
-async def _run_image(pipeline: Pipeline, spec: ModelSpec, image: NDArray[np.generic], call: CallContext) -> InferResult:
-    admission, parallel = pipeline.admission, pipeline.tritons.parallel_images(spec)
-    with ExitStack() as stack:
-        memory = stack.enter_context(admission.memory.reserve(call.caller))
-        memory.add(spec.image_bytes)
-        if call.is_batch:
-            permit = await admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
-            permit.on_release(memory.release)
-        else:
-            permit = await admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
-        stack.pop_all()  # the permit releases the memory
-    with permit:
-        return await pipeline.run_tensor(image, spec, call, permit)

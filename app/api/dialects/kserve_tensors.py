@@ -166,12 +166,10 @@ def encode_response(
     described, parts = [], []
     for name, binary in is_binary.items():
         tensor = outputs[name]
-        kind = {"f": "FP", "i": "INT", "u": "UINT"}.get(tensor.dtype.kind)
-        datatype = f"{kind}{tensor.itemsize * 8}" if kind else {"b": "BOOL", "O": BYTES}[tensor.dtype.kind]
+        datatype = BYTES if tensor.dtype.hasobject else tensor.dtype.name.upper().replace("FLOAT", "FP")
         own: dict[str, Any] = {"name": name, "datatype": datatype, "shape": tensor.shape}
         if binary:
-            texts = [text.encode() for text in tensor.flat] if datatype == BYTES else None
-            elements = tensor.tobytes() if texts is None else b"".join(len(t).to_bytes(_LENGTH_BYTES, "little") + t for t in texts)
+            elements = b"".join(map(_to_element, tensor.flat)) if tensor.dtype.hasobject else tensor.tobytes()
             own["parameters"] = {"binary_data_size": len(elements)}
             parts.append(elements)
         else:
@@ -181,3 +179,8 @@ def encode_response(
         described.append(own)
     document = msgspec.json.encode({**head, "outputs": described})
     return b"".join([document, *parts]), len(document) if parts else 0
+
+
+def _to_element(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
