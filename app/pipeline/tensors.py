@@ -66,7 +66,7 @@ async def _run_images(pipeline: Pipeline, spec: ModelSpec, images: NDArray[np.ge
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        call.timing.lap("infer")
+    call.timing.lap("infer")
     try:
         outputs = {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
     except ValueError as error:
