@@ -6,6 +6,7 @@ if __name__ == "__main__":  # no traceback after Ctrl-C during the imports
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
+import asyncio
 import os
 import subprocess
 import sys
@@ -14,13 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from app import healthcheck, preflight
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.arguments import declare
+from app.cache import memory as cache_memory
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
@@ -34,9 +37,9 @@ from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
-from app.triton.repository import loadable_models
+from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
-from app.zoo.recognize import Evaluation, Options
+from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
 
 if TYPE_CHECKING:
@@ -48,18 +51,6 @@ _INTERRUPTED = 128 + signal.SIGINT
 _ADD_NICENESS = 10  # requests go first; with 19, the check of a model would take minutes on a busy machine
 # Each has a one-line message for the user.
 _FAILURES = (CommandError, SettingsError, KeysError)
-
-_KEY_HELP = (
-    "Create an API key. Its credential, id.secret, is printed to stdout and stored nowhere: give it to the client. Its table for "
-    f"the file {PREFIX}API_KEYS_FILE is printed to stderr: add it there. So `nereid key camera-1 > secret` shows only the table. "
-    "To replace the secret of a key in use, add only the new sha256 to the list in its table, and remove the old one once the "
-    "client has the new credential."
-)
-
-_DOCTOR_HELP = (
-    "Check this machine, the settings, a running Triton, which gets a few blank images, and the default model, and say what to do "
-    "about what is wrong. Exit code: 0, or 1 if something does not work."
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,6 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("remove", _remove, "remove a model, or a version of it"),
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
+        ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
@@ -124,54 +116,8 @@ def make_parser() -> argparse.ArgumentParser:
         parses: dict[str, Any] = {"prefix_chars": "\0", "add_help": False} if name == "detect" else {}
         command = commands.add_parser(name, help=text, description=text, **parses)
         command.set_defaults(run=run)
-        if name == "serve":
-            command.add_argument("--instances", help="number of instances on unix sockets, for a proxy in front of them")
-        if name in {"serve", "api"}:
-            command.add_argument("--port", help="port of the API")
-            command.add_argument("--workers", help="number of API processes")
-        if name in {"serve", "api", "triton", "doctor"}:
-            command.add_argument("--model", help="the default model")
-        if name in {"serve", "api", "doctor"}:
-            command.add_argument("--triton", help="gRPC endpoint of a running Triton: host:port or unix:/path")
-        _declare_model(command, name)
-        if name == "detect":
-            command.add_argument("arguments", nargs="*", help="those of `nereid-client detect`; --help lists them")
-        if name == "doctor":
-            command.description = _DOCTOR_HELP
-            command.add_argument("--json", action="store_true", help="print one JSON document")
-            command.add_argument("--strict", action="store_true", help="exit with 1 after a warning, too")
-        if name == "compare":
-            command.add_argument("name", help="name of the route")
-            command.add_argument("--key-file", type=Path, help="file with an API key that has the scope health, if keys are needed")
-        if name == "key":
-            command.description = _KEY_HELP
-            command.usage = "nereid key NAME, such as: nereid key camera-1"
-            command.add_argument("id", metavar="NAME", help="name of the key in the file and in the log")
+        declare(command, name)
     return parser
-
-
-def _declare_model(command: argparse.ArgumentParser, name: str) -> None:
-    """Declare the arguments of the commands that change the model repository."""
-    if name == "pull":
-        command.add_argument("name", nargs="?", help="name of the model; the default model if omitted")
-        command.add_argument("--from", dest="source", type=Path, help="local file, or folder with the published files")
-        command.add_argument("--sha256", help="SHA-256 of the file, if it is not the published one")
-    if name in {"load", "unload"}:
-        command.add_argument("name", help="name of the model")
-    if name in {"use", "remove"}:
-        command.add_argument("reference", help="name of the model, or name:version")
-    if name in {"pull", "add"}:  # what a file may not say of itself
-        for option, hint in get_type_hints(Options if name == "add" else Evaluation, include_extras=True).items():
-            kind: dict[str, Any] = {"action": "store_true", "default": None} if option == "multi_label" else {}
-            command.add_argument(f"--{option.replace('_', '-')}", help=hint.__metadata__[0].description, **kind)
-    if name != "add":
-        return
-    command.add_argument("source", help="ONNX file, folder with one, https address, or - for the standard input")
-    command.add_argument("--name", help="name of the model; by default that of the file")
-    command.add_argument("--licence", default="", help="shown by /models")
-    command.add_argument("--samples", type=Path, help="folder of images on which the model is checked")
-    command.add_argument("--out", type=Path, help="model repository to write to, instead of the one in the settings")
-    command.add_argument("--untrusted", action="store_true", help="check the file apart, as one that may be hostile")
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
@@ -201,6 +147,8 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
     worker_table.create()
+    if settings.cache:
+        cache_memory.create(settings.cache_memory_bytes)
     Server(settings).serve()
 
 
@@ -361,6 +309,26 @@ def _compare(settings: Settings, options: argparse.Namespace) -> None:
     from app.routing.report import report  # noqa: PLC0415
 
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
+
+
+def _cache(settings: Settings, _: argparse.Namespace) -> None:
+    if not settings.cache:
+        raise CommandError(f"there is no cache: {PREFIX}CACHE is empty")
+    if settings.cache == "memory":
+        marker = Path(settings.model_repository) / CLEARED
+        try:
+            marker.touch()
+        except OSError as error:
+            raise CommandError(f"{marker}: {error.strerror}") from error
+        say("within a second, no worker uses the results in its memory any more")
+        return
+    from app.cache import redis_store  # noqa: PLC0415 - redis-py is optional
+
+    try:
+        asyncio.run(redis_store.clear(settings.cache))
+    except (ValueError, ConnectionError) as error:
+        raise CommandError(f"{PREFIX}CACHE: {error}") from error
+    say("Redis has no cached results any more")
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -17,7 +17,11 @@ from app.api import application
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
-from app.embedded.folder import check_private
+from app.cache import memory as cache_memory
+from app.cache.cache import ResultCache
+from app.cache.fingerprints import Fingerprints
+from app.cache.store import Store
+from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.program import CommandError
@@ -44,13 +48,14 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.config_file import unloadable_models
 from app.triton.credentials import Credentials
-from app.triton.loading import ModelLoader
+from app.triton.loading import ModelLoader, has_loaded
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
 from app.zoo import registry
+from app.zoo.fingerprint import FingerprintReader
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -119,15 +124,17 @@ async def open_resources(
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
         if settings.routes_file:
-            routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
-            stack.push_async_callback(shadows.close)
-            pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+            pipeline.router = _open_router(settings, pipeline, metrics, stack)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
         works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
+        if settings.cache:
+            pipeline.cache = cache = _open_cache(settings, pool, metrics)
+            stack.push_async_callback(cache.close)
+            works.append(cache.fingerprints.run())
         if settings.triton_endpoints and settings.triton_loads_models:
             works.append(ModelLoader(pool, Path(settings.model_repository)).run(table))
         for work in works:
@@ -147,6 +154,33 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
         check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
+
+
+def _open_router(settings: Settings, pipeline: Pipeline, metrics: Metrics, stack: AsyncExitStack) -> Router:
+    """Open the router of a worker, which ends with the stack."""
+    routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+    stack.push_async_callback(shadows.close)
+    return Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+
+
+def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
+    """Open the result cache of a worker."""
+    descriptor = cache_memory.open_file(settings.cache_memory_bytes)
+    key_file = settings.cache_key_file
+    secret = cache_memory.read_secret_of(key_file) if key_file else cache_memory.read_secret(descriptor)
+    store: Store
+    if settings.cache == "memory":
+        store = cache_memory.MemoryStore(descriptor, settings.cache_seconds, metrics)
+    else:
+        from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
+
+        os.close(descriptor)
+        store = RedisStore(settings.cache, settings.cache_seconds, metrics)
+    is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
+    fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), is_loaded).read)
+    # Without keys, callers are groups of client addresses.
+    is_shared = settings.cache_shared or not settings.api_keys_file
+    return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)
 
 
 def deployment_of(settings: Settings) -> Deployment:

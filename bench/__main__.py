@@ -8,6 +8,7 @@ from app.host.program import CommandError
 from app.settings.schema import SettingsError
 from bench.experiments import (
     batch,
+    cache,
     dialects,
     fair,
     limit,
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         shadow,
         tail,
         batch,
+        cache,
         limit,
         locust,
         stages,

@@ -25,7 +25,7 @@ from app.host.program import CommandError
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.triton.repository import LOCK, REMOVED
+from app.triton.repository import CLEARED, LOCK, REMOVED, last_change
 from app.zoo import registry
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
@@ -197,7 +197,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for command in ("serve", "api", "triton", "pull", "add", "models", "use", "remove", "key", "doctor", "settings"):
+    for command in ("serve", "api", "triton", "pull", "add", "models", "use", "remove", "key", "cache", "doctor", "settings"):
         assert f"\n    {command} " in text
 
 
@@ -838,3 +838,23 @@ def test_healthcheck_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatc
     with http.answering(b"") as url:
         monkeypatch.setenv("NEREID_PORT", url.rpartition(":")[2])
         assert main(["healthcheck"]) == 0
+
+
+def test_clearing_the_cache_is_seen_by_the_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look at the time of a file in the model repository."""
+    assert main(["cache", "clear"]) == 1
+    assert "there is no cache: NEREID_CACHE is empty" in capsys.readouterr().err
+    monkeypatch.setenv("NEREID_CACHE", "memory")
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path / "nowhere"))
+    assert main(["cache", "clear"]) == 1
+    assert f"{tmp_path / 'nowhere' / CLEARED}: No such file or directory" in capsys.readouterr().err
+    monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
+    assert main(["cache", "clear"]) == 0
+    before = last_change(tmp_path, CLEARED)
+    os.utime(tmp_path / CLEARED, ns=(0, 0))
+    assert main(["cache", "clear"]) == 0
+
+    assert last_change(tmp_path, CLEARED) >= before > 0
+    assert "no worker uses the results in its memory any more" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
+from app.cache.memory import read_secret_of
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import UrlNotAllowed
 from app.host import ports
@@ -64,6 +65,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
+        ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ):
         path = getattr(settings, setting)
         try:

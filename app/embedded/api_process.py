@@ -6,6 +6,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+from app.cache import memory as cache_memory
 from app.embedded.service import CheckError
 from app.host import cores, program
 from app.host.http import get_status
@@ -27,6 +28,7 @@ class ApiProcess:
 
     def __init__(self, settings: Settings, socket: Path | None = None) -> None:
         """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""
+        self._settings = settings
         self.name = "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
         self.url = settings.local_url
@@ -46,6 +48,8 @@ class ApiProcess:
             CommandError: The process cannot be created.
         """
         inherited = [worker_table.create(), last_valid.create(), self._beats]
+        if self._settings.cache:
+            inherited.append(cache_memory.create(self._settings.cache_memory_bytes))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),

@@ -10,7 +10,7 @@ from app.errors import GatewayError
 from app.host.program import CommandError, NotPossible
 from app.settings.schema import PREFIX, Settings
 from app.triton.blocking_client import BlockingClient
-from app.triton.repository import LOCK
+from app.triton.repository import LOCK, identify
 from app.triton.status import NoReply, Unreachable, own_message
 
 _PSS = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
@@ -53,7 +53,9 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
         if loads and target.is_dir():
             if not link.is_symlink():
                 link.symlink_to(target)
+            identity = identify(target)
             client.load(model)
+            folder.note_loaded(model, identity)
         else:
             client.unload(model)
     except Unreachable:

@@ -15,11 +15,12 @@ from pathlib import Path
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, TRITON_SOCKET, Settings
 from app.telemetry.logging import say
-from app.triton.repository import loadable_models
+from app.triton.repository import identify, loadable_models
 
 # Triton ends within five seconds, and then its models.
 _CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
+_LOADED = "loaded"
 
 
 def check_private(path: Path) -> None:
@@ -100,6 +101,20 @@ class TritonFolder:
         models.mkdir()
         for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
             (models / name).symlink_to(self._repository / name)
+            self.note_loaded(name, identify(self._repository / name))
+
+    def note_loaded(self, model: str, identity: str) -> None:
+        """Record what `identify` returned before Triton loaded a model; raise OSError if that is not possible."""
+        loaded = self.path / _LOADED
+        loaded.mkdir(exist_ok=True)
+        (loaded / model).write_text(identity, encoding="ascii")
+
+    def has_loaded(self, model: str, identity: str) -> bool:
+        """Return whether Triton has loaded just these files of a model, or will before it answers."""
+        try:
+            return (self.path / _LOADED / model).read_text(encoding="ascii") == identity
+        except OSError:
+            return False
 
     def clear(self) -> None:
         """Remove what is in the folder, if it belongs to this process."""

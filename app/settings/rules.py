@@ -44,6 +44,11 @@ def check(settings: Settings) -> None:
         if name not in DIALECTS:
             known = ", ".join(DIALECTS)
             raise SettingsError(f"{PREFIX}DIALECTS: Expected some of {known}, or none{quoted(name)}")
+    if settings.cache and settings.triton_endpoints and not settings.triton_loads_models:
+        raise SettingsError(
+            f"{PREFIX}CACHE: nobody tells here which networks these Tritons run; it needs {PREFIX}TRITON_LOADS_MODELS, or the "
+            "embedded Triton"
+        )
     if settings.label_studio_token_file and not settings.label_studio_url:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
     if 0 < (age := settings.worker_max_age_seconds) < MIN_AGE_SECONDS:

@@ -90,6 +90,11 @@ class Settings(SettingsFields, frozen=True, forbid_unknown_fields=True, kw_only=
         return int(self.max_batch_size_mb * 2**20)
 
     @property
+    def cache_memory_bytes(self) -> int:
+        """Size of the results that are cached in the memory of this host, in bytes."""
+        return self.cache_mb << 20 if self.cache == "memory" else 0
+
+    @property
     def max_pixels(self) -> int:
         """Maximum size of an image, in pixels."""
         return int(self.max_megapixels * 1e6)

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, SecondsCounter, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
@@ -43,15 +43,6 @@ class Metrics:
         self.requests = Counter(table, "api_requests", "HTTP requests.", ["endpoint", "status"])
         self.request_seconds = Histogram(
             table, "api_request_duration_seconds", "Time from a request's header to its response.", ["endpoint"], REQUEST_BOUNDS
-        )
-        self.route_requests = Counter(
-            table,
-            "api_route_requests",
-            "Requests and images of batches that a model of a route answered, or failed to answer.",
-            ["route", "model", "part", "status"],
-        )
-        self.canary_withdrawn = CommonGauge(
-            table, "api_canary_withdrawn", "1 if the canary of a route gets no requests any more, because it failed.", ["route"]
         )
         self.batch_images = Counter(
             table, "api_batch_images", "Images of requests for batches, by the status that each has in the answer.", ["status"]
@@ -121,6 +112,21 @@ class Metrics:
         self.refused_files = Gauge(
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )
+        self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
+        self._count_routes(table)
+        self._count_cached(table)
+
+    def _count_routes(self, table: WorkerTable) -> None:
+        """Make the metrics of routes."""
+        self.route_requests = Counter(
+            table,
+            "api_route_requests",
+            "Requests and images of batches that a model of a route answered, or failed to answer.",
+            ["route", "model", "part", "status"],
+        )
+        self.canary_withdrawn = CommonGauge(
+            table, "api_canary_withdrawn", "1 if the canary of a route gets no requests any more, because it failed.", ["route"]
+        )
         self.shadow_images = Counter(table, "api_shadow_images", "Images for shadows, by their end.", ["route", "model", "result"])
         pair = ["route", "model", "against"]
         self.shadow_boxes = Counter(table, "api_shadow_boxes", "Boxes in the answers of two models.", [*pair, "class", "result"])
@@ -129,7 +135,21 @@ class Metrics:
         self.shadow_seconds = Histogram(
             table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
         )
-        self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
+
+    def _count_cached(self, table: WorkerTable) -> None:
+        """Make the metrics of the cache of results."""
+        self.cache_requests = Counter(
+            table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
+        )
+        self.cache_saved = SecondsCounter(table, "api_cache_seconds_saved", "Time of inferences that hits have saved.")
+        self.cache_bytes = CommonGauge(table, "api_cache_bytes", "Memory that cached results take.")
+        self.cache_evictions = Counter(
+            table, "api_cache_evictions", "Results that left the cache in memory before their time, because it was full."
+        )
+        self.cache_store_failures = Counter(table, "api_cache_store_failures", "Operations of the cache's Redis that failed.")
+        self.cache_circuit_open = Gauge(
+            table, "api_cache_circuit_open", "Workers that do not use the cache's Redis, because it fails."
+        )
 
     def collect(self) -> Iterator[Metric]:
         """Iterate over all metrics of the host."""

@@ -8,6 +8,8 @@ WAITS = {"queue", "batch"}
 """The stages in which a request only waits for others."""
 FETCH = "fetch"
 """The stage between `read` and `model` that fetches an image by its URL."""
+CACHE = "cache"
+"""The stage before `model` that looks for a cached result, if there is a cache."""
 DRAW = "draw"
 """The stage after `post` that draws a picture, if the request asks for one."""
 
@@ -50,6 +52,10 @@ class Timing:
         stage = self._extra_stage or next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
         self.lap(stage)
         return stage
+
+    def description(self, stage: str) -> str:
+        """Return the description of a recorded stage; empty if it has none."""
+        return self._descriptions.get(stage, "")
 
     @property
     def total(self) -> float:

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
 from app.triton.pool import TritonPool
-from app.triton.repository import LOCK, added_models, removed_models
+from app.triton.repository import LOCK, added_models, identify, removed_models
 
 _INTERVAL_SECONDS, _LOAD_SECONDS = 1.0, 120.0
+_LOADED = "loaded "
+"""Prefix of the columns that tell the workers what all Tritons have loaded."""
 
 LOG = structlog.get_logger()
 
@@ -35,6 +38,9 @@ class ModelLoader:
         self._pool = pool
         self._repository = repository
         self._tasks: dict[TritonClient, tuple[_State, asyncio.Task[None]]] = {}
+        self._loaded: dict[TritonClient, dict[str, str]] = {}
+        """What `identify` returned for each model before the Triton has loaded it."""
+        self._published: set[str] = set()
 
     async def run(self, table: WorkerTable) -> None:
         """Look for changes whenever this worker is the host's first one; never returns."""
@@ -43,6 +49,7 @@ class ModelLoader:
                 if table.is_first:
                     with suppress(OSError):  # the repository, which may be on a network's disk, cannot be read now
                         await self._look()
+                self._publish(table)
                 await asyncio.sleep(_INTERVAL_SECONDS)
         finally:
             for _, task in self._tasks.values():
@@ -56,18 +63,46 @@ class ModelLoader:
             state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
                 added, removed = await asyncio.to_thread(self._read)
-                self._tasks[client] = state, asyncio.create_task(_load(client, added, removed))
+                identities = await asyncio.to_thread(lambda: {model: identify(self._repository / model) for model in added})  # noqa: B023
+                self._tasks[client] = state, asyncio.create_task(self._load(client, identities, removed))
 
     def _read(self) -> tuple[set[str], set[str]]:
         """Return the models that were added, and those that were removed."""
         return added_models(self._repository), removed_models(self._repository)
 
+    async def _load(self, client: TritonClient, identities: dict[str, str], removed: set[str]) -> None:
+        failed = await _load(client, {*identities}, removed)
+        self._loaded[client] = {model: identity for model, identity in identities.items() if model not in failed}
 
-async def _load(client: TritonClient, added: set[str], removed: set[str]) -> None:
+    def _publish(self, table: WorkerTable) -> None:
+        """Tell all workers which models each Triton has loaded from the same files."""
+        clients = [server.client for server in self._pool.servers] if table.is_first else []
+        loaded = [{*self._loaded.get(client, {}).items()} for client in clients]
+        common = dict(set.intersection(*loaded)) if loaded else {}
+        for model in self._published | common.keys():
+            table.set(table.column(_LOADED + model), _mark(common[model], self._pool) if model in common else 0)
+        self._published |= common.keys()
+
+
+def has_loaded(table: WorkerTable, pool: TritonPool, model: str, identity: str) -> bool:
+    """Return whether all Tritons of the pool have loaded just the files of a model for which `identify` returns this."""
+    return {*table.values(table.column(_LOADED + model))} - {0} == {_mark(identity, pool)}
+
+
+def _mark(identity: str, pool: TritonPool) -> int:
+    tritons = sorted(server.address for server in pool.servers)
+    return int.from_bytes(blake2b(repr((identity, tritons)).encode(), digest_size=7).digest())
+
+
+async def _load(client: TritonClient, added: set[str], removed: set[str]) -> set[str]:
+    """Load and unload models; return those that could not be loaded."""
+    failed = set()
     calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
     calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
     for method, request in calls:
         try:
             await client.ask(method, request, _LOAD_SECONDS)
         except GatewayError as error:
+            failed.add(request.model_name)
             LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)
+    return failed

@@ -1,6 +1,8 @@
 """The folders and config files of a model repository."""
 
+import os
 import re
+from hashlib import sha256
 from pathlib import Path
 
 CONFIG_NAME = "embedded"
@@ -11,6 +13,8 @@ REMOVED = ".removed"
 """File with the names of models that were removed, one per line."""
 LOCK = ".lock"
 """File that is locked while added models are changed, and whose time is that of the last change."""
+CLEARED = ".cache-cleared"
+"""File whose time is that of the last `nereid cache clear`."""
 _CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 
 
@@ -20,12 +24,33 @@ def config_path(folder: Path, *, is_embedded: bool) -> Path:
     return own if is_embedded and own.is_file() else folder / "config.pbtxt"
 
 
-def last_change(repository: Path) -> int:
-    """Return when added models were last changed, in nanoseconds; 0 if never."""
+def last_change(repository: Path, name: str = LOCK) -> int:
+    """Return when added models were last changed, or another such file, in nanoseconds; 0 if never."""
     try:
-        return (repository / LOCK).stat().st_mtime_ns
+        return (repository / name).stat().st_mtime_ns
     except OSError:
         return 0
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return all files in a folder and in its folders, sorted, without what Python caches there when Triton loads the model."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+
+
+def identify(folder: Path) -> str:
+    """Return what changes whenever the description or a version in a model's folder is changed, even to a file of the same content.
+
+    It is empty if the model has no description, or a file cannot be read.
+    """
+    facts = []
+    try:
+        for path in [folder / DESCRIPTION, *(path for version in folder.glob("[0-9]*") for path in files_of(version))]:
+            with path.open("rb") as file:  # opened, because only then a client of NFS asks its server
+                found = os.fstat(file.fileno())
+            facts.append((str(path.relative_to(folder)), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    except OSError:
+        return ""
+    return sha256(repr(sorted(facts)).encode()).hexdigest()
 
 
 def model_folders(repository: Path) -> list[Path]:

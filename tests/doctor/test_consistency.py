@@ -94,6 +94,7 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
     [
         ("api_keys", "api_keys_file", ""),
         ("tls_files", "triton_tls_folder", "/ca.crt"),
+        ("cache_key", "cache_key_file", ""),
         ("label_studio", "label_studio_token_file", ""),
     ],
 )

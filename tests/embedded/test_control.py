@@ -12,9 +12,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as messages
 
 from app.embedded.control import apply
+from app.embedded.folder import TritonFolder
 from app.host.program import CommandError
 from app.settings.schema import TRITON_SOCKET, Settings
-from app.triton.repository import last_change
+from app.triton.repository import DESCRIPTION, identify, last_change
 from tests.fakes import http
 from tests.fakes.triton import FakeTriton, serving
 
@@ -28,9 +29,13 @@ class LoadingTriton(FakeTriton):
     def __init__(self) -> None:
         super().__init__()
         self.loads: list[tuple[str, str]] = []
+        self.changed_meanwhile: Path | None = None
+        """A file that is changed while a model is loaded."""
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         self.loads.append(("load", request.model_name))
+        if self.changed_meanwhile:
+            self.changed_meanwhile.touch()
         if self.refusal_to_load:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refusal_to_load)
         return messages.RepositoryModelLoadResponse()
@@ -76,6 +81,34 @@ async def test_a_model_is_loaded_again_whenever_it_is_changed(settings: Settings
     assert triton.loads[2:] == [("unload", "doors")]
     assert not link.is_symlink()
     assert changed(settings) > before
+
+
+async def test_the_files_that_triton_has_loaded_are_known(settings: Settings, triton: LoadingTriton) -> None:
+    """Whoever changes them again, or fails to load the change: until it is loaded, Triton runs something else."""
+    doors, folder = Path(settings.model_repository, "doors"), TritonFolder(settings)
+    (doors / "1").mkdir()
+    (doors / DESCRIPTION).touch()
+    for content in (b"one", b"two"):
+        (doors / "1" / "model.onnx").write_bytes(content)
+        assert not folder.has_loaded("doors", identify(doors))
+        triton.refusal_to_load = "out of luck"
+        with pytest.raises(CommandError):
+            await asyncio.to_thread(apply, settings, "doors")
+        assert not folder.has_loaded("doors", identify(doors))
+        triton.refusal_to_load = ""
+        await asyncio.to_thread(apply, settings, "doors")
+
+        assert folder.has_loaded("doors", identify(doors))
+
+
+async def test_a_change_while_triton_loads_is_not_taken_for_loaded(settings: Settings, triton: LoadingTriton) -> None:
+    doors = Path(settings.model_repository, "doors")
+    (doors / "1").mkdir()
+    (doors / DESCRIPTION).touch()
+    triton.changed_meanwhile = doors / "1" / "model.onnx"
+    await asyncio.to_thread(apply, settings, "doors")
+
+    assert not TritonFolder(settings).has_loaded("doors", identify(doors))
 
 
 async def test_a_model_that_triton_cannot_load_has_its_reason(settings: Settings, triton: LoadingTriton) -> None:

@@ -16,6 +16,7 @@ from app import preflight
 from app.embedded.folder import TritonFolder
 from app.host.program import CommandError
 from app.settings.schema import Settings
+from app.triton.repository import DESCRIPTION, identify
 from tests.support import ROOT
 
 # As `serve`: with a child that inherits the lock, and outlives it for a moment.
@@ -71,6 +72,20 @@ def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonF
     folder.give_up()
     assert (repository / "pulled" / "1" / "model.onnx").is_file()
     assert (home / "triton.log").is_file()
+
+
+@one_home
+def test_the_files_that_triton_will_load_are_known(settings: Settings, folder: TritonFolder) -> None:
+    """Until they change: Triton may load the change, but nobody here knows."""
+    pulled = Path(settings.model_repository, "pulled")
+    (pulled / DESCRIPTION).touch()
+    folder.claim()
+    assert not folder.has_loaded("pulled", identify(pulled))
+    folder.fill()
+    assert folder.has_loaded("pulled", identify(pulled))
+    (pulled / "1" / "model.onnx").touch()
+
+    assert not folder.has_loaded("pulled", identify(pulled))
 
 
 @one_home

@@ -35,6 +35,16 @@ def test_what_would_have_no_effect_or_a_bad_one_is_rejected(variable: str, value
     assert complaint({f"NEREID_{variable}": value}) == f"NEREID_{variable}: {rule}"
 
 
+@pytest.mark.parametrize("loads", ["false", "true"])
+def test_a_cache_needs_to_know_what_the_tritons_run(loads: str) -> None:
+    given = {**REMOTE, "NEREID_CACHE": "memory", "NEREID_TRITON_LOADS_MODELS": loads}
+    if loads == "true":
+        check(load(given))
+    else:
+        assert complaint(given).startswith("NEREID_CACHE: nobody tells here which networks these Tritons run; it needs ")
+    check(load({"NEREID_CACHE": "memory"}))
+
+
 def test_defaults_break_no_rule() -> None:
     check(load({}))
 

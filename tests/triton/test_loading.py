@@ -8,8 +8,9 @@ import grpc
 import pytest
 
 from app.triton import loading
-from app.triton.loading import ModelLoader
-from app.triton.repository import DESCRIPTION, LOCK, REMOVED, removed_models
+from app.triton.loading import ModelLoader, has_loaded
+from app.triton.pool import TritonPool
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, identify, removed_models
 from tests.fakes.triton import FakeTriton
 from tests.support import TABLE, captured_log, eventually
 from tests.triton.conftest import Two
@@ -57,6 +58,29 @@ async def test_failure_is_told_once_and_the_others_are_loaded(
     put(tmp_path, "gates")
 
     assert await eventually(lambda: tritons[0].told[-2:] == ["unload doors", "load gates"])
+
+
+async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: list[FakeTriton], two: Two, tmp_path: Path) -> None:
+    """A model that one of them could not load, or a Triton that the first worker has not told anything, is not known."""
+
+    def loaded(model: str, pool: TritonPool = two.pool) -> bool:
+        return has_loaded(TABLE, pool, model, identify(tmp_path / model))
+
+    put(tmp_path, "doors")
+    assert not loaded("doors")
+    assert await eventually(lambda: loaded("doors"))
+    (tmp_path / "doors" / DESCRIPTION).write_text("changed", encoding="utf-8")
+    assert not loaded("doors")
+    tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
+    put(tmp_path, "doors", "gates")
+    assert await eventually(lambda: tritons[1].told[-1:] == ["load gates"])
+    await asyncio.sleep(0.1)
+    assert (loaded("doors"), loaded("gates")) == (False, False)
+    tritons[0].load_refusal = None
+    put(tmp_path, "doors", "gates")
+    assert await eventually(lambda: loaded("doors") and loaded("gates"))
+
+    assert not loaded("doors", TritonPool(two.pool.transport, two.pool.servers[:1]))
 
 
 async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[FakeTriton], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from app.api.admission.guards import MAX_PATH
 from app.api.context import header_of
 from app.api.routes import note_route
 
-_EXPOSED_HEADERS = ["Retry-After", "Server-Timing", "X-Process-Time", "X-Request-ID"]
+_EXPOSED_HEADERS = ["Retry-After", "Server-Timing", "X-Cache", "X-Process-Time", "X-Request-ID"]
 _VARY = (b"vary", b"Origin")
 
 Headers = list[tuple[bytes, bytes]]

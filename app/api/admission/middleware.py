@@ -29,6 +29,7 @@ from app.errors import CircuitOpen, GatewayFull, MalformedRequest
 from app.resilience.fairness import caller_at
 from app.resilience.pacer import RejectionPacer
 from app.telemetry import trace_context
+from app.telemetry.timing import CACHE
 from app.telemetry.trace_context import TraceContext
 
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
@@ -168,6 +169,8 @@ def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
         (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),
         (b"server-timing", context.timing.server_timing().encode()),
     ]
+    if result := context.timing.description(CACHE):
+        headers.append((b"x-cache", result.encode()))
     if context.trace is not None:
         headers.append((b"traceparent", context.trace.traceparent.encode()))
     return headers

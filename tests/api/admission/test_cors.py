@@ -133,7 +133,7 @@ async def test_a_page_reads_responses_and_errors(
 
     assert response.status_code == status
     assert response.headers["access-control-allow-origin"] == ORIGIN
-    assert response.headers["access-control-expose-headers"] == "Retry-After, Server-Timing, X-Process-Time, X-Request-ID"
+    assert response.headers["access-control-expose-headers"] == "Retry-After, Server-Timing, X-Cache, X-Process-Time, X-Request-ID"
     assert "Origin" in response.headers.get_list("vary")
 
 

@@ -1,0 +1,116 @@
+"""The result cache: answers images that were sent before, and identical ones under way with one inference."""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+
+import msgspec
+
+from app.cache import entry
+from app.cache.fingerprints import Fingerprints
+from app.cache.flight import Flights
+from app.cache.store import Store
+from app.model.heads import SegmentationHead
+from app.model.spec import ModelSpec
+from app.pipeline.call import CallContext, Decoded
+from app.telemetry.metrics import Metrics
+from app.telemetry.timing import CACHE
+
+# Hashing a larger file takes a millisecond or more.
+_LARGE_BYTES = 1 << 20
+# Results that wait to be stored; more are not stored.
+_MAX_STORING = 64
+_WITHOUT_EFFECT = {"is_pinned": False, "max_batch": 0, "instances": 0, "source": "", "licence": "", "default_version": None}
+"""What changes neither pixels nor candidates."""
+
+
+class ResultCache:
+    """All that models have found in images, above their floor and before a request chooses: its parameters apply to a hit, too."""
+
+    def __init__(  # noqa: PLR0913 - what a result depends on
+        self, store: Store, fingerprints: Fingerprints, secret: bytes, common: object, metrics: Metrics, *, is_shared: bool
+    ) -> None:
+        """Cache results in a store, which the cache closes.
+
+        The keys are made with a secret of at most 64 bytes, and of `common`: what all results depend on, such as the limits above
+        which images are rejected. A result answers only the caller that has caused it, unless it `is_shared`.
+        """
+        self._store, self.fingerprints, self._secret, self._metrics = store, fingerprints, secret, metrics
+        self._common = common
+        self._is_shared = is_shared
+        self._flights = Flights()
+        self._prefixes: dict[str, tuple[ModelSpec, bytes, bytes]] = {}
+        """By reference of the model: its spec and fingerprint, and the beginning of what is hashed."""
+        self._storing: set[asyncio.Task[None]] = set()
+
+    def takes(self, spec: ModelSpec, call: CallContext) -> bool:
+        """Return whether results of this model may be cached: not masks, and only of a known network."""
+        return call.uses_cache and not isinstance(spec.head, SegmentationHead) and self.fingerprints.get(spec) != b""
+
+    async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
+        """Return what a model finds in an encoded image: from the store, from the same question under way, or from `find`.
+
+        Raises the errors of `find`, and DeadlinePassed.
+        """
+        fingerprint = self.fingerprints.get(spec)
+        call.timing.begin(CACHE)
+        key = await self._key(data, spec, fingerprint, call)
+        value = await self._store.get(key)
+        if value is not None and (cached := entry.load(value, key, spec, self._secret)) is not None:
+            self._note(call, "hit")
+            self._metrics.cache_saved.add(round(cached[1] * 1e6))
+            return cached[0]
+
+        async def find_first() -> Decoded:
+            self._note(call, "miss")
+            found = await find()
+            # A model that was replaced meanwhile may have answered.
+            if found.spec is spec and found.version == spec.version and len(self._storing) < _MAX_STORING:
+                seconds = call.timing.stages.get("infer", 0.0) / 1e3
+                value = entry.dump(found, seconds, key, self._secret)  # now: what was found may be a view of far more
+                task = asyncio.create_task(self._keep(key, value, spec, fingerprint))
+                self._storing.add(task)
+                task.add_done_callback(self._storing.discard)
+            return found
+
+        decoded, is_shared = await self._flights.run(key, find_first, call.deadline)
+        if is_shared:
+            self._note(call, "shared")
+        return decoded
+
+    async def settle(self) -> None:
+        """Wait until what was found is stored."""
+        await asyncio.gather(*self._storing, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the store. What is not stored yet is lost."""
+        for task in self._storing:
+            task.cancel()
+        await self.settle()
+        await self._store.close()
+
+    def _note(self, call: CallContext, result: str) -> None:
+        call.timing.lap(CACHE, result)
+        self._metrics.cache_requests.add(1, result)
+
+    async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
+        """Store a result, if the network is still the one of the key: otherwise another one may have given it."""
+        if await self.fingerprints.confirm(spec, fingerprint):
+            await self._store.put(key, value)
+
+    async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:
+        known, its_fingerprint, prefix = self._prefixes.get(spec.reference, (None, b"", b""))
+        if known is not spec or its_fingerprint != fingerprint:
+            effective = msgspec.structs.replace(spec, **_WITHOUT_EFFECT)
+            prefix = blake2b(repr((self._common, fingerprint, effective)).encode()).digest()
+            self._prefixes[spec.reference] = spec, fingerprint, prefix
+        owner = b"" if self._is_shared else call.caller.name.encode()
+        # Most CPUs of servers have instructions for SHA-256, which then takes half of the time of BLAKE2b.
+        digest = hmac.new(self._secret, prefix, "sha256")
+        digest.update(b"%d %d " % (call.allows_truncated, len(owner)) + owner)
+        if len(data) > _LARGE_BYTES:
+            await asyncio.to_thread(digest.update, data)
+        else:
+            digest.update(data)
+        return digest.digest()

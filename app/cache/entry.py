@@ -1,0 +1,61 @@
+"""A cached result as bytes: what a model has found in an image, with its key, and a checksum that only this secret makes."""
+
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+
+from app.detection.nms import Candidates
+from app.imaging.transform import ImageTransform
+from app.model.spec import ModelSpec
+from app.pipeline.call import Decoded
+
+_CHECKSUM_BYTES = 16
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    key: bytes
+    version: str
+    transform: ImageTransform
+    seconds: float
+    """What the inference took."""
+    arrays: list[memoryview]
+    """Probabilities (classes,); or boxes (n, 4), scores (n,), class ids (n,), maybe features (n, features). FP32, the ids INT32."""
+
+
+_DECODER = msgspec.msgpack.Decoder(_Entry)
+
+
+def dump(decoded: Decoded, seconds: float, key: bytes, secret: bytes) -> bytes:
+    """Return what a model without prototypes has found, as bytes."""
+    found = decoded.found
+    arrays = [array for array in found if array is not None] if isinstance(found, Candidates) else [found]
+    entry = _Entry(key, decoded.version, decoded.transform, seconds, [memoryview(array.tobytes()) for array in arrays])
+    content = msgspec.msgpack.encode(entry)
+    return _checksum(content, secret) + content
+
+
+def load(value: bytes, key: bytes, spec: ModelSpec, secret: bytes) -> tuple[Decoded, float] | None:
+    """Return what `dump` got for this key, and the seconds; None if `value` is anything else. The arrays are read-only."""
+    content = memoryview(value)[_CHECKSUM_BYTES:]
+    if value[:_CHECKSUM_BYTES] != _checksum(content, secret):
+        return None
+    entry = _DECODER.decode(content)
+    if entry.key != key:
+        return None
+    if len(entry.arrays) == 1:
+        return Decoded(spec, entry.version, np.frombuffer(entry.arrays[0], np.float32), entry.transform), entry.seconds
+    boxes, scores, class_ids, *more = entry.arrays
+    n = len(scores) // 4
+    features = np.frombuffer(more[0], np.float32).reshape(n, spec.head.features) if more else None
+    found = Candidates(
+        np.frombuffer(boxes, np.float32).reshape(n, 4),
+        np.frombuffer(scores, np.float32),
+        np.frombuffer(class_ids, np.int32),
+        features,
+    )
+    return Decoded(spec, entry.version, found, entry.transform), entry.seconds
+
+
+def _checksum(content: bytes | memoryview, secret: bytes) -> bytes:
+    return blake2b(content, digest_size=_CHECKSUM_BYTES, key=secret).digest()

@@ -1,0 +1,50 @@
+"""Identical questions under way share one answer."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from copy import copy
+
+from app.errors import DeadlinePassed, GatewayError, GatewayFull
+from app.pipeline.batch import LATE
+from app.pipeline.call import Decoded
+from app.resilience.deadline import Deadline
+
+
+class Flights:
+    """The questions of one worker that are under way, by key: the first one finds the answer, and the others wait for it."""
+
+    def __init__(self) -> None:
+        # An error is a result: as an exception, it would refer to the frames of the request that it has failed, and to their image.
+        self._under_way: dict[bytes, asyncio.Future[Decoded | GatewayError | None]] = {}
+
+    async def run(self, key: bytes, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
+        """Return what `find` finds, or what it has found for another question with this key, and whether it is the latter.
+
+        If the question that runs `find` leaves, misses its own deadline or is not admitted, another one runs its own.
+
+        Raises:
+            DeadlinePassed: The answer to the other question did not arrive in time.
+            GatewayError: `find` has failed, perhaps for the other question.
+        """
+        while (other := self._under_way.get(key)) is not None:
+            await asyncio.wait([other], timeout=max(0.0, deadline.remaining))
+            if not other.done():
+                raise DeadlinePassed(LATE)
+            if isinstance(found := other.result(), GatewayError):
+                raise copy(found)
+            if found is not None:
+                return found, True
+        own = self._under_way[key] = asyncio.get_running_loop().create_future()
+        try:
+            found = await find()
+            own.set_result(found)
+        except (DeadlinePassed, GatewayFull):
+            raise
+        except GatewayError as error:
+            own.set_result(copy(error))  # without its traceback
+            raise
+        finally:
+            del self._under_way[key]
+            if not own.done():
+                own.set_result(None)
+        return found, False

@@ -1,0 +1,20 @@
+"""Answers from the cache beside inferences."""
+
+import pytest
+
+from bench.__main__ import main
+from bench.experiments.cache import FLOOR, IN_MEMORY, IN_REDIS, OBJECTS
+from tests.programs import require_program
+
+HITS = [f"{where}{model}" for where in (IN_MEMORY, IN_REDIS) for model in ("", OBJECTS)]
+INFERENCES = ["inference, nereid_shm", "inference, nereid_file"]
+
+
+@pytest.mark.system
+def test_hits_are_measured_and_not_inferences(capsys: pytest.CaptureFixture[str]) -> None:
+    require_program("redis-server", "redis-server")
+    assert main(["cache", "--seconds", "1", "--rounds", "1"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    shares = {name: line.split()[-1] for line in lines for name in (FLOOR, *HITS, *INFERENCES) if line.startswith(f"{name}  ")}
+    assert shares == {FLOOR: "-"} | dict.fromkeys(HITS, "0.000") | dict.fromkeys(INFERENCES, "1.000")

@@ -1,0 +1,84 @@
+"""A worker with a cache in memory, a fake Triton whose model finds two objects, and fingerprints that tests set."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.cache.cache import ResultCache
+from app.cache.fingerprints import Fingerprints
+from app.cache.memory import MemoryStore, open_file
+from app.cache.store import Store
+from app.imaging.header import PixelLimits
+from app.model.spec import ModelSpec
+from app.pipeline.call import CallContext, Detections
+from app.resilience.deadline import Deadline
+from app.resilience.fairness import ANYBODY
+from app.telemetry.metrics import Metrics
+from app.telemetry.timing import CACHE, Timing
+from tests.fakes.triton import infer_response
+from tests.support import LIMITS, METRICS, SCENE
+from tests.world import OPTIONS, World, open_world
+
+SECRET = b"s" * 64
+OBJECTS = np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32)
+
+
+class Caching:
+    """A worker with a cache."""
+
+    def __init__(self, world: World, metrics: Metrics) -> None:
+        self.world = world
+        self.metrics = metrics
+        self.networks = {"1": b"a network"}
+        """Fingerprints by version."""
+        self.fingerprints = Fingerprints(lambda _, version: self.networks.get(version, b""))
+        self.store: Store = MemoryStore(open_file(1 << 20), 60, metrics)
+        self.cache = self.open()
+
+    def open(self, limits: PixelLimits = LIMITS.pixels, *, is_shared: bool = False) -> ResultCache:
+        """Open a cache on the store, as other settings make it, and use it."""
+        cache = ResultCache(self.store, self.fingerprints, SECRET, limits, self.metrics, is_shared=is_shared)
+        self.world.pipeline.cache = self.cache = cache
+        return cache
+
+    async def spec(self) -> ModelSpec:
+        return await self.world.pipeline.prepare("tiny", Deadline.after(30))
+
+    async def ask(
+        self,
+        data: bytes = SCENE,
+        *,
+        seconds: float = 30,
+        call: dict[str, Any] | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> tuple[str, Detections]:
+        """Detect objects; return how the cache has answered, and what was found."""
+        context = CallContext(Deadline.after(seconds), Timing(), "id", **{"caller": ANYBODY, **(call or {})})
+        found = await self.world.pipeline.run(data, OPTIONS._replace(**options), context)
+        await self.cache.settle()
+        return context.timing.description(CACHE), found
+
+    async def result(self, data: bytes = SCENE, **call: Any) -> str:  # noqa: ANN401
+        """Detect objects; return how the cache has answered."""
+        return (await self.ask(data, call=call))[0]
+
+
+@asynccontextmanager
+async def open_caching(metrics: Metrics = METRICS, **capacity: Any) -> AsyncIterator[Caching]:  # noqa: ANN401
+    """Open a worker that knows the network of its model."""
+    async with open_world(**capacity) as world:
+        world.fake.answer = infer_response(output0=OBJECTS)
+        made = Caching(world, metrics)
+        made.fingerprints.get(await made.spec())
+        await made.fingerprints.refresh()
+        yield made
+        await made.cache.close()
+
+
+@pytest.fixture
+async def caching() -> AsyncIterator[Caching]:
+    async with open_caching() as made:
+        yield made

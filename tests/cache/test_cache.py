@@ -1,0 +1,245 @@
+"""A hit is what an inference would have answered, and is only found for the same network, image, caller and settings."""
+
+import asyncio
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge, InvalidImage
+from app.imaging.header import PixelLimits
+from app.model.heads import SegmentationHead
+from app.pipeline.call import CallContext, Detections
+from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller
+from app.telemetry.metrics import Metrics
+from app.telemetry.timing import Timing
+from tests.cache.conftest import Caching, open_caching
+from tests.fakes import models
+from tests.support import SCENE, OpenTable, eventually
+
+OTHER = models.scene("BMP", "gray")
+
+
+def large() -> bytes:
+    """An image whose file is hashed in a thread."""
+    file = BytesIO()
+    Image.new("RGB", (800, 600)).save(file, "BMP")
+    return file.getvalue()
+
+
+def fields(found: Detections) -> list[object]:
+    return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"confidence": 0.5},
+        {"classes": ["1"]},
+        {"max_detections": 1},
+        {"iou": 0.1, "agnostic": True},
+    ],
+)
+async def test_a_hit_is_read_as_each_request_says(caching: Caching, options: dict[str, Any]) -> None:
+    """It is the answer that the request gets without the cache."""
+    await caching.ask()
+    result, found = await caching.ask(**options)
+    skipped, expected = await caching.ask(call={"uses_cache": False}, **options)
+
+    assert (result, skipped) == ("hit", "")
+    assert fields(found) == fields(expected)
+    assert len(caching.world.fake.requests) == 2
+
+
+async def test_images_are_told_apart(caching: Caching) -> None:
+    assert [await caching.result(data) for data in (SCENE, OTHER, large(), SCENE, OTHER, large())] == ["miss"] * 3 + ["hit"] * 3
+
+
+async def test_a_result_belongs_to_its_caller(caching: Caching) -> None:
+    camera, door = Caller("camera"), Caller("door")
+
+    assert [await caching.result(caller=caller) for caller in (camera, door, camera, door)] == ["miss", "miss", "hit", "hit"]
+
+
+async def test_a_shared_result_answers_all_callers(caching: Caching) -> None:
+    caching.open(is_shared=True)
+
+    assert [await caching.result(caller=Caller(name)) for name in ("camera", "door")] == ["miss", "hit"]
+
+
+async def test_a_request_may_skip_the_cache(caching: Caching) -> None:
+    """Its result is not stored either."""
+    assert [await caching.result(uses_cache=uses) for uses in (False, True, False)] == ["", "miss", ""]
+
+
+async def test_an_answer_for_a_truncated_image_is_another_one(caching: Caching) -> None:
+    assert [await caching.result(allows_truncated=allows) for allows in (True, False, True)] == ["miss", "miss", "hit"]
+
+
+async def test_an_image_that_lower_limits_reject_is_rejected_on_a_hit_too(caching: Caching) -> None:
+    await caching.ask()
+    limits = PixelLimits(10, 10)
+    caching.world.pipeline._workspace = caching.world.pipeline._workspace._replace(limits=limits)  # noqa: SLF001
+    caching.open(limits)
+
+    with pytest.raises(ImageTooLarge):
+        await caching.ask()
+
+
+async def test_another_network_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
+    """Whatever it is: one that was reloaded in place has another fingerprint under the same version."""
+    await caching.ask()
+    caching.networks["1"] = b"another network"
+    await caching.fingerprints.refresh()
+
+    assert [await caching.result() for _ in range(2)] == ["miss", "hit"]
+    caching.networks["1"] = b"a network"
+    await caching.fingerprints.refresh()
+    assert await caching.result() == "hit"
+
+
+async def test_a_network_that_is_not_known_is_not_cached(caching: Caching) -> None:
+    await caching.ask()
+    caching.networks.clear()
+    await caching.fingerprints.refresh()
+
+    assert [await caching.result() for _ in range(2)] == ["", ""]
+
+
+async def test_a_result_is_not_stored_if_the_network_has_changed_meanwhile(caching: Caching) -> None:
+    """It may be that of either network."""
+    caching.world.hold()
+    asking = asyncio.create_task(caching.ask())
+    assert await eventually(lambda: caching.world.fake.running == 1)
+    caching.networks["1"] = b"another network"
+    caching.world.let_answer()
+    assert (await asking)[0] == "miss"
+    caching.networks["1"] = b"a network"
+
+    assert await caching.result() == "miss"
+
+
+async def test_a_result_of_another_version_is_not_stored(caching: Caching) -> None:
+    """The worker has not known yet that Triton runs another one."""
+    caching.world.fake.model_versions = ["2"]
+    assert (await caching.ask())[1].version == "2"
+    caching.world.fake.model_versions = ["1"]
+    caching.world.server.specs.forget("tiny")
+
+    result, found = await caching.ask()
+    assert (result, found.version) == ("miss", "1")
+
+
+async def test_another_preprocessing_is_another_key(caching: Caching) -> None:
+    """The spec of a model changes with its config, which does not have to change the network."""
+    await caching.ask()
+    caching.world.fake.config = caching.world.fake.config | {"parameters": {"pad": {"string_value": "0"}}}
+    caching.world.server.specs.forget("tiny")
+
+    assert [await caching.result() for _ in range(2)] == ["miss", "hit"]
+
+
+async def test_masks_are_not_cached(caching: Caching) -> None:
+    spec = await caching.spec()
+    assert caching.cache.takes(spec, CallContext(Deadline.after(1), Timing(), "id"))
+    head = SegmentationHead(output_format=spec.head.output_format, has_normalized_boxes=False, iou=1, max_iou=1)  # type: ignore[union-attr]
+    segmenting = type(spec)(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"head": head})
+
+    assert not caching.cache.takes(segmenting, CallContext(Deadline.after(1), Timing(), "id"))
+
+
+async def test_a_hit_needs_no_permit() -> None:
+    """Everything else is rejected while the only permit is taken."""
+    async with open_caching(max_requests=1) as caching:
+        await caching.ask()
+        caching.world.hold()
+        asking = asyncio.create_task(caching.ask(OTHER))
+        assert await eventually(lambda: caching.world.fake.running == 1)
+        with pytest.raises(GatewayFull):
+            await caching.ask(large())
+
+        assert await caching.result() == "hit"
+        caching.world.let_answer()
+        await asking
+
+
+class Strange:
+    """A store that answers with something else than was put."""
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+        self.answer = b""
+
+    async def get(self, _: bytes) -> bytes | None:
+        return self.answer
+
+    async def put(self, _: bytes, value: bytes) -> None:
+        self.values.append(value)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_whatever_a_store_returns_the_answer_is_right(caching: Caching) -> None:
+    """Garbage, or the value of another image, is a miss."""
+    await caching.cache.close()
+    caching.store = strange = Strange()
+    caching.open()
+    await caching.ask(OTHER)
+    for answer in (b"", b"garbage", bytes(100), strange.values[0], strange.values[0][:-1]):
+        strange.answer = answer
+        assert await caching.result() == "miss"
+
+
+async def test_identical_images_under_way_share_one_inference(caching: Caching) -> None:
+    caching.world.hold()
+    asking = [asyncio.create_task(caching.ask(confidence=confidence)) for confidence in (0.1, 0.5, 0.1)]
+    assert await eventually(lambda: caching.world.fake.running == 1)
+    caching.world.let_answer()
+    answers = await asyncio.gather(*asking)
+
+    assert [result for result, _ in answers] == ["miss", "shared", "shared"]
+    assert [len(found.scores) for _, found in answers] == [2, 1, 2]
+    assert len(caching.world.fake.requests) == 1
+
+
+async def test_the_deadline_and_the_departure_of_the_first_are_not_the_others(caching: Caching) -> None:
+    caching.world.hold()
+    leaving = asyncio.create_task(caching.ask())
+    late = asyncio.create_task(caching.ask(seconds=5))
+    waiting = asyncio.create_task(caching.ask())
+    assert await eventually(lambda: caching.world.fake.running == 1)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert await eventually(lambda: len(caching.world.fake.requests) == 2)  # of the next one
+    await caching.world.time.skip(6)
+    with pytest.raises(DeadlinePassed):
+        await late
+    assert await eventually(lambda: len(caching.world.fake.requests) == 3)
+    caching.world.let_answer()
+
+    assert (await waiting)[0] == "miss"
+
+
+async def test_an_image_that_cannot_be_decoded_is_rejected_for_all(caching: Caching) -> None:
+    broken = SCENE[: len(SCENE) // 2]
+    found = await asyncio.gather(*(caching.ask(broken) for _ in range(3)), return_exceptions=True)
+
+    assert [type(error) for error in found] == [InvalidImage] * 3
+
+
+async def test_hits_and_what_they_save_are_counted(open_table: OpenTable) -> None:
+    metrics = Metrics(open_table(), "0")
+    async with open_caching(metrics) as caching:
+        for data in (SCENE, SCENE, OTHER):
+            await caching.ask(data)
+    samples = {(sample.name, *sample.labels.values()): sample.value for family in metrics.collect() for sample in family.samples}
+
+    assert samples["api_cache_requests_total", "miss"] == 2
+    assert samples["api_cache_requests_total", "hit"] == 1
+    assert samples["api_cache_seconds_saved_total",] > 0
+    assert samples["api_cache_bytes",] > 0

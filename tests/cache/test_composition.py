@@ -1,0 +1,51 @@
+"""A worker whose Tritons load the models of a repository caches what they find once they have loaded the files that are there."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from app.cache import fingerprints
+from app.main import create_app
+from app.triton import loading
+from app.triton.repository import CLEARED, DESCRIPTION, LOCK
+from app.zoo import description
+from tests.api.conftest import settings_for
+from tests.fakes.triton import FakeTriton, infer_response, serving
+from tests.support import SCENE, started
+from tests.zoo.test_fingerprint import DOORS
+
+
+async def answers(client: httpx.AsyncClient, expected: str | None) -> bool:
+    """Return whether the cache answers so within some seconds."""
+    for _ in range(500):
+        if (await client.post("/detect", content=SCENE)).headers.get("x-cache") == expected:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(fingerprints, "_INTERVAL_SECONDS", 0.01)
+    network = tmp_path / "tiny" / "1" / "model.onnx"
+    network.parent.mkdir(parents=True)
+    network.write_bytes(b"one")
+    (tmp_path / "tiny" / DESCRIPTION).write_text(description.dump(DOORS), encoding="utf-8")
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path)}
+    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+        assert await answers(client, None)
+        (tmp_path / LOCK).touch()
+        assert await answers(client, "hit")
+        network.write_bytes(b"two")
+        assert await answers(client, None)
+        (tmp_path / LOCK).touch()
+        for result in ("miss", "hit"):
+            assert await answers(client, result)
+        (tmp_path / CLEARED).touch()
+        for result in ("miss", "hit"):
+            assert await answers(client, result)

@@ -1,0 +1,149 @@
+"""The first of identical questions answers all; whatever happens to it alone does not happen to the others."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.cache.flight import Flights
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage
+from app.resilience.deadline import Deadline
+from tests.support import eventually
+
+KEY = b"k" * 32
+FOREVER = Deadline(float("inf"))
+
+
+class Finder:
+    """Notes how often it is run, and finds what the test sets."""
+
+    def __init__(self) -> None:
+        self.runs: list[asyncio.Future[Any]] = []
+
+    async def __call__(self) -> Any:  # noqa: ANN401
+        self.runs.append(asyncio.get_running_loop().create_future())
+        return await self.runs[-1]
+
+
+async def started(flights: Flights, find: Finder, *deadlines: Deadline) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.create_task(flights.run(KEY, find, deadline)) for deadline in deadlines]
+    await asyncio.sleep(0)
+    return tasks
+
+
+async def until_runs(find: Finder, number: int) -> None:
+    assert await eventually(lambda: len(find.runs) == number)
+
+
+async def test_one_finds_for_all() -> None:
+    find = Finder()
+    tasks = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
+    find.runs[0].set_result("found")
+
+    assert await asyncio.gather(*tasks) == [("found", False), ("found", True), ("found", True)]
+    assert len(find.runs) == 1
+
+
+async def test_nothing_is_shared_after_the_end() -> None:
+    find, flights = Finder(), Flights()
+    for number in range(2):
+        (task,) = await started(flights, find, FOREVER)
+        find.runs[number].set_result(number)
+        assert await task == (number, False)
+
+
+async def test_different_questions_are_not_shared() -> None:
+    find, flights = Finder(), Flights()
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(flights.run(key, find, FOREVER)) for key in (b"a", b"b")]
+    await until_runs(find, 2)
+    for number, run in enumerate(find.runs):
+        run.set_result(number)
+
+    assert [await task for task in tasks] == [(0, False), (1, False)]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda task, _: task.cancel(),
+        lambda _, run: run.set_exception(DeadlinePassed("late")),
+        lambda _, run: run.set_exception(GatewayFull("full")),
+        lambda _, run: run.set_exception(RuntimeError("a bug")),
+    ],
+    ids=["cancelled", "deadline", "full", "bug"],
+)
+async def test_the_next_one_takes_over(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
+    """It leads the others from then on."""
+    find = Finder()
+    first, *others = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
+    end(first, find.runs[0])
+    await until_runs(find, 2)
+    find.runs[1].set_result("found")
+
+    assert await asyncio.gather(*others) == [("found", False), ("found", True)]
+    assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], BaseException)
+
+
+@pytest.mark.parametrize("kind", [InvalidImage, InferenceFailed])
+async def test_an_error_of_the_image_or_the_model_is_that_of_all(kind: type[GatewayError]) -> None:
+    """Each gets its own, so that no traceback refers to the frames of another request."""
+    find = Finder()
+    tasks = await started(Flights(), find, FOREVER, FOREVER)
+    find.runs[0].set_exception(kind("why"))
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert isinstance(second, kind)
+    assert (type(first), second.detail) == (kind, "why")
+    assert first is not second
+    assert second.__cause__ is second.__context__ is None
+
+
+async def test_each_waits_only_until_its_own_deadline() -> None:
+    find = Finder()
+    first, second = await started(Flights(), find, FOREVER, Deadline.after(0))
+    with pytest.raises(DeadlinePassed):
+        await second
+    find.runs[0].set_result("found")
+
+    assert await first == ("found", False)
+
+
+async def test_one_that_leaves_does_not_end_the_first() -> None:
+    find = Finder()
+    first, second, third = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
+    second.cancel()
+    await asyncio.sleep(0)
+    find.runs[0].set_result("found")
+
+    assert await first == ("found", False)
+    assert await third == ("found", True)
+
+
+async def test_a_failed_request_is_freed_at_once() -> None:
+    """No cycle keeps its image until the garbage collector runs."""
+
+    class Image:
+        """Held by the frame of a request only."""
+
+    images: list[weakref.ref[Image]] = []
+
+    async def request(flights: Flights, find: Finder) -> None:
+        image = Image()
+        images.append(weakref.ref(image))
+        with pytest.raises(InvalidImage):
+            await flights.run(KEY, find, FOREVER)
+
+    find, flights = Finder(), Flights()
+    tasks = [asyncio.create_task(request(flights, find)) for _ in range(2)]
+    await until_runs(find, 1)
+    gc.disable()
+    try:
+        find.runs.pop().set_exception(InvalidImage("broken"))
+        await asyncio.gather(*tasks)
+        tasks.clear()
+        assert [image() for image in images] == [None, None]
+    finally:
+        gc.enable()

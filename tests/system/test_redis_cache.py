@@ -1,0 +1,238 @@
+"""The result cache in front of a real model, with a real Redis that is killed and hangs: no answer is another one's."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from statistics import quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper, parser
+from PIL import Image
+from redis.asyncio import Redis
+
+from app.settings.schema import PREFIX
+from bench.harness.processes import environment_of
+from tests.faults.exchange import Answer, Connection, encode
+from tests.faults.fleet import Fleet, running_fleet
+from tests.redis_server import RedisServer, redis_server
+from tests.support import ROOT
+
+PHOTOS, REQUESTS, CLIENTS, WORKERS = 200, 10_000, 16, 4
+HIT = "hit"
+
+
+class Asked(NamedTuple):
+    """A request, and what was answered."""
+
+    photo: int
+    answer: Answer
+
+    @property
+    def cache(self) -> str:
+        return self.answer.headers.get("x-cache", "")
+
+
+def network(version: int) -> ModelProto:
+    """Make a network that finds one object, whose box and score are pixels of the image; exact, however many images a batch has."""
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+    network (float[batch, 3, 128, 256] images) => (float[batch, 5, 672] output0) {{
+        starts = Constant <value_ints = [0, 60, 100]> ()
+        ends = Constant <value_ints = [3, 61, 102]> ()
+        axes = Constant <value_ints = [1, 2, 3]> ()
+        pixels = Slice (images, starts, ends, axes)
+        column = Constant <value_ints = [0, 6, 1]> ()
+        six = Reshape (pixels, column)
+        first = Constant <value_ints = [0]> ()
+        last = Constant <value_ints = [5]> ()
+        axis = Constant <value_ints = [1]> ()
+        five = Slice (six, first, last, axis)
+        scales = Constant <value_floats = [60.0, 30.0, 40.0, 40.0, 0.4]> ()
+        offsets = Constant <value_floats = [90.0, 50.0, 20.0, 20.0, 0.{version + 2}]> ()
+        scale = Unsqueeze (scales, axis)
+        offset = Unsqueeze (offsets, axis)
+        scaled = Mul (five, scale)
+        moved = Add (scaled, offset)
+        pads = Constant <value_ints = [0, 0, 0, 0, 0, 671]> ()
+        output0 = Pad (moved, pads)
+    }}""")
+    helper.set_model_props(model, {"names": "{0: 'spot'}"})
+    return model
+
+
+def photo(number: int) -> bytes:
+    """Make a JPEG that differs from all others."""
+    blocks = np.random.default_rng(number).integers(0, 256, (8, 12, 3), np.uint8)
+    file = BytesIO()
+    Image.fromarray(blocks).resize((384, 256), Image.Resampling.NEAREST).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+class Service(NamedTuple):
+    """A `serve` with the model `pixels` and a cache in Redis."""
+
+    fleet: Fleet
+    redis: RedisServer
+    photos: list[bytes]
+    environment: dict[str, str]
+    keys: list[str]
+
+    def run(self, *arguments: object) -> None:
+        """Run a command."""
+        _run(self.environment, *arguments)
+
+    async def flush(self) -> None:
+        """Empty the Redis."""
+        async with Redis.from_url(self.redis.url) as redis:
+            await redis.flushall()
+
+    async def ask(self, photos: Sequence[int], key: int = 0, **headers: str) -> list[Asked]:
+        """Send photos in this order, over connections to all workers."""
+        left, asked = iter(photos), []
+
+        async def run_client(number: int) -> None:
+            socket = self.fleet.sockets[number % WORKERS]
+            async with await Connection.open(f"unix:{socket}") as connection:
+                for position in left:
+                    request = encode(self.photos[position], X_API_Key=self.keys[key], **headers)
+                    asked.append(Asked(position, await connection.ask(request)))
+
+        await asyncio.gather(*map(run_client, range(CLIENTS)))
+        return asked
+
+    async def uncached(self) -> list[Any]:
+        """Return what is found in each photo without the cache."""
+        asked = await self.ask(range(PHOTOS), Cache_Control="no-store")
+        assert {one.cache for one in asked} <= {"", "bypass"}
+        return [result(one) for one in sorted(asked)]
+
+
+def result(asked: Asked) -> Any:  # noqa: ANN401 - a JSON document
+    """Return an answer without what differs each time."""
+    assert asked.answer.status == 200, asked.answer.body
+    document = json.loads(asked.answer.body)
+    return {name: value for name, value in document.items() if not name.endswith(("_ms", "_id"))}
+
+
+def p99(asked: Sequence[Asked]) -> float:
+    """Return the 99th percentile of the latencies, milliseconds."""
+    return quantiles([one.answer.seconds * 1e3 for one in asked], n=100)[-1]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with TemporaryDirectory() as name, redis_server(Path(name)) as redis:
+        folder, repository = Path(name), Path(name) / "models"
+        repository.mkdir()
+        given = {"MODEL_REPOSITORY": repository, "TRITON_HOME": folder / "triton"}
+        environment = environment_of(ROOT) | {f"{PREFIX}{setting}": str(value) for setting, value in given.items()}
+        made = [_run(environment, "key", caller) for caller in ("one", "two")]
+        settings = {
+            "model": "pixels",
+            "cache": redis.url,
+            "cache_key_file": _private(folder / "secret", "a secret of at least thirty-two bytes"),
+            "api_keys_file": _private(folder / "keys.toml", "".join(done.stderr for done in made)),
+            "timeout_seconds": 30,
+        }
+        _run(environment, "add", _export(folder, 1), "--name", "pixels")
+        with running_fleet(repository, folder, instances=WORKERS, settings=settings) as fleet:
+            photos = [photo(number) for number in range(PHOTOS)]
+            made_service = Service(fleet, redis, photos, environment, [done.stdout.strip() for done in made])
+            while "" in {one.cache for one in asyncio.run(made_service.ask(range(PHOTOS)))}:
+                pass  # workers that do not know the model yet
+            yield made_service
+
+
+def _run(environment: dict[str, str], *arguments: object) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "app", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+
+
+def _private(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def _export(folder: Path, version: int) -> Path:
+    path = folder / f"{version}.onnx"
+    path.write_bytes(network(version).SerializeToString())
+    return path
+
+
+@pytest.mark.timeout(300)  # ten thousand requests, and the pauses of circuits
+async def test_no_answer_is_another_ones_while_redis_comes_and_goes(service: Service) -> None:
+    weights = 1 / np.arange(1, PHOTOS + 1)
+    draw = np.random.default_rng(1).choice(PHOTOS, REQUESTS, p=weights / weights.sum()).tolist()
+    left = iter(draw)
+    expected = await service.uncached()
+    assert len({str(one) for one in expected}) == PHOTOS
+    parts: dict[str, list[Asked]] = {"without the cache": await service.ask(draw[:2000], Cache_Control="no-store")}
+
+    async def ask(name: str, count: int) -> None:
+        parts[name] = await service.ask(list(islice(left, count)))
+
+    async def ask_until_hit() -> None:
+        asked: list[Asked] = []
+        while HIT not in {one.cache for one in asked}:
+            asked += await service.ask(range(CLIENTS))
+        parts.setdefault("until Redis is used again", []).extend(asked)
+
+    await ask("with Redis", 2000)
+    for number in ("first", "second"):
+        asking = asyncio.create_task(ask(f"{number} kill", 1500))
+        await asyncio.sleep(0.1)  # while requests are under way
+        service.redis.kill()
+        await asking
+        service.redis.start()
+        await ask_until_hit()
+        await ask(f"after the {number} kill", 1250)
+    with service.redis.stopped():
+        await ask("while it hangs", 1500)
+    await ask_until_hit()
+    await ask("after it has hung", 1000)
+
+    assert next(left, None) is None
+    for name, asked in parts.items():
+        assert [result(one) for one in asked] == [expected[one.photo] for one in asked], name
+        print(f"{name}: {len(asked)} requests, {dict(Counter(one.cache for one in asked))}, p99 {p99(asked):.1f} ms")  # noqa: T201
+    assert HIT in {one.cache for one in parts["with Redis"]}
+    assert HIT not in {one.cache for one in parts["while it hangs"]}
+
+
+async def test_keys_do_not_share_entries(service: Service) -> None:
+    await service.flush()
+    for key in range(2):
+        (first,) = await service.ask([7], key)
+        assert first.cache == "miss"
+        while HIT not in {one.cache for one in await service.ask([7], key)}:
+            pass  # it is being stored
+
+
+@pytest.mark.timeout(300)
+async def test_a_new_version_never_gets_the_result_of_the_old_one(service: Service) -> None:
+    await service.flush()
+    old = await service.uncached()
+    assert HIT in {one.cache for one in [*await service.ask(range(PHOTOS)), *await service.ask(range(PHOTOS))]}
+    adding = asyncio.create_task(asyncio.to_thread(service.run, "add", _export(service.redis.socket.parent, 2), "--name", "pixels"))
+    asked: list[Asked] = []
+    while not adding.done() or result(asked[-1])["model"]["version"] != "2":
+        asked += await service.ask(range(PHOTOS))
+    for _ in range(2):
+        asked += await service.ask(range(PHOTOS))
+    new = await service.uncached()
+
+    by_version = {"1": old, "2": new}
+    for one in asked:
+        found = result(one)
+        assert found == by_version[found["model"]["version"]][one.photo]
+    assert {(result(one)["model"]["version"], one.cache) for one in asked} >= {("1", HIT), ("2", HIT)}
+    assert all(before != after for before, after in zip(old, new, strict=True))

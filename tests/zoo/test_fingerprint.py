@@ -1,0 +1,165 @@
+"""A fingerprint changes with everything that changes what a network finds, and is not known while Triton may run something else."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.triton.repository import CLEARED, DESCRIPTION, identify
+from app.zoo import description
+from app.zoo.description import Description, Serving
+from app.zoo.fingerprint import FingerprintReader
+from app.zoo.recipe import DetectionRecipe
+
+DOORS = Description(
+    labels=("door",),
+    default_version=1,
+    recipe=DetectionRecipe(size=(64, 64), head="yolo"),
+    versions={"1": "aa", "2": "bb"},
+    last_version=2,
+)
+
+
+class Repository:
+    """A repository with the model `doors`, of which Triton has loaded what a test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path / "doors"
+        for version in ("1", "2"):
+            (self.folder / version).mkdir(parents=True)
+            self.network(version).write_bytes(b"network " + version.encode())
+        self.describe()
+        self.loaded = identify(self.folder)
+        self.reader = FingerprintReader(path, lambda name, identity: name == "doors" and identity == self.loaded)
+
+    def network(self, version: str = "1") -> Path:
+        return self.folder / version / "model.onnx"
+
+    def describe(self, **changes: Any) -> None:  # noqa: ANN401
+        text = description.dump(msgspec.structs.replace(DOORS, **changes))
+        (self.folder / DESCRIPTION).write_text(text, encoding="utf-8")
+
+    def load(self) -> None:
+        self.loaded = identify(self.folder)
+
+    def read(self, version: str = "1") -> bytes:
+        return self.reader.read("doors", version)
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+def replace_network(doors: Repository) -> None:
+    doors.network().write_bytes(b"network 9")
+
+
+def rename_over_network(doors: Repository) -> None:
+    (doors.path / "new").write_bytes(b"network 9")
+    (doors.path / "new").replace(doors.network())
+
+
+def replace_with_the_old_time(doors: Repository) -> None:
+    """Of the same size, and with the times that the file had."""
+    status = doors.network().stat()
+    doors.network().write_bytes(b"network 9")
+    os.utime(doors.network(), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def add_weights(doors: Repository) -> None:
+    (doors.folder / "1" / "weights").write_bytes(b"weights")
+
+
+def change_recipe(doors: Repository) -> None:
+    doors.describe(recipe=msgspec.structs.replace(DOORS.recipe, iou=0.5))
+
+
+def change_digest(doors: Repository) -> None:
+    doors.describe(versions={"1": "cc", "2": "bb"})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [replace_network, rename_over_network, replace_with_the_old_time, add_weights, change_recipe, change_digest],
+)
+def test_a_change_makes_a_new_fingerprint_once_triton_has_loaded_it(
+    doors: Repository, change: Callable[[Repository], None]
+) -> None:
+    """Until then none is known."""
+    before = doors.read()
+    assert before
+    assert doors.read() == before
+    change(doors)
+    assert doors.read() == b""
+    doors.load()
+
+    assert doors.read() not in {b"", before}
+
+
+def test_versions_differ(doors: Repository) -> None:
+    assert doors.read("1") != doors.read("2")
+    assert doors.read("3") == b""
+
+
+def test_how_a_triton_runs_the_model_does_not_matter(doors: Repository) -> None:
+    """Hosts may run the same network in different ways, and have copies of it."""
+    before = doors.read()
+    doors.describe(production=Serving(max_batch=8), licence="MIT")
+    content = doors.network().read_bytes()
+    doors.network().unlink()
+    doors.network().write_bytes(content)
+    doors.load()
+
+    assert doors.read() == before
+
+
+def test_what_python_caches_while_triton_loads_a_model_does_not_matter(doors: Repository) -> None:
+    before = doors.read()
+    (doors.folder / "1" / "__pycache__").mkdir()
+    (doors.folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"byte code")
+
+    assert doors.read() == before != b""
+
+
+def test_clearing_the_cache_changes_all_fingerprints(doors: Repository) -> None:
+    before = doors.read()
+    (doors.path / CLEARED).touch()
+
+    assert doors.read() not in {b"", before}
+
+
+@pytest.mark.parametrize("text", ["", "no = TOML = at all", None])
+def test_without_a_valid_description_nothing_is_known(doors: Repository, text: str | None) -> None:
+    if text is None:
+        (doors.folder / DESCRIPTION).unlink()
+    else:
+        (doors.folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    doors.load()
+
+    assert doors.read() == b""
+    assert doors.reader.read("gates", "1") == b""
+
+
+def test_a_model_that_runs_the_network_of_another_one_has_none(doors: Repository) -> None:
+    """Its own files would not tell that the other one has changed."""
+    doors.describe(pixel_model="gates")
+    doors.load()
+
+    assert doors.read() == b""
+
+
+def test_a_network_that_changes_while_it_is_read_has_none(doors: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = description.load
+
+    def load_slowly(folder: Path) -> Description | None:
+        found = load(folder)
+        replace_network(doors)
+        return found
+
+    monkeypatch.setattr(description, "load", load_slowly)
+    assert doors.read() == b""
