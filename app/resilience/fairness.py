@@ -223,9 +223,9 @@ class FairQueue(Generic[Work]):
         return self._place(flow)[1]
 
     def _place(self, flow: "_Flow") -> tuple[int, float]:
-        """Return the priority and the start of a flow; without `max`, which would take a tenth of the time of `next`."""
+        """Return the priority and the start of a flow on the virtual clock. This is a hot path, and slower with `max`."""
         now, end = self._now[flow[0]], self._ends.get(flow, 0.0)
-        return flow[0], end if end > now else now
+        return flow[0], end if end > now else now  # noqa: FURB136
 
     def _callers(self, priority: int) -> int:
         if len(self._flows) == 1:

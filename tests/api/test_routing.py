@@ -77,7 +77,7 @@ async def test_a_route_is_written_listed_and_removed(service: Service) -> None:
     assert json(await service.put(ROUTE)) == ROUTE
     assert json(await service.put({"to": "tiny"}, "other")) == {"to": "tiny"}
     assert json(await service.client.get("/v1/routes", headers=CAMERA)) == {"detector": ROUTE, "other": {"to": "tiny"}}
-    assert 'canary = {to = "tiny:3", share = 0.5}' in service.file.read_text()
+    assert '\n[detector.canary]\nto = "tiny:3"\nshare = 0.5\n' in service.file.read_text()
     assert (await service.client.delete("/routes/other", headers=ADMIN)).status_code == 204
 
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}

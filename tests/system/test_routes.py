@@ -67,7 +67,7 @@ class Operator:
         return Counter(await asyncio.gather(*(one() for _ in range(requests))))
 
     async def withdrawn(self) -> str:
-        return str(json(await self.client.get("/health"))["routes"][NAME]["withdrawn"])
+        return str(json(await self.client.get("/health"))["withdrawn_canaries"].get(NAME, ""))
 
     async def compare(self) -> list[str]:
         """Return the lines of `nereid compare`."""
