@@ -232,6 +232,19 @@ async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPat
     assert [line.method_name for line in log] == ["exception"]
 
 
+async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
+    """However many images a batch has."""
+    after: list[Callable[[], object]] = []
+    for _ in range(70):
+        await door.ask(after=after)
+    assert door.results == {"dropped": 6}
+    assert door.world.used_bytes == 64 * len(SCENE)
+    for begin in after:
+        begin()
+
+    await door.until(dropped=6, compared=64)
+
+
 async def test_one_is_under_way_and_the_others_wait(door: Door) -> None:
     """Up to a number, and as long as a request would."""
     door.triton.may_answer.clear()
@@ -288,3 +301,17 @@ async def test_a_picture_that_cannot_be_kept_changes_nothing_else(
     await door.until(compared=1)
 
     assert [line.kwargs["route"] for line in log] == ["door"]
+
+
+async def test_an_unfinished_picture_is_removed(
+    world: World, triton: TwoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    door = Door(world, triton, keep=str(tmp_path))
+    await door.ask()
+    await door.until(compared=1)
+
+    assert not list(tmp_path.iterdir())  # noqa: ASYNC240

@@ -84,7 +84,7 @@ async def operated(fake: FakeTriton, folder: Path) -> AsyncIterator[Operator]:
     files = {"routes_file": folder / "routes.toml", "api_keys_file": folder / "keys.toml"}
     headers = {"X-API-Key": (folder / "key").read_text(encoding="utf-8")}
     async with (
-        running_gateway(fake.url, folder, workers=2, timeout_seconds=30, **files) as gateway,  # nothing is late on a busy machine
+        running_gateway(fake.url, folder, workers=2, **files) as gateway,
         httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client,
     ):
         yield Operator(gateway, client, folder / "key")
