@@ -27,9 +27,6 @@ _UNWATCHED = "there are too many canaries and metrics to count its requests"
 
 LOG = structlog.get_logger()
 
-_Identity = tuple[str, str, str]
-"""Name of a route, and the references of its default and of its canary."""
-
 
 class CanaryWatch:
     """Compares the canaries of a host with the defaults of their routes. The first worker decides for all."""
@@ -37,9 +34,9 @@ class CanaryWatch:
     def __init__(self, routes: Routes, metrics: Metrics) -> None:
         """Watch the canaries of these routes."""
         self._routes, self._metrics, self._table = routes, metrics, metrics.table
-        self._columns: dict[_Identity, list[int]] = {}
-        """Columns of the counts of the default, of those of the canary, and of whether it is withdrawn in memory; empty if there
-        are not enough columns."""
+        self._columns: dict[str, list[int]] = {}
+        """By route and models: columns of the counts of the default, of those of the canary, and of whether that is withdrawn in
+        memory; empty if there are not enough columns."""
         self._windows: dict[str, tuple[Route, deque[list[int]]]] = {}
         """The counts of the host in each of the last seconds, by route. A changed route begins anew."""
 
@@ -62,7 +59,7 @@ class CanaryWatch:
         identities = {_identify(*item) for item in known.items()}
         self._columns = {each: columns for each, columns in self._columns.items() if each in identities}
         self._windows = {name: window for name, window in self._windows.items() if known.get(name) == window[0]}
-        self._table.keep_aliases({SEPARATOR.join((_KIND, *each)) for each in identities}, _KIND)
+        self._table.keep_aliases(identities, _KIND)
         for name, route in known.items():
             if route.canary is not None and (columns := self._columns_of(_identify(name, route))):
                 await self._watch(name, route, route.canary, columns)
@@ -94,18 +91,19 @@ class CanaryWatch:
             return False
         return True
 
-    def _columns_of(self, identity: _Identity) -> list[int]:
+    def _columns_of(self, identity: str) -> list[int]:
         columns = self._columns.get(identity)
         if columns is None:
-            alias = self._table.alias(SEPARATOR.join((_KIND, *identity)))
-            keys = [COUNTER + SEPARATOR.join((_KIND, alias, str(place))) for place in range(2 * _COUNTS)]
-            columns = [*map(self._table.column, (*keys, SEPARATOR.join((_KIND, alias))))]
+            own = SEPARATOR.join((_KIND, self._table.alias(identity)))
+            columns = [self._table.column(COUNTER + SEPARATOR.join((own, str(place)))) for place in range(2 * _COUNTS)]
+            columns.append(self._table.column(own))
             columns = self._columns[identity] = [] if NO_COLUMN in columns else columns
         return columns
 
 
-def _identify(name: str, route: Route) -> _Identity:
-    return name, route.to, "" if route.canary is None else route.canary.to
+def _identify(name: str, route: Route) -> str:
+    """Join what counts belong to: the name of a route, and the references of its default and of its canary."""
+    return SEPARATOR.join((_KIND, name, route.to, route.canary.to if route.canary else ""))
 
 
 def _verdict(default: list[int], own: list[int], canary: Canary) -> str:

@@ -13,7 +13,6 @@ import pytest
 from app.api.admission import middleware
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
-from tests.fakes.clock import Clock
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import SCENE, calling, captured_log, json, lifespan_of
 
@@ -82,15 +81,6 @@ async def test_a_route_is_written_listed_and_removed(service: Service) -> None:
 
     assert json(await service.client.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
     assert "there is no route 'other'" in json(await service.client.delete("/routes/other", headers=ADMIN), 404)["detail"]
-
-
-async def test_another_worker_follows_within_a_second(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, "app.routing.routes")
-    async with lifespan_of(app := create_app(service.settings)), calling(app) as other:
-        assert json(await other.get("/routes", headers=CAMERA)) == {}
-        await service.put(ROUTE)
-        clock.now += 1
-        assert json(await other.get("/routes", headers=CAMERA)) == {"detector": ROUTE}
 
 
 @pytest.mark.parametrize(

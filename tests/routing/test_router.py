@@ -29,7 +29,6 @@ from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, ClassifyOptions, Decoded, Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
-from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
@@ -240,13 +239,6 @@ async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
     routed.put(canary=Canary("tiny:3", 1))
     assert await routed.versions(2) == "33"
     routed.notes.is_withdrawn = True
-
-    assert await routed.versions(2) == "22"
-
-
-async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
-    routed.router.canaries = CanaryWatch(routed.router.routes, METRICS)
-    routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
 
     assert await routed.versions(2) == "22"
 
