@@ -14,6 +14,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
+from app.resilience.deadline import Deadline
 from app.routing.route import Route
 from app.routing.router import Router
 from app.routing.routes import Routes, RoutesError
@@ -73,7 +74,8 @@ async def _check_models(name: str, route: Route, pipeline: Pipeline) -> None:
     tasks = {}
     for field, reference in route.references:
         try:
-            tasks[field] = (await pipeline.spec(pipeline.refer_to(*split_reference(reference)))).head.task
+            model = pipeline.refer_to(*split_reference(reference))
+            tasks[field] = (await pipeline.prepare(model, Deadline.after(pipeline.limits.timeout_seconds))).head.task
         except (UnknownModel, UnknownVersion) as error:
             raise InvalidParameter(f"{field}: {error.detail}") from None
     if len({*tasks.values()}) > 1:

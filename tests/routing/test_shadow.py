@@ -19,6 +19,7 @@ from app.resilience.fairness import ANYBODY
 from app.resilience.worker_table import WorkerTable
 from app.routing import shadow as shadow_module
 from app.routing.canary import CanaryWatch
+from app.routing.comparison import Comparison, compare
 from app.routing.route import Route, Shadow
 from app.routing.router import Router
 from app.routing.shadow import Shadows
@@ -290,6 +291,24 @@ async def test_the_pictures_that_differ_most_are_kept(world: World, triton: TwoM
     given, shadow = (np.asarray(Image.open(path)).astype(int) for path in kept[:2])
     assert np.abs(given[16, :16] - shadow[16, :16]).max() > 64  # only the first answer has a box there
     assert (tmp_path / "other 0.0000 x.jpg").exists()
+
+
+async def test_masks_are_not_kept(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take far more memory than boxes, and are not compared."""
+    kept: list[object] = []
+
+    def note(*answers: Any) -> Comparison:  # noqa: ANN401
+        kept.extend(each.masks for each in answers)
+        return compare(*answers)
+
+    monkeypatch.setattr(shadow_module, "compare", note)
+    masks: Any = [[(0, 0), (8, 0), (8, 8)]]
+    found = (await door.ask())._replace(masks=masks)
+    call = CallContext(Deadline.after(30), Timing(), "abc")
+    door.shadows.offer("door", Route("tiny", shadow=Shadow("big", 1.0)), SCENE, OPTIONS, call, found)
+    await door.until(compared=2)
+
+    assert kept == [None] * 4
 
 
 async def test_a_picture_that_cannot_be_kept_changes_nothing_else(
