@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from uuid import uuid4
 
-from app.imaging.drawing import Marks
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.picture import draw_picture, estimate_picture_bytes
 from app.pipeline.call import TaskResult
@@ -40,14 +39,9 @@ def keep_picture(  # noqa: PLR0913, PLR0917 - a picture, and where it is kept
         unfinished = folder / f"{stem} {answer}.part"
         try:
             unfinished.touch(0o600)
-            unfinished.write_bytes(draw_picture(header, _marks(found), "image/jpeg"))
+            unfinished.write_bytes(draw_picture(header, boxes_of(found), "image/jpeg"))
             unfinished.rename(unfinished.with_suffix(".jpg"))
         finally:
             unfinished.unlink(missing_ok=True)
     for path in kept()[MAX_FILES:]:
         path.unlink(missing_ok=True)
-
-
-def _marks(found: TaskResult) -> Marks:
-    boxes, scores, labels = boxes_of(found)
-    return Marks(boxes, scores, found.class_ids[: len(boxes)], labels.tolist())

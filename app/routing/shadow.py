@@ -159,14 +159,14 @@ class Shadows:
         metrics = self._metrics
         against, model = (refer_to(each.spec.name, each.version) for each in (image.found, second))
         pair = image.route, model, against
-        matched = Counter(match.label for match in found.matches)
+        matched = Counter(label for label, _, _ in found.matches)
         for result, boxes in (("matched", matched), ("missing", found.missing), ("additional", found.additional)):
             for label, number in boxes.items():
                 metrics.shadow_boxes.add(number, *pair, metrics.class_label(*pair, label), result)
-        for match in found.matches:
-            label = metrics.class_label(*pair, match.label)
-            metrics.shadow_iou.observe(match.iou, *pair, label)
-            for answer, score in zip(ANSWERS, match.scores, strict=True):
+        for name, iou, scores in found.matches:
+            label = metrics.class_label(*pair, name)
+            metrics.shadow_iou.observe(iou, *pair, label)
+            for answer, score in zip(ANSWERS, scores, strict=True):
                 metrics.shadow_score.observe(score, *pair, label, answer)
         for answer, milliseconds in zip(ANSWERS, (image.infer_ms, image.call.timing.stages["infer"]), strict=True):
             if milliseconds is not None:
