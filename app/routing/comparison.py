@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.imaging.drawing import Marks
 from app.pipeline.call import Detections, TaskResult
 
 _MIN_IOU = 0.5
@@ -39,27 +40,27 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
     Poses and oriented boxes are compared by the boxes around them. A classification counts as one box around the image, of its
     first class.
     """
-    (boxes, scores, labels), (other_boxes, other_scores, other_labels) = boxes_of(first), boxes_of(second)
-    ious = np.where(labels[:, None] == other_labels[None], _iou(boxes, other_boxes), 0)
-    matches: list[Match] = []
-    missing, additional = Counter(labels.tolist()), Counter(other_labels.tolist())
+    given, other = boxes_of(first), boxes_of(second)
+    labels, other_labels = (np.array(each.names, np.str_) for each in (given, other))
+    ious = np.where(labels[:, None] == other_labels[None], _iou(given.boxes, other.boxes), 0)
+    found = Comparison([], Counter(given.names), Counter(other.names))
     while ious.size and ious.max() >= _MIN_IOU:
-        one, other = np.unravel_index(ious.argmax(), ious.shape)
-        label = str(labels[one])
-        matches.append(Match(label, float(ious[one, other]), (float(scores[one]), float(other_scores[other]))))
-        ious[one], ious[:, other] = 0, 0
-        missing[label] -= 1
-        additional[label] -= 1
-    return Comparison(matches, +missing, +additional)
+        row, column = np.unravel_index(ious.argmax(), ious.shape)
+        label = str(labels[row])
+        found.matches.append(Match(label, float(ious[row, column]), (float(given.scores[row]), float(other.scores[column]))))
+        ious[row], ious[:, column] = 0, 0
+        found.missing[label] -= 1
+        found.additional[label] -= 1
+    return found._replace(missing=+found.missing, additional=+found.additional)
 
 
-def boxes_of(found: TaskResult) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.str_]]:
-    """Return boxes (n, 4) x1 y1 x2 y2, scores (n,) and names of classes (n,); of a classification, those of its first class."""
-    labels = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], np.str_)
+def boxes_of(found: TaskResult) -> Marks:
+    """Return the boxes of an answer; of a classification, one around the image for its first class."""
+    names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
     if isinstance(found, Detections):
-        return found.boxes, found.scores, labels
+        return Marks(found.boxes, found.scores, found.class_ids, names)
     image = np.array([[0, 0, found.width, found.height]], np.float32)
-    return image[: len(labels)], found.scores[:1], labels[:1]
+    return Marks(image[: len(names)], found.scores[:1], found.class_ids[:1], names[:1])
 
 
 def _iou(boxes: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
