@@ -23,6 +23,7 @@ from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
+from app.frigate.listener import Listener
 from app.host import allocator, cores, memory
 from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
@@ -164,8 +165,6 @@ def _add_options(
         kept = pipeline.default_models if settings.loaded_models else None
         works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
     if settings.frigate_zmq:
-        from app.frigate.listener import Listener  # noqa: PLC0415 - pyzmq is optional
-
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
     return works
