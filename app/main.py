@@ -157,6 +157,7 @@ def _add_options(
         models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
         pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
         stack.callback(pipeline.on_demand.close)
+        works.append(pipeline.on_demand.run())
     if settings.cache:
         pipeline.cache = cache = _open_cache(settings, pool, metrics)
         stack.push_async_callback(cache.close)

@@ -30,6 +30,7 @@ from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
@@ -197,8 +198,8 @@ class Pipeline:
         """Keep a model loaded that may be unloaded when no request uses it."""
         return _NOTHING if self.on_demand is None else self.on_demand.using(split_reference(model)[0])
 
-    async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
-        """Return the spec of a model, and create slots for its input tensors.
+    async def prepare(self, model: str, deadline: Deadline, caller: Caller = ANYBODY) -> ModelSpec:
+        """Return the spec of a model, and create slots for its input tensors; load it on demand if the caller may.
 
         Raises:
             DeadlinePassed: Triton did not answer in time.
@@ -209,7 +210,7 @@ class Pipeline:
         if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
             return spec
         if self.on_demand is not None:
-            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
+            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining, caller)
         try:
             async with asyncio.timeout(deadline.remaining):
                 spec = await self.spec(model)
@@ -263,7 +264,7 @@ class Pipeline:
         with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
             memory.add(len(data) if isinstance(data, bytes) else data.nbytes)
-            spec = await self.prepare(model, call.deadline)
+            spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
             async def admit() -> Permit:
@@ -328,7 +329,7 @@ class Pipeline:
             with suppress(replaced):
                 return spec, reader, *await self._attempt(data, spec, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
-            spec = await self.prepare(reference, call.deadline)
+            spec = await self.prepare(reference, call.deadline, call.caller)
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
