@@ -11,10 +11,9 @@ from msgspec import Meta
 
 from app.api.admin import COMMON
 from app.api.dependencies import Worker, WorkerResources
-from app.api.reports.models import list_models
 from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
-from app.resilience.deadline import Deadline
+from app.pipeline.pipeline import Pipeline
 from app.routing.route import Route
 from app.routing.router import Router
 from app.routing.routes import Routes, RoutesError
@@ -32,20 +31,20 @@ async def routes(worker: Worker) -> dict[str, Route]:
 @put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
 async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route:
     """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
-    with _changing(worker) as changed:
-        known = changed.known.get(name)
+    with _changing(worker) as routes:
+        known = routes.known.get(name)
         if data.shadow and data.shadow.keep not in {"", known.shadow.keep if known and known.shadow else ""}:
             raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
-        await _check_models(name, data, worker)
-        await asyncio.to_thread(changed.put, name, data)
+        await _check_models(name, data, worker.pipeline)
+        await asyncio.to_thread(routes.put, name, data)
     return data
 
 
 @delete("/routes/{name:str}", summary="Remove a route", **COMMON)
 async def delete_route(name: _Name, worker: Worker) -> None:
     """Remove a route from the routes file."""
-    with _changing(worker) as changed:
-        if not await asyncio.to_thread(changed.put, name, None):
+    with _changing(worker) as routes:
+        if not await asyncio.to_thread(routes.put, name, None):
             raise UnknownModel(f"there is no route {name[:64]!r}; GET /routes lists those that exist")
 
 
@@ -67,16 +66,14 @@ def _changing(worker: WorkerResources) -> Iterator[Routes]:
         raise ModelsNotManaged(f"the routes file cannot be written: {reason}") from error
 
 
-async def _check_models(name: str, route: Route, worker: WorkerResources) -> None:
+async def _check_models(name: str, route: Route, pipeline: Pipeline) -> None:
     """Raise InvalidParameter if a model has the name of a route, or if its models do not exist or have different tasks."""
-    pipeline = worker.pipeline
-    if name in {model.name for model in (await list_models(worker.tritons, pipeline)).models}:
+    if name in {*pipeline.pullable, *await pipeline.tritons.list_models()}:
         raise InvalidParameter(f"{name} is a model; give the route another name")
     tasks = {}
     for field, reference in route.references:
         try:
-            model = pipeline.refer_to(*split_reference(reference))
-            tasks[field] = (await pipeline.prepare(model, Deadline.after(pipeline.limits.timeout_seconds))).head.task
+            tasks[field] = (await pipeline.spec(pipeline.refer_to(*split_reference(reference)))).head.task
         except (UnknownModel, UnknownVersion) as error:
             raise InvalidParameter(f"{field}: {error.detail}") from None
     if len({*tasks.values()}) > 1:

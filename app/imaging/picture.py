@@ -5,9 +5,7 @@ import zlib
 from typing import Literal
 
 import cv2
-import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 
 from app.imaging import drawing, jpeg
 from app.imaging.decode import decode, estimate_decoding
@@ -48,30 +46,12 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     if segments[_COLOURS] != b"RGB ":
         segments = b""
     if picture_type == "image/jpeg":
-        encoded = _to_jpeg(pixels)
+        # No chroma subsampling, for thin lines and small text.
+        encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")
         return encoded[:_JPEG_START] + segments + encoded[_JPEG_START:]
     _, file = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=pixels))
     picture = file.tobytes()
     return picture[:_PNG_START] + _to_chunk(segments) + picture[_PNG_START:] if segments else picture
-
-
-def draw_side_by_side(header: ImageHeader, *marks: Marks) -> bytes:
-    """Draw each of several results on a copy of an image, and return a JPEG with all copies, side by side along its shorter side.
-
-    Raises:
-        InvalidImage: The data is truncated or corrupt.
-    """
-    pixels = decode(header, (header.width, header.height), allows_truncated=True)
-    copies = [pixels.copy() for _ in marks]
-    for copy, each in zip(copies, marks, strict=True):
-        drawing.draw(copy, each)
-    return _to_jpeg(np.concatenate(copies, axis=int(header.width < header.height)))
-
-
-def _to_jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    # No chroma subsampling, for thin lines and small text.
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")
-    return encoded
 
 
 def _to_chunk(segments: bytes) -> bytes:

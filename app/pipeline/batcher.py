@@ -119,11 +119,12 @@ class Batcher:
         Images of a higher priority do not count: they may take all calls.
         """
         flow = _flow(image)
-        flows = {other: images for other, images in self._under_way_by.items() if other[0] >= flow[0]}
-        own, callers = flows.get(flow, 0), len(flows) + (flow not in flows)
-        if image.turn.is_batch or own + 1 >= max(flows.values(), default=0):
+        own = self._under_way_by[flow]
+        if image.turn.is_batch or own + 1 >= max(self._under_way_by.values(), default=0):  # as usual
             return False
-        return (own + 1) * callers <= sum(flows.values())
+        flows = {other: images for other, images in self._under_way_by.items() if other[0] >= flow[0]}
+        callers = len(flows) + (flow not in flows)
+        return own + 1 < max(flows.values(), default=0) and (own + 1) * callers <= sum(flows.values())
 
     def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[list[InferResult]]) -> None:
         """Set the results of a call; retry its images alone if one of them may have caused its error."""

@@ -45,8 +45,8 @@ class Router(Protocol):
     def target(self, name: str, version: int | str | None) -> str:
         """Return the reference of the model, in a version, for which a name stands now; that of no route stands for itself."""
 
-    def choose(self, name: str, version: int | None, call: CallContext) -> Choice | None:
-        """Choose a model for a request, or for a batch; return None for a name that is no route."""
+    def choose(self, name: str, call: CallContext) -> Choice | None:
+        """Choose a model for a request, or for a batch, that names no version; return None for a name that is no route."""
 
     async def refresh(self) -> None:
         """Follow changes of the routes. Call this about once a second."""

@@ -146,10 +146,10 @@ class Pipeline:
         return self.refer_to(name, version), call.pinned_to(version)
 
     def choose_of_route(self, question: Question[Any], call: CallContext) -> Choice | None:
-        """Choose the model for a question, or for a batch, whose model is a route; return None for other questions."""
-        if self.router is None:
+        """Choose the model for a question, or for a batch, whose model is a route; return None for others, and with a version."""
+        if self.router is None or question.version:
             return None
-        return self.router.choose(question.model or self.default_for(question.task), question.version, call)
+        return self.router.choose(question.model or self.default_for(question.task), call)
 
     def check_circuit(self, model: str) -> None:
         """Reject a request for a model that no Triton can run at the moment.

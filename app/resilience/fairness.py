@@ -194,9 +194,9 @@ class FairQueue(Generic[Work]):
 
     def next(self) -> Work | None:
         """Return the work whose turn it is; None if nothing waits."""
-        if len(self._flows) > 1:
-            return next(iter(self._flows[min(self._flows, key=lambda flow: (flow[0], self._start(flow)))]))
-        return next((work for flow in self._flows.values() for work in flow), None)
+        if not self._flows:
+            return None
+        return next(iter(self._flows[min(self._flows, key=self._place) if len(self._flows) > 1 else next(iter(self._flows))]))
 
     def begin(self, first: Work, *others: Work) -> None:
         """Remove work of one priority that begins together; its callers pay for it. The clock is set to the start of the first."""
@@ -220,12 +220,17 @@ class FairQueue(Generic[Work]):
             self._flows.pop(flow, None)
 
     def _start(self, flow: "_Flow") -> float:
-        return max(self._now[flow[0]], self._ends.get(flow, 0.0))
+        return self._place(flow)[1]
+
+    def _place(self, flow: "_Flow") -> tuple[int, float]:
+        """Return the priority and the start of a flow on the virtual clock. This is a hot path, and slower with `max`."""
+        now, end = self._now[flow[0]], self._ends.get(flow, 0.0)
+        return flow[0], end if end > now else now  # noqa: FURB136
 
     def _callers(self, priority: int) -> int:
         if len(self._flows) == 1:
             return 1
-        return len({flow[1] for flow in self._flows if flow[0] == priority})
+        return len({name for own, name, _ in self._flows if own == priority})
 
 
 def _cost(turn: Turn, callers: int) -> float:

@@ -88,7 +88,7 @@ class ModelQueue:
         self._limit_column = table.column(f"limit:{model}")
         self._pace_column = table.column(f"pace:{model}")
         self._pools: dict[str, CallerCounts] = {}
-        self._parts: dict[Caller, _Part] = {}
+        self._parts: dict[str, _Part] = {}
         self._waiting: WaitQueue[Permit] = WaitQueue()
         self._rounds = Rounds(table, model)
         self._total = table.column(total_key(model))
@@ -192,9 +192,9 @@ class ModelQueue:
         self.limit = sum(found) / len(found) / _MILLI if found else self._measured.value
 
     def _part(self, caller: Caller) -> _Part:
-        part = self._parts.get(caller)
-        if part is None:
-            part = self._parts[caller] = _Part(self, caller, self._counts("requests", caller.pool))
+        part = self._parts.get(caller.name)
+        if part is None or part.caller != caller:  # new, or the shares have changed
+            part = self._parts[caller.name] = _Part(self, caller, self._counts("requests", caller.pool))
         return part
 
     def batch_counts(self, caller: Caller) -> tuple[CallerCounts, CallerCounts]:

@@ -27,7 +27,7 @@ class WaitQueue(Generic[L]):
 
     def has(self, enter: Callable[[], L | None]) -> bool:
         """Return whether a request waits for a lease that `enter` makes."""
-        return any(own is enter for _, own in self._turns.values())
+        return bool(self._turns) and any(own is enter for _, own in self._turns.values())
 
     def ahead_of(self, priority: int) -> int:
         """Return the number of waiting requests that come before a new one of this priority."""

@@ -23,11 +23,9 @@ _COUNTS = len(_BOUNDS) + 2
 _SLOW = 0.01
 _KIND = "canary"
 _HELD = "it failed; the log says how"
+_UNWATCHED = "there are too many canaries and metrics to count its requests"
 
 LOG = structlog.get_logger()
-
-_Identity = tuple[str, str, str]
-"""Name of a route, and the references of its default and of its canary."""
 
 
 class CanaryWatch:
@@ -36,21 +34,24 @@ class CanaryWatch:
     def __init__(self, routes: Routes, metrics: Metrics) -> None:
         """Watch the canaries of these routes."""
         self._routes, self._metrics, self._table = routes, metrics, metrics.table
-        self._columns: dict[_Identity, list[int]] = {}
-        """Columns of the counts of the default, of those of the canary, and of whether the canary is withdrawn in memory."""
+        self._columns: dict[str, list[int]] = {}
+        """By route and models: columns of the counts of the default, of those of the canary, and of whether that is withdrawn in
+        memory; empty if there are not enough columns."""
         self._windows: dict[str, tuple[Route, deque[list[int]]]] = {}
         """The counts of the host in each of the last seconds, by route. A changed route begins anew."""
 
-    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
-        """Record an answer or a failure of a route that has a canary."""
-        place = _COUNTS - 1 if failed else bisect_left(_BOUNDS, seconds)
-        self._table.add(self._columns_of(_identify(name, route))[is_canary * _COUNTS + place], 1)
+    def note(self, name: str, route: Route, seconds: float | None, *, is_canary: bool) -> None:
+        """Record how long a model of a route that has a canary took for an answer; None if it failed."""
+        if columns := self._columns_of(_identify(name, route)):
+            self._table.add(columns[is_canary * _COUNTS + (_COUNTS - 1 if seconds is None else bisect_left(_BOUNDS, seconds))], 1)
 
     def withdrawn(self, name: str, route: Route) -> str:
         """Return why the canary of a route gets no requests any more; empty if it does, or there is none."""
         if route.canary is None or route.canary.withdrawn:
             return "" if route.canary is None else route.canary.withdrawn
-        return _HELD if self._table.cells[self._columns_of(_identify(name, route))[-1]] else ""
+        if not (columns := self._columns_of(_identify(name, route))):
+            return _UNWATCHED
+        return _HELD if self._table.cells[columns[-1]] else ""
 
     async def refresh(self) -> None:
         """Withdraw the canaries that must be. Call this about once a second."""
@@ -58,20 +59,20 @@ class CanaryWatch:
         identities = {_identify(*item) for item in known.items()}
         self._columns = {each: columns for each, columns in self._columns.items() if each in identities}
         self._windows = {name: window for name, window in self._windows.items() if known.get(name) == window[0]}
-        self._table.keep_aliases({SEPARATOR.join((_KIND, *each)) for each in identities}, _KIND)
+        self._table.keep_aliases(identities, _KIND)
         for name, route in known.items():
-            if route.canary is not None:
-                await self._watch(name, route, route.canary)
+            if route.canary is not None and (columns := self._columns_of(_identify(name, route))):
+                await self._watch(name, route, route.canary, columns)
             self._metrics.canary_withdrawn.set(int(bool(self.withdrawn(name, route))), name)
         self._metrics.canary_withdrawn.clear_except(known)
 
-    async def _watch(self, name: str, route: Route, canary: Canary) -> None:
-        *columns, held = self._columns_of(_identify(name, route))
-        totals = [self._table.total_ever(column) for column in columns]
+    async def _watch(self, name: str, route: Route, canary: Canary, columns: list[int]) -> None:
+        *counted, held = columns
+        totals = [self._table.total_ever(column) for column in counted]
         _, window = self._windows.setdefault(name, (route, deque(maxlen=_WINDOW_SECONDS + 1)))
         window.append(totals)
         is_held = not canary.withdrawn and any(self._table.values(held))  # also by a worker that has ended since
-        if self._table.is_first and not canary.withdrawn and held != NO_COLUMN:
+        if self._table.is_first and not canary.withdrawn:
             counts = [total - before for total, before in zip(totals, window[0], strict=True)]
             if reason := _HELD if is_held else _verdict(counts[:_COUNTS], counts[_COUNTS:], canary):
                 is_held = not await self._withdraw(name, canary, reason, is_new=not is_held)
@@ -90,17 +91,19 @@ class CanaryWatch:
             return False
         return True
 
-    def _columns_of(self, identity: _Identity) -> list[int]:
+    def _columns_of(self, identity: str) -> list[int]:
         columns = self._columns.get(identity)
         if columns is None:
-            alias = self._table.alias(SEPARATOR.join((_KIND, *identity)))
-            keys = [COUNTER + SEPARATOR.join((_KIND, alias, str(place))) for place in range(2 * _COUNTS)]
-            columns = self._columns[identity] = [*map(self._table.column, (*keys, SEPARATOR.join((_KIND, alias))))]
+            own = SEPARATOR.join((_KIND, self._table.alias(identity)))
+            columns = [self._table.column(COUNTER + SEPARATOR.join((own, str(place)))) for place in range(2 * _COUNTS)]
+            columns.append(self._table.column(own))
+            columns = self._columns[identity] = [] if NO_COLUMN in columns else columns
         return columns
 
 
-def _identify(name: str, route: Route) -> _Identity:
-    return name, route.to, "" if route.canary is None else route.canary.to
+def _identify(name: str, route: Route) -> str:
+    """Join what counts belong to: the name of a route, and the references of its default and of its canary."""
+    return SEPARATOR.join((_KIND, name, route.to, route.canary.to if route.canary else ""))
 
 
 def _verdict(default: list[int], own: list[int], canary: Canary) -> str:

@@ -1,48 +1,51 @@
 """The pictures of a route on which the answers of two models differ most, if its operator keeps them."""
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from uuid import uuid4
 
 from app.imaging.drawing import Marks
 from app.imaging.header import PixelLimits, read_header
-from app.imaging.picture import draw_side_by_side, estimate_picture_bytes
+from app.imaging.picture import draw_picture, estimate_picture_bytes
 from app.pipeline.call import TaskResult
 from app.routing.comparison import boxes_of
+from app.telemetry.metrics import ANSWERS
 
-MAX_PICTURES = 10
+MAX_FILES = 2 * 10
 
 
 def keep_picture(  # noqa: PLR0913, PLR0917 - a picture, and where it is kept
-    folder: str, name: str, data: bytes, answers: Iterable[TaskResult], limits: PixelLimits, reserve: Callable[[int], None]
+    folder: Path, name: str, data: bytes, answers: Iterable[TaskResult], limits: PixelLimits, reserve: Callable[[int], None]
 ) -> None:
-    """Draw answers side by side on an encoded image, and keep the JPEG among the ten of its route on which they differ most.
+    """Draw each of two answers on an encoded image, and keep the JPEGs among the pairs of its route on which they differ most.
 
-    The name is that of the route and the agreement, 0.0000 to 1.0000. All workers share the folder. `reserve` gets the memory that
-    drawing takes, in bytes.
+    The name is that of the route, a blank and the agreement, 0.0000 to 1.0000. All workers share the folder. `reserve` gets the
+    memory that drawing takes, in bytes.
 
     Raises:
         OSError: The folder cannot be read or written.
         GatewayError: There is not enough memory, or the image cannot be decoded.
     """
-    start = f"{name.partition(' ')[0]} "
 
-    def kept() -> list[Path]:  # the one with the highest agreement is the last
-        return sorted(path for path in Path(folder).iterdir() if path.name.startswith(start) and path.suffix == ".jpg")
+    def kept() -> list[Path]:  # the ones with the highest agreement are the last
+        return sorted(path for path in folder.glob("*.jpg") if path.name.startswith(f"{name.partition(' ')[0]} "))
 
     before = kept()
-    if name.endswith("1.0000") or (len(before) >= MAX_PICTURES and name >= before[-1].name[: len(name)]):
+    if name.endswith("1.0000") or (len(before) >= MAX_FILES and name >= before[-1].name[: len(name)]):
         return
-    header = read_header(data, limits, reserve)
-    reserve(2 * estimate_picture_bytes(header))
-    picture = draw_side_by_side(header, *map(_marks, answers))
-    path = Path(folder) / f"{name} {uuid4()}.part"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(picture)
-    path.rename(path.with_suffix(".jpg"))
-    for other in kept()[MAX_PICTURES:]:
-        other.unlink(missing_ok=True)
+    stem = f"{name} {uuid4()}"
+    for answer, found in zip(ANSWERS, answers, strict=True):
+        header = read_header(data, limits, reserve)
+        reserve(estimate_picture_bytes(header))
+        unfinished = folder / f"{stem} {answer}.part"
+        try:
+            unfinished.touch(0o600)
+            unfinished.write_bytes(draw_picture(header, _marks(found), "image/jpeg"))
+            unfinished.rename(unfinished.with_suffix(".jpg"))
+        finally:
+            unfinished.unlink(missing_ok=True)
+    for path in kept()[MAX_FILES:]:
+        path.unlink(missing_ok=True)
 
 
 def _marks(found: TaskResult) -> Marks:

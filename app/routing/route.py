@@ -1,10 +1,12 @@
 """A route: a name that stands for models, as in the routes file and in `PUT /routes/{name}`."""
 
+from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+_UNITS = 10**9  # the precision of shares
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
 
 RouteName = Annotated[str, Meta(pattern=rf"\A{_NAME}\Z", description="Name of a route; no model has it.")]
@@ -48,3 +50,15 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """The references to models with the fields that have them."""
         fields = {"to": self.to, "canary": self.canary and self.canary.to, "shadow": self.shadow and self.shadow.to}
         return [(field, reference) for field, reference in {**fields, "fallback": self.fallback}.items() if reference]
+
+
+def is_in_share(number: int, share: float) -> bool:
+    """Return whether the request with this number, from 1 on, belongs to a share, so that `n * share` of the first `n` do."""
+    units = round(share * _UNITS)
+    return number * units // _UNITS > (number - 1) * units // _UNITS
+
+
+def is_key_in_share(name: str, key: str, share: float) -> bool:
+    """Return whether the requests for a route with this key belong to a share: by a hash, so that a larger share has them, too."""
+    digest = blake2b(f"{name}\0{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) * _UNITS < round(share * _UNITS) << 64

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from contextlib import suppress
-from hashlib import blake2b
 from time import monotonic
 from typing import NamedTuple
 
@@ -10,7 +9,9 @@ import structlog
 
 from app.errors import (
     CircuitOpen,
+    DeadlinePassed,
     GatewayError,
+    GatewayFull,
     InvalidParameter,
     ModelNotReady,
     UnknownModel,
@@ -23,14 +24,15 @@ from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
 from app.routing.canary import CanaryWatch
-from app.routing.route import Route
+from app.routing.route import Route, is_in_share, is_key_in_share
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
 from app.telemetry.metrics import Metrics
 
 _ABOUT_MODELS = (UnknownModel, UnknownVersion, UnsupportedModel, ModelNotReady, WrongTask)
 _SERVER_ERROR = 500
-_UNITS = 10**9  # the precision of shares
+# A request that its caller gave less than this fraction of the usual time tells nothing of a model that has not answered it.
+_PATIENCE = 0.5
 
 LOG = structlog.get_logger()
 
@@ -59,15 +61,13 @@ class Router:
             return refer_to(name if route is None else split_reference(route.to)[0], version)
         return self.default(name, route).model
 
-    def choose(self, name: str, version: int | None, call: CallContext) -> "Choice | None":
-        """Choose a model for a request, or for a batch; return None for a name that is no route."""
+    def choose(self, name: str, call: CallContext) -> "Choice | None":
+        """Choose a model for a request, or for a batch, that names no version; return None for a name that is no route."""
         route = self.routes.known.get(name)
         if route is None:
             return None
-        if version is not None:
-            return Choice(self, name, route, "pinned", refer_to(split_reference(route.to)[0], version))
         canary = None if self.canaries.withdrawn(name, route) else route.canary
-        if canary is not None and self._is_in_share(name, canary.share, call.route_key):
+        if canary is not None and self._is_for_canary(name, canary.share, call.route_key):
             return Choice(self, name, route, "canary", canary.to)
         return self.default(name, route)
 
@@ -91,15 +91,11 @@ class Router:
             for name in known.keys() & await self.pipeline.tritons.list_models():
                 LOG.warning("a route has the name of a model, which no request reaches", route=name)
 
-    def _is_in_share(self, name: str, share: float, key: str) -> bool:
-        """Return whether a request goes to the canary: with a key by its hash, without one after `n` requests `n * share` did."""
-        units = round(share * _UNITS)
+    def _is_for_canary(self, name: str, share: float, key: str) -> bool:
         if key:
-            digest = blake2b(f"{name}\0{key}".encode(), digest_size=8).digest()
-            return int.from_bytes(digest) * _UNITS < units << 64
+            return is_key_in_share(name, key, share)
         self._counts[name] += 1
-        count = self._counts[name]
-        return count * units // _UNITS > (count - 1) * units // _UNITS
+        return is_in_share(self._counts[name], share)
 
 
 class Choice(NamedTuple):
@@ -109,7 +105,7 @@ class Choice(NamedTuple):
     name: str
     route: Route
     part: str
-    """`default`, `canary`, `fallback`, or `pinned` to the version that the request names."""
+    """`default`, `canary` or `fallback`."""
     model: str
     """Reference of the model."""
 
@@ -118,41 +114,48 @@ class Choice(NamedTuple):
 
         Raises the errors of `attempt`; those about the model name the route.
         """
-        try:
-            return await self._attempt(data, question, call, attempt)
-        except GatewayError as error:
-            following = self._after(error) if call.deadline.remaining > 0 else None
-            if following is None and isinstance(error, _ABOUT_MODELS):
-                raise type(error)(f"{self.name} stands for {self.model}: {error.detail}") from None
-            if following is None:
-                raise
-        return await following.run(data, question, call, attempt)
-
-    async def _attempt(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
-        """Answer a question by the chosen model, and record this."""
         model, version = split_reference(self.model)
+        call.timing.stages.pop("infer", None)  # that of a model that has failed
         began = monotonic()
         try:
             found = await attempt(self.router.pipeline.refer_to(model, version), call.pinned_to(int(version) if version else None))
         except GatewayError as error:
-            self._record(monotonic() - began, error)
-            raise
-        self._record(monotonic() - began)
-        if self.route.shadow is not None and self.part == "default":  # with which it is compared
-            self.router.shadows.offer(self.name, self.route, data, question, call, found)
-        return found
+            self._record(call, monotonic() - began, error)
+            following = self._after(error, call)
+            if following is None:
+                if isinstance(error, _ABOUT_MODELS):
+                    raise type(error)(f"{self.name} stands for {self.model}: {error.detail}") from None
+                raise
+        else:
+            self._record(call)
+            if self.part == "default":  # with which a shadow is compared
+                self.router.shadows.offer(self.name, self.route, data, question, call, found)
+            return found
+        return await following.run(data, question, call, attempt)
 
-    def _record(self, seconds: float, error: GatewayError | None = None) -> None:
+    def _record(self, call: CallContext, seconds: float = 0.0, error: GatewayError | None = None) -> None:
+        """Count a request, which has failed after some seconds if there is an error."""
         router, name, route, part, model = self
         router.requests.add(1, name, model, part, str(error.status if error else 200))
-        if route.canary is not None and part in {"default", "canary"} and (error is None or _is_failure(error)):
-            router.canaries.note(name, route, is_canary=part == "canary", seconds=seconds, failed=error is not None)
+        if route.canary is None or part == "fallback":
+            return
+        if error is None:
+            # An answer from the cache tells nothing of the model. Nor does the time that a large image takes to be decoded.
+            if (milliseconds := call.timing.stages.get("infer")) is not None:
+                router.canaries.note(name, route, milliseconds / 1e3, is_canary=part == "canary")
+        elif _is_failure(error) and (
+            not isinstance(error, DeadlinePassed) or seconds >= _PATIENCE * router.pipeline.limits.timeout_seconds
+        ):
+            router.canaries.note(name, route, None, is_canary=part == "canary")
 
-    def _after(self, error: GatewayError) -> "Choice | None":
+    def _after(self, error: GatewayError, call: CallContext) -> "Choice | None":
         """Return what answers after an error; None if nothing does."""
         router, name, route, part, _ = self
-        # A canary may also lack what a request asks for, and the default have it.
-        if part == "canary" and (_is_failure(error) or isinstance(error, InvalidParameter | WrongTask)):
+        if call.deadline.remaining <= 0:
+            return None
+        # A canary may also lack what a request asks for, or a place for it. Batches wait for places.
+        is_lacking = isinstance(error, InvalidParameter | WrongTask) or (isinstance(error, GatewayFull) and not call.is_batch)
+        if part == "canary" and (_is_failure(error) or is_lacking):
             return router.default(name, route)
         if part == "default" and route.fallback and (isinstance(error, CircuitOpen) or not router.is_usable(route.to)):
             return self._replace(part="fallback", model=route.fallback)

@@ -9,7 +9,6 @@ Each worker reads it again when it changes. While it is invalid, its last valid 
 """
 
 import fcntl
-import json
 import os
 import shutil
 import tomllib
@@ -18,11 +17,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import msgspec
 import structlog
 
+from app.host import toml
 from app.model.reference import split_reference
 from app.resilience import last_valid
 from app.routing.route import Canary, Route, RouteName
@@ -84,7 +83,7 @@ class Routes:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield (routes := _read(self._path))
-            _replace(path, _to_toml(routes))
+            _replace(path, _HEADER + "\n" + toml.dump(msgspec.to_builtins(routes)).lstrip())
             os.fsync(folder)
         finally:
             os.close(folder)
@@ -132,21 +131,6 @@ def _parse(text: str) -> dict[str, Route]:
             if split_reference(reference)[0] in routes:
                 raise ValueError(f"[{name}] {field}: {reference} is a route, not a model")
     return routes
-
-
-def _to_toml(routes: Mapping[str, Route]) -> str:
-    text = _HEADER
-    for name, route in routes.items():
-        text += f"\n[{name if name.isidentifier() else json.dumps(name)}]\n"
-        text += "".join(f"{field} = {_to_value(value)}\n" for field, value in msgspec.to_builtins(route).items())
-    return text
-
-
-def _to_value(value: Any) -> str:  # noqa: ANN401 - of any TOML type
-    """Return a value in TOML; JSON's numbers and strings are also TOML's."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {_to_value(each)}" for name, each in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,7 +18,7 @@ from app.resilience.fairness import SHADOW, Caller
 from app.resilience.memory import Reservation
 from app.routing.comparison import Comparison, compare
 from app.routing.kept import keep_picture
-from app.routing.route import Route, Shadow
+from app.routing.route import Route, Shadow, is_in_share
 from app.telemetry.metrics import ANSWERS, Metrics
 from app.telemetry.timing import Timing
 
@@ -47,9 +48,10 @@ class Shadows:
         self._pipeline, self._metrics = pipeline, metrics
         self._offered = Counter[str]()
         """Number of images by route."""
-        self._turn = (
-            asyncio.Lock()
-        )  # one at a time: with four, requests take 1.3 instead of 1.1 times as long (`bench shadow --share 1`)
+        # One at a time: with four, requests take 1.3 instead of 1.1 times as long (`bench shadow --share 1`).
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        """Number of images that are kept."""
         self._tasks = set[asyncio.Task[None]]()
 
     def offer(  # noqa: PLR0913, PLR0917 - the parts of an answered request
@@ -66,21 +68,32 @@ class Shadows:
         The file is kept until then, unless half of the memory for images is in use.
         """
         shadow = route.shadow
-        self._offered[name] = number = self._offered[name] + 1
-        if shadow is None or int(number * shadow.share) == int((number - 1) * shadow.share):
+        if shadow is None:
+            return
+        self._offered[name] += 1
+        if not is_in_share(self._offered[name], shadow.share):
             return
         budget = self._pipeline.admission.memory
         memory = budget.reserve(_CALLER)
         with suppress(GatewayFull):
             memory.add(len(data))
-        if not memory.nbytes or 2 * budget.used_bytes > budget.limit_bytes or len(self._tasks) >= _MAX_WAITING:
+        if not memory.nbytes or 2 * budget.used_bytes > budget.limit_bytes or self._waiting >= _MAX_WAITING:
             memory.release()
             self._metrics.shadow_images.add(1, name, shadow.to, "dropped")
             return
-        own = CallContext(call.deadline, Timing(), f"{call.request_id}-shadow", _CALLER, is_batch=True, uses_cache=False)
-        own = own._replace(allows_truncated=call.allows_truncated, is_pinned=":" in shadow.to)
-        if isinstance(question, DetectOptions):
-            question = question._replace(masks="none")  # only boxes are compared
+        self._waiting += 1
+        if isinstance(question, DetectOptions):  # only boxes are compared
+            question, found = question._replace(masks="none"), found._replace(masks=None)
+        own = CallContext(
+            call.deadline,
+            Timing(),
+            f"{call.request_id}-shadow",
+            _CALLER,
+            is_batch=True,
+            allows_truncated=call.allows_truncated,
+            is_pinned=":" in shadow.to,
+            uses_cache=False,
+        )
         image = _Image(name, shadow, data, question, found, call.timing.stages.get("infer"), own)
         begin = partial(self._begin, image, memory)
         if call.after_answer is None:
@@ -98,8 +111,12 @@ class Shadows:
         call = image.call._replace(deadline=Deadline.after(self._pipeline.limits.timeout_seconds))
         task = asyncio.create_task(self._run(image._replace(call=call)))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: memory.release())
+        task.add_done_callback(partial(self._end, memory))
+
+    def _end(self, memory: Reservation, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._waiting -= 1
+        memory.release()
 
     async def _run(self, image: _Image) -> None:
         route, model, result = image.route, image.shadow.to, "failed"
@@ -133,7 +150,7 @@ class Shadows:
             try:
                 with self._pipeline.admission.memory.reserve(_CALLER) as memory:
                     limits, name = self._pipeline.limits.pixels, f"{image.route} {found.agreement:.4f}"
-                    keep_picture(folder, name, image.data, (image.found, second), limits, memory.add)
+                    keep_picture(Path(folder), name, image.data, (image.found, second), limits, memory.add)
             except (GatewayError, OSError) as error:
                 LOG.warning("a picture was not kept", route=image.route, folder=folder, detail=str(error))
         return found

@@ -23,8 +23,8 @@ REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 _QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 # More callers share a label value.
 _MAX_CALLERS = 50
-# Of a route and a pair of models; more classes share a label value.
-_MAX_CLASSES = 50
+# Of a route and a pair of models, and of all of them, which `nereid use` makes more; further classes share a label value.
+_MAX_CLASSES, _MAX_ALL_CLASSES = 50, 500
 ANSWERS = ("given", "shadow")
 """Values of the label `answer`: which of the two answers that are compared."""
 _STAGE_BOUNDS = (0.0005, 0.001, 0.0025, *REQUEST_BOUNDS)
@@ -182,9 +182,9 @@ class Metrics:
         """Return the label value for a class, which follows the names of a route and two models: the class, or `other`."""
         label = self._class_labels.get(names)
         if label is None:
-            used = read_names(self.table.keys(COUNTER)).get(self.shadow_boxes.name, ())
-            known = {values[3] for values in used if values[:3] == names[:3]}
-            label = self._class_labels[names] = names[3] if names[3] in known or len(known) < _MAX_CLASSES else "other"
+            used = {values[:4] for values in read_names(self.table.keys(COUNTER)).get(self.shadow_boxes.name, ())}
+            is_free = len(used) < _MAX_ALL_CLASSES and sum(each[:3] == names[:3] for each in used) < _MAX_CLASSES
+            label = self._class_labels[names] = names[3] if names in used or is_free else "other"
         return label
 
     def nonzero(self, instrument: Counter | Gauge) -> dict[str, int]:

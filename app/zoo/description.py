@@ -1,14 +1,13 @@
 """Descriptions of models: `model.toml` in the folder of a model, from which both of its Triton configs are generated."""
 
-import json
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from app.host import toml
 from app.host.program import CommandError
 from app.triton.repository import DESCRIPTION
 from app.zoo.recipe import Recipe
@@ -93,13 +92,4 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 def dump(description: Description) -> str:
     """Return the text of a description."""
-    return _HEADER + _table(msgspec.to_builtins(description))
-
-
-def _table(content: Mapping[str, Any], title: str = "") -> str:
-    """Return a TOML table with its subtables; JSON's numbers, strings and arrays are also TOML's."""
-    tables = {name: value for name, value in content.items() if isinstance(value, dict)}
-    plain = {name: value for name, value in content.items() if name not in tables and value is not None}
-    lines = [f"[{title}]"] if title else []
-    lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in plain.items()]
-    return "\n".join(lines) + "\n" + "".join("\n" + _table(value, name) for name, value in tables.items())
+    return _HEADER + toml.dump(msgspec.to_builtins(description))

@@ -13,25 +13,11 @@ from PIL import Image
 from app.errors import ImageTooLarge, InvalidImage, UnsupportedFormat
 from app.imaging.drawing import Marks, colour_of
 from app.imaging.header import read_header
-from app.imaging.picture import PictureType, draw_picture, draw_side_by_side
+from app.imaging.picture import PictureType, draw_picture
 from tests.imaging.samples import FORMATS, MEGA, PIXELS, encode, exif_of, limits, store
 
 NOTHING = Marks(np.empty((0, 4), np.float32), np.empty(0, np.float32), np.empty(0, np.int32), [])
 ONE = Marks(np.array([[2, 3, 20, 14]], np.float32), np.array([0.5], np.float32), np.array([1], np.int32), ["red"])
-
-
-@pytest.mark.parametrize(("size", "whole"), [((60, 40), (60, 80)), ((40, 60), (80, 60))])
-def test_several_results_are_side_by_side(size: tuple[int, int], whole: tuple[int, int]) -> None:
-    """Along the shorter side, each on an image of its own."""
-    data = encode(Image.new("RGB", size), "PNG")
-    picture = draw_side_by_side(read_header(data, limits(MEGA)), NOTHING, ONE)
-
-    with Image.open(BytesIO(picture)) as image:
-        assert (image.format, image.size) == ("JPEG", whole)
-        drawn = np.asarray(image)
-    first, second = np.split(drawn, 2, axis=int(size[0] < size[1]))
-    assert first.max() < 32
-    assert np.abs(second[3:14, 2].astype(int) - colour_of(1)).max() < 64
 
 
 def profile_of(colours: bytes) -> bytes:

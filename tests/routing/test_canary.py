@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from app.resilience import worker_table
-from app.resilience.worker_table import WorkerTable
+from app.resilience.worker_table import COUNTER, WorkerTable
 from app.routing import canary as canary_module
 from app.routing import routes as routes_module
 from app.routing.canary import CanaryWatch
@@ -42,7 +42,7 @@ class Worker:
 
     def note(self, answered: int, failed: int = 0, *, seconds: float = 0.05, is_canary: bool = True) -> None:
         for number in range(answered + failed):
-            self.watch.note(NAME, self.route, is_canary=is_canary, seconds=seconds, failed=number >= answered)
+            self.watch.note(NAME, self.route, seconds if number < answered else None, is_canary=is_canary)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_a_changed_canary_has_failed_at_nothing(workers: list[Worker], to:
     await refresh(workers)
     if to != CANARY.to:  # a request from before fails now
         for _ in range(100):
-            first.watch.note(NAME, old, is_canary=True, seconds=1, failed=True)
+            first.watch.note(NAME, old, None, is_canary=True)
     second.note(60)
     await refresh(workers)
 
@@ -217,3 +217,19 @@ async def test_a_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     Routes(path).put(NAME, ROUTE)
     await refresh(workers)
     assert not any(worker.withdrawn for worker in workers)
+
+
+async def test_a_canary_whose_requests_cannot_be_counted_gets_none(workers: list[Worker]) -> None:
+    """Columns that others share would tell of their events. Its neighbours are watched as before."""
+    first = workers[0]
+    for number in range(16384):
+        first.table.column(f"{COUNTER}other {number}")
+    first.routes.put("gate", Route("old:1", Canary("new:3", 0.5)))
+    await refresh(workers)
+
+    assert "too many" in first.watch.withdrawn("gate", first.routes.known["gate"])
+    first.watch.note("gate", first.routes.known["gate"], None, is_canary=True)
+    assert first.withdrawn == ""
+    first.note(30, 30)
+    await refresh(workers)
+    assert first.withdrawn

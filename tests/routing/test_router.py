@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,22 @@ import pytest
 
 from app.errors import (
     CircuitOpen,
+    DeadlinePassed,
     GatewayError,
+    GatewayFull,
     InvalidImage,
     InvalidParameter,
     ModelNotReady,
     TritonUnavailable,
     UnknownModel,
+    UnknownVersion,
     WrongTask,
 )
+from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, ClassifyOptions, Detections
+from app.pipeline.call import CallContext, ClassifyOptions, Decoded, Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
-from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
@@ -81,10 +84,10 @@ class Notes:
         self.offered: list[tuple[str, bytes, object]] = []
         self.is_withdrawn = False
 
-    def note(self, name: str, route: Route, *, is_canary: bool, seconds: float, failed: bool) -> None:
+    def note(self, name: str, route: Route, seconds: float | None, *, is_canary: bool) -> None:
         assert (name, route.canary is not None) == (NAME, True)
-        assert seconds > 0
-        self.noted.append((is_canary, failed))
+        assert seconds is None or seconds > 0
+        self.noted.append((is_canary, seconds is None))
 
     def withdrawn(self, name: str, _: Route) -> str:
         assert name == NAME
@@ -93,8 +96,24 @@ class Notes:
     async def refresh(self) -> None: ...
 
     def offer(self, name: str, route: Route, data: bytes, question: Any, call: CallContext, found: object) -> None:  # noqa: ANN401, PLR0913, PLR0917
-        assert (name, route.shadow, question, call.request_id[:2]) == (NAME, Shadow("big", 0.5), OPTIONS._replace(model=NAME), "id")
-        self.offered.append((name, data, found))
+        if route.shadow:
+            assert (name, question, call.request_id[:2]) == (NAME, OPTIONS._replace(model=NAME), "id")
+            self.offered.append((name, data, found))
+
+
+class Remembering:
+    """A cache that knows what each model has answered once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Decoded] = {}
+
+    def takes(self, *_: object) -> bool:
+        return True
+
+    async def get(self, _: bytes, spec: ModelSpec, __: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
+        if spec.reference not in self._known:
+            self._known[spec.reference] = await find()
+        return self._known[spec.reference]
 
 
 class Routed:
@@ -119,7 +138,7 @@ class Routed:
         return "".join([(await self.ask(**options)).version for _ in range(requests)])
 
     def choose(self, key: str = "") -> Choice:
-        choice = self.router.choose(NAME, None, CallContext(Deadline.after(30), Timing(), "id", route_key=key))
+        choice = self.router.choose(NAME, CallContext(Deadline.after(30), Timing(), "id", route_key=key))
         assert choice is not None
         return choice
 
@@ -201,13 +220,16 @@ async def test_a_key_decides_alone(routed: Routed) -> None:
 
 
 async def test_a_request_for_a_version_gets_it(routed: Routed) -> None:
-    """It never gets the canary, and tells nothing about the route's models."""
+    """It never gets the canary, tells nothing about the route's models, and makes no metric: there are many numbers."""
     routed.put(canary=Canary("tiny:3", 1), shadow=Shadow("big", 0.5), fallback="tiny:3")
     assert await routed.versions(2, version=1) == "11"
     routed.fake.sick = {"tiny:1"}
     with pytest.raises(TritonUnavailable):
         await routed.ask(version=1)
+    with pytest.raises(UnknownVersion, match="tiny has no version 7"):
+        await routed.ask(version=7)
 
+    assert not any(routed.counted.values())
     assert routed.world.pipeline.refer_to(NAME, 1) == "tiny:1"
     assert not routed.notes.noted
     assert not routed.notes.offered
@@ -217,13 +239,6 @@ async def test_a_withdrawn_canary_gets_nothing(routed: Routed) -> None:
     routed.put(canary=Canary("tiny:3", 1))
     assert await routed.versions(2) == "33"
     routed.notes.is_withdrawn = True
-
-    assert await routed.versions(2) == "22"
-
-
-async def test_a_canary_that_is_withdrawn_in_the_file_gets_nothing(routed: Routed) -> None:
-    routed.router.canaries = CanaryWatch(routed.router.routes, METRICS)
-    routed.put(canary=Canary("tiny:3", 1, withdrawn="it failed"))
 
     assert await routed.versions(2) == "22"
 
@@ -283,7 +298,47 @@ async def test_nothing_is_tried_again_after_the_deadline(routed: Routed) -> None
 
     assert failed.value.status == 504
     assert routed.fake.asked == ["tiny:3"]
-    assert routed.notes.noted == [(True, False), (True, True)]
+
+
+@pytest.mark.parametrize(("usual", "noted"), [(30, []), (0.1, [(True, True)])])
+async def test_a_caller_that_gives_little_time_does_not_make_a_canary_fail(
+    routed: Routed, usual: float, noted: list[tuple[bool, bool]]
+) -> None:
+    """Otherwise one that chooses `timeout_ms` and `X-Route-Key` could have any canary withdrawn."""
+    routed.put(canary=Canary("tiny:3", 1))
+    await routed.ask()
+    routed.notes.noted.clear()
+    routed.world.pipeline.limits = routed.world.pipeline.limits._replace(timeout_seconds=usual)
+    routed.fake.may_answer.clear()
+    with pytest.raises(DeadlinePassed):
+        await routed.ask(seconds=0.06)
+    routed.fake.may_answer.set()
+
+    assert routed.notes.noted == noted
+
+
+async def test_an_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:
+    """Otherwise a canary without cached answers would seem slow beside a default that has them."""
+    routed.put(canary=Canary("tiny:3", 0.5))
+    routed.world.pipeline.cache = Remembering()
+    assert await routed.versions(8) == "23232323"
+
+    assert routed.notes.noted == [(False, False), (True, False)]
+
+
+async def test_the_default_answers_when_the_canary_has_no_place(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is no failure."""
+    routed.put(canary=Canary("tiny:3", 1))
+    run_model = routed.world.pipeline.run_model
+
+    async def reject(model: str, *others: Any) -> Any:  # noqa: ANN401
+        if model != "tiny:2":
+            raise GatewayFull("as many requests as can be answered in time are in progress", "requests", 1)
+        return await run_model(model, *others)
+
+    monkeypatch.setattr(routed.world.pipeline, "run_model", reject)
+    assert await routed.versions(2) == "22"
+    assert routed.notes.noted == [(False, False)] * 2
 
 
 async def test_the_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:

@@ -67,7 +67,7 @@ class Operator:
         return Counter(await asyncio.gather(*(one() for _ in range(requests))))
 
     async def withdrawn(self) -> str:
-        return str(json(await self.client.get("/health"))["routes"][NAME]["withdrawn"])
+        return str(json(await self.client.get("/health"))["withdrawn_canaries"].get(NAME, ""))
 
     async def compare(self) -> list[str]:
         """Return the lines of `nereid compare`."""
@@ -84,7 +84,7 @@ async def operated(fake: FakeTriton, folder: Path) -> AsyncIterator[Operator]:
     files = {"routes_file": folder / "routes.toml", "api_keys_file": folder / "keys.toml"}
     headers = {"X-API-Key": (folder / "key").read_text(encoding="utf-8")}
     async with (
-        running_gateway(fake.url, folder, workers=2, timeout_seconds=30, **files) as gateway,  # nothing is late on a busy machine
+        running_gateway(fake.url, folder, workers=2, **files) as gateway,
         httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client,
     ):
         yield Operator(gateway, client, folder / "key")

@@ -46,3 +46,15 @@ def test_few_classes_of_a_pair_of_models_have_a_label(open_table: OpenTable) -> 
 
     assert [second.class_label("door", "b:1", "a:1", name) for name in ("class 7", "one more")] == ["class 7", "other"]
     assert second.class_label("door", "b:2", "a:1", "one more") == "one more"
+
+
+def test_the_classes_of_many_pairs_of_models_share_a_label(open_table: OpenTable) -> None:
+    """Each new version of a model makes a pair."""
+    metrics = Metrics(open_table(), "0")
+    labels = []
+    for number in range(600):
+        pair = "door", "b:1", f"a:{number // 40}"
+        labels.append(metrics.class_label(*pair, f"class {number}"))
+        metrics.shadow_boxes.add(1, *pair, labels[-1], "matched")
+
+    assert (labels[499], labels[500], labels[-1]) == ("class 499", "other", "other")

@@ -61,17 +61,6 @@ class GpuHealth(msgspec.Struct, frozen=True):
     devices: list[GpuDevice]
 
 
-class RouteHealth(msgspec.Struct, frozen=True):
-    """A name that stands for models."""
-
-    to: str
-    canary: str | None
-    share: float
-    """Fraction, 0 to 1, of the requests that the canary gets unless it is withdrawn."""
-    withdrawn: str
-    """Why the canary gets no requests any more; empty if it does."""
-
-
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
@@ -98,8 +87,8 @@ class Health(msgspec.Struct, frozen=True):
     """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
     model_deaths: dict[str, int]
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
-    routes: dict[str, RouteHealth] | msgspec.UnsetType = msgspec.UNSET
-    """Routes by name, if there is a file of routes."""
+    withdrawn_canaries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """By route, why its canary gets no requests any more; absent if there is no file of routes."""
 
 
 class State(msgspec.Struct, frozen=True):
@@ -186,7 +175,7 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
-        routes=_describe_routes(cast("Router | None", pipeline.router)),
+        withdrawn_canaries=_withdrawn(cast("Router | None", pipeline.router)),
     )
     return _respond(report, is_ready=is_ready)
 
@@ -200,16 +189,10 @@ async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None
         return None
 
 
-def _describe_routes(router: Router | None) -> dict[str, RouteHealth] | msgspec.UnsetType:
+def _withdrawn(router: Router | None) -> dict[str, str] | msgspec.UnsetType:
     if router is None:
         return msgspec.UNSET
-    return {
-        name: RouteHealth(
-            route.to, canary.to if canary else None, canary.share if canary else 0.0, router.canaries.withdrawn(name, route)
-        )
-        for name, route in router.routes.known.items()
-        for canary in [route.canary]
-    }
+    return {name: reason for name, route in router.routes.known.items() if (reason := router.canaries.withdrawn(name, route))}
 
 
 def _describe(gpu: Gpu) -> GpuDevice:
