@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from contextlib import ExitStack
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,69 +14,76 @@ from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.timing import Timing
 from app.triton.messages import InferResult
+from app.triton.status import ModelReplaced
+
+Declared = tuple[str, str, tuple[int, ...]]
+"""Name, datatype and shape of a tensor."""
+Read = Callable[[np.dtype[np.generic], int], Awaitable[NDArray[np.generic]]]
+"""Reads the elements of a tensor, as many of this type."""
 
 
-class TensorRequest(NamedTuple):
-    """The inference of an input tensor of one or several images, which has not been read yet."""
+async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
+    pipeline: Pipeline, model: str, version: int | None, declared: Declared, read: Read, call: CallContext
+) -> tuple[ModelSpec, InferResult]:
+    """Run the inference of a tensor of one or several images, which is read once name, datatype and shape are checked.
 
-    pipeline: Pipeline
-    spec: ModelSpec
-    images: int
-    call: CallContext
+    Raises:
+        MalformedRequest: The tensor is not one for the model's input, or the outputs for its images differ in shape.
+        GatewayError: As `read` and `Pipeline.run` say.
+    """
 
-    @classmethod
-    async def open(
-        cls, pipeline: Pipeline, model: str, version: int | None, tensor: tuple[str, str, list[int]], call: CallContext
-    ) -> "TensorRequest":
-        """Check name, datatype and shape of a tensor; raise MalformedRequest unless they are those of the model's input."""
-        name, datatype, shape = tensor
-        reference, call = pipeline.choose(model, version, call)
+    async def attempt() -> tuple[ModelSpec, InferResult]:
+        reference, own_call = pipeline.choose(model, version, call)
         pipeline.check_circuit(reference)
-        spec = await pipeline.prepare(reference, call.deadline)
-        images = shape[0] if spec.has_batch_dimension else 1
-        if (
-            (name, datatype) != (spec.input_name, spec.datatype)
-            or images > spec.max_batch
-            or tuple(shape) != spec.batch_shape(images)
-        ):
-            batch = [f"1 to {spec.max_batch}"] if spec.has_batch_dimension else []
-            expected = ", ".join([*batch, *map(str, spec.image_shape)])
-            raise MalformedRequest(f"the input of {spec.name} is {spec.input_name}, {spec.datatype}, of shape [{expected}]")
-        return cls(pipeline, spec, images, call)
+        with pipeline.using(reference):
+            spec = await pipeline.prepare(reference, call.deadline)
+            count = _count_images(spec, declared)
+            elements = await read(np.dtype(spec.dtype), count * math.prod(spec.image_shape))
+            return spec, await _run_images(pipeline, spec, elements.reshape(count, *spec.image_shape), own_call)
 
-    @property
-    def elements(self) -> int:
-        """Number of elements of the tensor."""
-        return self.images * math.prod(self.spec.image_shape)
+    with suppress(ModelReplaced):
+        return await attempt()
+    return await attempt()
 
-    async def run(self, elements: NDArray[np.generic]) -> InferResult:
-        """Run the inference of a tensor with these elements (n,); errors are those of `Pipeline.run`."""
-        call, tensors = self.call, elements.reshape(self.images, *self.spec.image_shape)
-        if self.images == 1:
-            return await self._run_image(tensors[0], call)
-        calls = [call._replace(timing=Timing(), is_batch=True) for _ in tensors]
-        tasks = [asyncio.create_task(self._run_image(tensor, own)) for tensor, own in zip(tensors, calls, strict=True)]
-        try:
-            results = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+def _count_images(spec: ModelSpec, declared: Declared) -> int:
+    count = declared[2][0] if spec.has_batch_dimension else 1
+    if count > spec.max_batch or declared != (spec.input_name, spec.datatype, spec.batch_shape(count)):
+        batch = [f"1 to {spec.max_batch}"] if spec.has_batch_dimension else []
+        expected = ", ".join([*batch, *map(str, spec.image_shape)])
+        raise MalformedRequest(f"the input of {spec.name} is {spec.input_name}, {spec.datatype}, of shape [{expected}]")
+    return count
+
+
+async def _run_images(pipeline: Pipeline, spec: ModelSpec, images: NDArray[np.generic], call: CallContext) -> InferResult:
+    if len(images) == 1:
+        return await _run_image(pipeline, spec, images[0], call)
+    calls = [call._replace(timing=Timing(), is_batch=True) for _ in images]
+    tasks = [asyncio.create_task(_run_image(pipeline, spec, *each)) for each in zip(images, calls, strict=True)]
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         call.timing.lap("infer")
+    try:
         outputs = {name: np.concatenate([result.outputs[name] for result in results]) for name in results[0].outputs}
-        return InferResult(outputs, results[0].version)
+    except ValueError as error:
+        raise MalformedRequest("the outputs for these images differ in shape; send one image per request") from error
+    return InferResult(outputs, results[0].version)
 
-    async def _run_image(self, tensor: NDArray[np.generic], call: CallContext) -> InferResult:
-        admission, spec = self.pipeline.admission, self.spec
-        parallel = self.pipeline.tritons.parallel_images(spec)
-        with ExitStack() as stack:
-            memory = stack.enter_context(admission.memory.reserve(call.caller))
-            memory.add(spec.image_bytes)
-            if call.is_batch:
-                permit = await admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
-                permit.on_release(memory.release)
-            else:
-                permit = await admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
-            stack.pop_all()  # the permit releases the memory
-        with permit:
-            return await self.pipeline.run_tensor(tensor, spec, call, permit)
+
+async def _run_image(pipeline: Pipeline, spec: ModelSpec, image: NDArray[np.generic], call: CallContext) -> InferResult:
+    admission, parallel = pipeline.admission, pipeline.tritons.parallel_images(spec)
+    with ExitStack() as stack:
+        memory = stack.enter_context(admission.memory.reserve(call.caller))
+        memory.add(spec.image_bytes)
+        if call.is_batch:
+            permit = await admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
+            permit.on_release(memory.release)
+        else:
+            permit = await admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
+        stack.pop_all()  # the permit releases the memory
+    with permit:
+        return await pipeline.run_tensor(image, spec, call, permit)

@@ -196,7 +196,7 @@ class TritonClient:
         """
         return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
 
-    async def describe(self, method: str, model: str) -> dict[str, Any]:
+    async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - it has any members
         """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
         name, version = split_reference(model)
         return to_json(await self.ask(method, getattr(service_pb2, f"{method}Request")(name=name, version=version)))

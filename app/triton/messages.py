@@ -3,10 +3,11 @@
 tritonclient's helpers are not used, because they check and copy tensors again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import triton_to_np_dtype
@@ -117,17 +118,17 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
     return InferResult(outputs, message.model_version)
 
 
-def to_json(message: Any) -> dict[str, Any]:  # noqa: ANN401 - generated messages have no types
-    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers."""
-    given = [field for field in message.DESCRIPTOR.fields if not field.has_presence or message.HasField(field.name)]
-    return {field.name: _field_to_json(field, getattr(message, field.name)) for field in given}
+def to_json(value: Any, field: Any = None) -> Any:  # noqa: ANN401 - generated messages have no types
+    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers.
 
-
-def _field_to_json(field: Any, value: Any) -> Any:  # noqa: ANN401
-    kind = field.message_type
-    if kind is not None and kind.GetOptions().map_entry:
-        return {str(key): _field_to_json(kind.fields_by_name["value"], each) for key, each in value.items()}
-    convert = (
-        to_json if kind is not None else (lambda each: field.enum_type.values_by_number[each].name if field.enum_type else each)
-    )
-    return [convert(each) for each in value] if field.is_repeated else convert(value)
+    `field` describes the field that has the value.
+    """
+    match value:
+        case Message():
+            fields = [each for each in value.DESCRIPTOR.fields if not each.has_presence or value.HasField(each.name)]
+            return {each.name: to_json(getattr(value, each.name), each) for each in fields}
+        case Mapping():
+            return {str(key): to_json(each) for key, each in value.items()}
+        case Sequence() if not isinstance(value, str):
+            return [to_json(each, field) for each in value]
+    return field.enum_type.values_by_number[value].name if field and field.enum_type else value

@@ -6,6 +6,7 @@ Models are given by reference.
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable, UnknownModel, UnknownVersion, UnsupportedModel
@@ -145,12 +146,12 @@ class TritonPool:
                 return True
         return False
 
-    async def describe(self, method: str, model: str) -> dict[str, Any]:
-        """Ask the first Triton that has a model, as `TritonClient.describe` does."""
-        having = [server for server in self.servers if server.specs.has(model)] or self.servers
-        if not having:
-            raise TritonUnavailable("no Triton is known")
-        return await having[0].client.describe(method, model)
+    async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - as there
+        """Ask a Triton, if possible one that has the model, as `TritonClient.describe` does."""
+        for server in sorted(self.servers, key=lambda server: not server.specs.has(model)):
+            with suppress(TritonUnavailable):
+                return await server.client.describe(method, model)
+        raise TritonUnavailable("no Triton answers")
 
     async def list_models(self) -> dict[str, ModelState]:
         """Return the models in the repositories of all Tritons by name. A model is ready if it is ready at any Triton.

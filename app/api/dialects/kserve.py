@@ -4,7 +4,6 @@ Source: docs/predict-api/v2/required_api.md of kserve/kserve; docs/protocol of t
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,95 +20,74 @@ from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
-from app.api.dialects.kserve_tensors import BYTES, MAX_HEAD_BYTES, encode_response, parse_request
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters
+from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
 from app.api.receiving import intake
-from app.api.receiving.body import JSON_ERRORS, ParsedBody, parsing_bytes
+from app.api.receiving.body import JSON_ERRORS, parsing_bytes
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute, route_of
-from app.errors import Forbidden, InvalidParameter, MalformedRequest, ModelNotReady, UnsupportedModel
-from app.model.heads import ClassificationHead
-from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import ClassifyOptions, Detections, Reader, TaskResult
-from app.pipeline.tensors import TensorRequest
+from app.errors import Forbidden, InvalidParameter, MalformedRequest, ModelNotReady
+from app.model.reference import refer_to
+from app.pipeline.call import Detections, TaskResult
+from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 
 _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
+_METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
 _LENGTH = b"inference-header-content-length"
 _MODEL = "/v2/models/{model:str}"
 _VERSION = _MODEL + "/versions/{version:int}"
 _MAX_TEXT_BYTES = 1 << 16
-# Work on less takes less than a millisecond.
-_QUICK_BYTES = 1 << 16
+# Work on so much JSON takes less than a millisecond.
+_QUICK_BYTES = 99_999
 # A number as JSON, and the objects from which it is made.
 _NUMBER_BYTES = 64
-
-_METHODS = {"config": "ModelConfig", "stats": "ModelStatistics"}
-_CLASSES = {"scores": ("FP32", [-1]), "classes": ("INT32", [-1])}
-_BOXES = {"num_dets": ("INT32", [1]), "det_boxes": ("FP32", [-1, 4]), "det_scores": ("FP32", [-1]), "det_classes": ("INT32", [-1])}
-_NAMES = {"class_names": (BYTES, [-1])}
-
-_keep: Callable[[bytes, str, object], ParsedBody] = lambda data, *_: ParsedBody(data, [])  # noqa: E731
 
 T = TypeVar("T")
 Model = FromPath[str]
 Version = FromPath[int | None]
 
 
-class _Options(OptionsByModel):
-    """Options for a model of any task."""
-
-    __slots__ = ()
-
-    def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections without masks, or of classes."""
-        if isinstance(spec.head, ClassificationHead):
-            return ClassifyOptions(self.model, self.confidence, self.max_detections).reader(spec)
-        return super().reader(spec)
-
-
 @ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query")
 async def infer(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> ASGIResponse:
     """Ask a model about one image, an element of type BYTES, as `/predict/{model}` does; or pass a tensor on to it."""
-    context, pipeline = context_of(request.scope), worker.pipeline
+    context, pipeline, length = context_of(request.scope), worker.pipeline, header_of(request.scope, _LENGTH)
+    if not 0 < len(length) <= len(str(_QUICK_BYTES)):
+        context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
+    in_path = [("model", model), *([("version", str(version))] if version else [])]
+    parse = lambda data, *_: InferRequest.parse(data, length)  # noqa: E731
     memory = pipeline.admission.memory.reserve(context.caller, "this tensor")
 
     async def run(work: Callable[[], T], nbytes: int) -> T:
-        """Run work on this many bytes, in a thread if there are many."""
+        """Run work on this many bytes of JSON, in a thread if there are many."""
         if nbytes <= _QUICK_BYTES:
             return work()
-        with Lease() as lease:
-            return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn())
+        return await pipeline.threads.run(work, call.deadline, lease, turn=call.turn(nbytes))
 
-    with ClientWatch(request.receive, context.body_limits) as client, memory:
-        in_path = [("model", model), *([("version", str(version))] if version else [])]
-        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, _keep)
-        data, length = content.image, header_of(request.scope, _LENGTH)
-        memory.add(len(data) if length else parsing_bytes(len(data), JSON))
-        given = await run(partial(parse_request, data, length), MAX_HEAD_BYTES if length else len(data))
-        tensor, chosen = given.tensor, given.document.parameters
+    with ClientWatch(request.receive, context.body_limits) as client, Lease() as lease:
+        lease.on_release(memory.release)
+        given, wanted, call = await intake.receive(client, request.scope, worker, in_path, DialectParameters, parse)
+        size = len(given.content)
         try:
-            if tensor.datatype == BYTES:
-                image = await run(given.read_file, len(tensor.data))
-                options = _Options(wanted.model, chosen.confidence, None, chosen.max_detections, chosen.iou, version=wanted.version)
-                found = await pipeline.run(image, options._replace(masks="none", lowers_iou=True), call)
-                outputs, version_used = _to_outputs(found, is_batch=len(tensor.shape) > 1), found.version
-                is_binary = given.choose(outputs)
+            if isinstance(given.content, bytes):
+                spec = await pipeline.prepare(pipeline.refer_to(model, wanted.version), call.deadline)
+                found = await pipeline.run(given.content, given.question(spec, model, wanted.version), call)
+                spec, used, outputs = found.spec, found.version, _to_outputs(found, is_batch=len(given.declared[2]) > 1)
             else:
-                declared = tensor.name, tensor.datatype, tensor.shape
-                asked = await TensorRequest.open(pipeline, model, wanted.version, declared, call)
-                is_binary = given.choose(asked.spec.requested_names)
-                read = partial(given.read_numbers, np.dtype(asked.spec.dtype), asked.elements)
-                outputs, version_used = await asked.run(await run(read, len(tensor.data)))
+                memory.add(size + parsing_bytes(size, context.content_type))
+                is_json = isinstance(given.content, msgspec.Raw)
+                read = lambda dtype, count: run(partial(given.read_numbers, dtype, count), size if is_json else 0)  # noqa: E731
+                spec, (outputs, used) = await run_tensor(pipeline, model, wanted.version, given.declared, read, call)
         finally:
-            if pipeline.is_known(model):
-                context.log_fields["model"] = model
+            context.log_fields |= pipeline.log_fields(model)
+        if "route_name" in context.log_fields:
+            context.log_fields["model"] = refer_to(spec.name, used)
+        is_binary = given.choose(outputs)
         size = sum(outputs[name].size * (outputs[name].itemsize if binary else _NUMBER_BYTES) for name, binary in is_binary.items())
         memory.add(size)
-        id_ = {} if given.document.id is None else {"id": given.document.id}
-        head = {"model_name": model, "model_version": version_used, **id_}
+        head = {"model_name": spec.name, "model_version": used, **given.id}
         body, json_bytes = await run(partial(encode_response, head, outputs, is_binary), size)
         headers = [(_LENGTH, b"%d" % json_bytes)] if json_bytes else []
         return LargeResponse(body, "application/octet-stream" if json_bytes else JSON, pipeline.admission.memory, headers)
@@ -143,37 +121,23 @@ async def health(request: AnyRequest, worker: Worker) -> dict[str, bool]:
 
 
 @get([f"{path}{end}" for path in (_MODEL, _VERSION) for end in ("", "/ready", "/config", "/stats")])
-async def describe(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> dict[str, Any]:
-    """Describe the tensors, the state, the config or the statistics of a model as a Triton does.
-
-    The outputs of a model that takes files are those for its image.
-    """
+async def describe(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> Any:  # noqa: ANN401 - of any members
+    """Describe the tensors, the state, the config or the statistics of a model as a Triton does."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     check_model_name(model)
     reference, end = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2]
-    spec = None
-    with suppress(UnsupportedModel):  # Triton can describe it nevertheless
-        spec = await worker.pipeline.spec(reference)
-    if end == "ready":
-        if not await worker.tritons.is_ready(reference):
-            raise ModelNotReady("the model is not ready")
-        return {"name": model, "ready": True}
     answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
-    if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
-        outputs = (_CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES) | _NAMES
-        batch = [-1] * spec.has_batch_dimension
-        answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, (kind, dims) in outputs.items()]
-    described: dict[str, Any] = answer.get("config", answer)
-    return described
+    if end != "ready":
+        return answer.get("config", answer)
+    if not await worker.tritons.is_ready(reference):
+        raise ModelNotReady("the model is not ready")
+    return {"name": model, "ready": True}
 
 
 @post("/v2/repository/index", status_code=200, request_max_body_size=_MAX_TEXT_BYTES)
 async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
     """List the models in the repositories of all Tritons."""
-    try:
-        require_key(request, worker.keys, "detect", is_dialect=True)
-    except Forbidden:
-        require_key(request, worker.keys, "health", is_dialect=True)
+    require_key(request, worker.keys, "detect", is_dialect=True)
     only_ready = (await _read_object(request)).get("ready") is True
     states = await worker.tritons.list_models()
     return [

@@ -1,7 +1,7 @@
 """Requests and responses of KServe v2 over HTTP: JSON, with tensors in it or, by the binary extension, behind it."""
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -9,24 +9,26 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from app.api.parameters.parse import Pairs
 from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
-from app.pipeline.call import MAX_DETECTIONS
+from app.model.heads import ClassificationHead
+from app.model.spec import ModelSpec
+from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions, Question, TaskResult
+from app.pipeline.tensors import Declared
 
 BYTES = "BYTES"
 """Datatype of files and texts."""
-MAX_HEAD_BYTES = 1 << 16
-"""Maximum size of JSON with a binary tensor behind it."""
 _LENGTH_BYTES = 4
-_MAX_LENGTH_DIGITS = 9
+_MAX_LENGTH_DIGITS = 18
 # Other threads run between two pieces of long JSON.
-_PIECE_BYTES, _PIECE_ELEMENTS, _MAX_NUMBER_BYTES = 1 << 16, 1 << 14, 1 << 10
+_PIECE_BYTES, _PIECE_ELEMENTS = 1 << 16, 1 << 14
 _EXAMPLE = '{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": ["<base64>"]}]}'
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 _Name = Annotated[str, Meta(max_length=256)]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
-_Shape = Annotated[list[Annotated[int, Meta(ge=1, lt=2**31)]], Meta(min_length=1, max_length=8)]
+_Shape = Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**31)], ...], Meta(min_length=1, max_length=8)]
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -46,9 +48,10 @@ class _TensorParameters(msgspec.Struct, frozen=True):
     shared_memory_region: msgspec.Raw = msgspec.Raw()
 
 
+# Some clients send null for what a request does not have.
 class _Output(msgspec.Struct, frozen=True):
     name: _Name
-    parameters: _TensorParameters = _TensorParameters()
+    parameters: _TensorParameters | None = None
 
 
 class _Input(_Output, frozen=True, kw_only=True):
@@ -59,102 +62,108 @@ class _Input(_Output, frozen=True, kw_only=True):
 
 class _Document(msgspec.Struct, frozen=True):
     inputs: Annotated[list[_Input], Meta(min_length=1, max_length=1)]
-    outputs: Annotated[list[_Output], Meta(max_length=64)] = []
+    outputs: Annotated[list[_Output], Meta(max_length=64)] | None = None
     id: _Name | None = None
-    parameters: Parameters = Parameters()
+    parameters: Parameters | None = None
 
 
 class InferRequest(NamedTuple):
-    """A request whose tensor has not been read yet."""
+    """A request, whose numbers have not been read yet."""
 
-    document: _Document
-    binary: memoryview
-    """The elements of the tensor, little-endian; empty if they are JSON."""
+    declared: Declared
+    content: bytes | msgspec.Raw | memoryview
+    """The encoded image; the elements of any other tensor as JSON, or little-endian."""
+    outputs: dict[str, bool]
+    """Whether each chosen output is binary; empty if none is chosen."""
+    chosen: Parameters
+    id: dict[str, str]
+    """The member `id` of the response, if the request has one."""
+    parameters: Pairs = ()
+    """There are none for `intake.receive`."""
 
-    @property
-    def tensor(self) -> _Input:
-        """The description of the tensor."""
-        return self.document.inputs[0]
+    @classmethod
+    def parse(cls, data: bytes, header_length: str) -> "InferRequest":
+        """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
 
-    def read_file(self) -> bytes:
-        """Return the only element of a tensor of files, in JSON as base64; raise MalformedRequest if there is no single one."""
-        tensor = self.tensor
-        if tensor.shape not in ([1], [1, 1]):
-            raise MalformedRequest(f"the shape of an input of type {BYTES} is [1] or [1, 1]: send one image per request")
-        if not tensor.data:
-            if int.from_bytes(self.binary[:_LENGTH_BYTES], "little") != len(self.binary) - _LENGTH_BYTES:
-                raise MalformedRequest("a binary element is its length, four bytes little-endian, and then as many bytes")
-            return bytes(self.binary[_LENGTH_BYTES:])
-        text = memoryview(bytes(tensor.data).strip(b"[] \t\r\n"))  # of a list, which may be nested
-        return decode_base64(decode(text, str, f'the "data" of an image is a list of one text; {_EXPECTED}'))
+        Raises:
+            MalformedRequest: It is no request with one input, or with one image; or the sizes do not fit.
+            InvalidParameter: A parameter is not supported.
+        """
+        is_number = header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS
+        nbytes = int(header_length) if is_number else len(data)
+        if nbytes > len(data) or (header_length and not is_number):
+            raise MalformedRequest("Inference-Header-Content-Length is not a number up to the body's length")
+        try:
+            document = msgspec.json.decode(view_document(data[:nbytes]), type=_Document)
+        except JSON_ERRORS as error:
+            place = str(error)[:256].partition(" - at `$.")[2].rstrip("`")
+            raise MalformedRequest(f"{place} is not as expected; {_EXPECTED}" if place else _EXPECTED) from error
+        tensor, binary, chosen = document.inputs[0], memoryview(data)[nbytes:], document.parameters or Parameters()
+        named = {each.name: each.parameters or _TensorParameters() for each in document.outputs or ()}
+        own = tensor.parameters or _TensorParameters()
+        if any(each.classification or each.shared_memory_region for each in (own, *named.values())):
+            raise InvalidParameter("neither shared memory nor the parameter `classification` is supported")
+        if bool(tensor.data) == bool(binary) or own.binary_data_size not in {None, len(binary)}:
+            raise MalformedRequest("the input has either `data`, or `binary_data_size` bytes behind the JSON, and nothing follows")
+        default = chosen.binary_data_output
+        outputs = {name: default if each.binary_data is None else each.binary_data for name, each in named.items()}
+        content = _read_file(tensor, binary) if tensor.datatype == BYTES else tensor.data or binary
+        id_ = {} if document.id is None else {"id": document.id}
+        return cls((tensor.name, tensor.datatype, tensor.shape), content, outputs, chosen, id_)
+
+    def question(self, spec: ModelSpec, model: str, version: int | None) -> Question[TaskResult]:
+        """Make the question about an image to a model, which has this spec now."""
+        _, confidence, iou, limit = msgspec.structs.astuple(self.chosen)
+        if isinstance(spec.head, ClassificationHead):
+            return ClassifyOptions(model, confidence, limit, version)
+        task = spec.head.task
+        return DetectOptions(model, confidence, None, limit, iou, version=version, lowers_iou=True, task=task, masks="none")
 
     def read_numbers(self, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         """Return the elements (count,) of a tensor of numbers; raise MalformedRequest if there are fewer or more."""
-        data, nbytes = memoryview(self.tensor.data), count * dtype.itemsize
-        if not data:
-            if len(self.binary) != nbytes:
-                raise MalformedRequest(f"the tensor has {nbytes} bytes by its shape, found {len(self.binary)}")
-            return np.frombuffer(self.binary, dtype)
-        found, rest, expected = 0, b"", f'the "data" is no list of {count} numbers of type {self.tensor.datatype}'
-        if len(data) <= 2 * count:  # digits and commas
-            raise MalformedRequest(expected)
-        elements, decoder = np.empty(count, dtype), _number_decoder(dtype)
-        for end in range(_PIECE_BYTES, len(data) + _PIECE_BYTES, _PIECE_BYTES):
-            piece = rest + bytes(data[end - _PIECE_BYTES : end]).translate(None, b"[] \t\r\n")
-            whole, _, rest = piece.rpartition(b",") if end < len(data) else (piece, b"", b"")
-            try:
-                numbers = decoder.decode(b"[%b]" % whole)
-            except JSON_ERRORS as error:
-                raise MalformedRequest(expected) from error
-            if found + len(numbers) > count or len(rest) > _MAX_NUMBER_BYTES:
+        expected = f"the tensor is no list of {count} numbers of type {self.declared[1]}, nor {count * dtype.itemsize} bytes"
+        if not isinstance(self.content, msgspec.Raw):
+            if len(self.content) != count * dtype.itemsize:
                 raise MalformedRequest(expected)
-            elements[found : found + len(numbers)] = numbers
-            found += len(numbers)
-        if found != count:
+            return np.frombuffer(self.content, dtype)
+        try:
+            elements = np.fromiter(islice(chain.from_iterable(_pieces(self.content, dtype)), count + 1), dtype)
+        except JSON_ERRORS as error:
+            raise MalformedRequest(expected) from error
+        if len(elements) != count:
             raise MalformedRequest(expected)
         return elements
 
-    def choose(self, available: Iterable[str]) -> dict[str, bool]:
+    def choose(self, available: Collection[str]) -> dict[str, bool]:
         """Return the outputs to return, and whether each is binary; raise InvalidParameter if one does not exist."""
-        names, default = list(available), self.document.parameters.binary_data_output
-        wanted = {each.name: default if (own := each.parameters.binary_data) is None else own for each in self.document.outputs}
-        if unknown := [name for name in wanted if name not in names]:
-            raise InvalidParameter(f"there is no output {unknown[0][:64]!r}; outputs: {', '.join(names)}")
-        return wanted or dict.fromkeys(names, default)
+        if unknown := [name for name in self.outputs if name not in available]:
+            raise InvalidParameter(f"there is no output {unknown[0][:64]!r}; outputs: {', '.join(available)}")
+        return self.outputs or dict.fromkeys(available, self.chosen.binary_data_output)
 
 
-@cache
-def _number_decoder(dtype: np.dtype[Any]) -> "msgspec.json.Decoder[list[float]]":
-    """Return the decoder of a JSON list of finite numbers that this type has."""
-    if dtype.kind == "f":
-        greatest = float(np.finfo(dtype).max)
-        return msgspec.json.Decoder(list[Annotated[float, Meta(ge=-greatest, le=greatest)]])
-    return msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, le=int(np.iinfo(dtype).max))]])
+def _read_file(tensor: _Input, binary: memoryview) -> bytes:
+    """Return the only element of a tensor of files, in JSON as base64; raise MalformedRequest if there is no single one."""
+    if tensor.shape not in {(1,), (1, 1)}:
+        raise MalformedRequest(f"the shape of an input of type {BYTES} is [1] or [1, 1]: send one image per request")
+    if tensor.data:
+        text = memoryview(bytes(tensor.data).strip(b"[] \t\r\n"))  # of a list, which may be nested
+        return decode_base64(decode(text, str, f'the "data" of an image is a list of one text; {_EXPECTED}'))
+    if int.from_bytes(binary[:_LENGTH_BYTES], "little") != len(binary) - _LENGTH_BYTES:
+        raise MalformedRequest("a binary element is its length, four bytes little-endian, and then as many bytes")
+    return bytes(binary[_LENGTH_BYTES:])
 
 
-def parse_request(data: bytes, header_length: str) -> InferRequest:
-    """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
-
-    Raises:
-        MalformedRequest: It is no request with one input, or the sizes do not fit.
-        InvalidParameter: A parameter is not supported.
-    """
-    nbytes = int(header_length) if header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS else len(data)
-    if header_length and (str(nbytes) != header_length or nbytes > min(MAX_HEAD_BYTES, len(data))):
-        raise MalformedRequest(f"Inference-Header-Content-Length is not a number up to {MAX_HEAD_BYTES} or the body's length")
-    try:
-        document = msgspec.json.decode(view_document(data[:nbytes]), type=_Document)
-    except JSON_ERRORS as error:
-        place = str(error)[:256].partition(" - at `$.")[2].rstrip("`")
-        raise MalformedRequest(f"{place} is not as expected; {_EXPECTED}" if place else _EXPECTED) from error
-    tensor, binary = document.inputs[0], memoryview(data)[nbytes:]
-    if any(each.parameters.shared_memory_region for each in (tensor, *document.outputs)):
-        raise InvalidParameter("tensors in shared memory are not supported")
-    if any(output.parameters.classification for output in document.outputs):
-        raise InvalidParameter("the parameter `classification` is not supported")
-    if bool(tensor.data) == bool(binary) or tensor.parameters.binary_data_size not in {None, len(binary)}:
-        raise MalformedRequest("the input has either `data`, or `binary_data_size` bytes behind the JSON, and nothing follows")
-    return InferRequest(document, binary)
+def _pieces(text: msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[float]]:
+    """Yield the numbers of a JSON list, flat or nested; raise one of `JSON_ERRORS` for others than finite ones of this type."""
+    limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    kind = float if dtype.kind == "f" else int
+    decoder = msgspec.json.Decoder(list[Annotated[kind, Meta(ge=kind(limits.min), le=kind(limits.max))]])  # type: ignore[valid-type]
+    data, rest = memoryview(text), b""
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = rest + bytes(data[start : start + _PIECE_BYTES]).translate(None, b"[] \t\r\n")
+        end = piece.rindex(b",") if start + _PIECE_BYTES < len(data) else len(piece)  # no number is as long as a piece
+        yield decoder.decode(b"[%b]" % piece[:end])
+        rest = piece[end + 1 :]
 
 
 def encode_response(
