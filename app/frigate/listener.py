@@ -1,4 +1,4 @@
-"""Answers Frigate's ZMQ detector: pixels come in a message, and go to the default model without encoding.
+"""Answers Frigate's ZMQ detector: pixels come in a message, and go to the default model as an uncompressed image.
 
 One worker of the host has the address; when it ends, another one takes it. Frigate waits 200 ms for an answer; rows of zeros are no
 objects. Source: frigate/detectors/plugins/zmq_ipc.py.
@@ -11,12 +11,14 @@ import os
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from io import BytesIO
 from time import monotonic
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 import structlog
+from PIL import Image
 
 from app.errors import GatewayError, MalformedRequest
 from app.frigate import zmtp
@@ -134,8 +136,9 @@ class Listener:
         pixels = np.frombuffer(frames[-1], np.uint8)
         if [*batch, channels, header.dtype] != [1, 3, "uint8"] or height * width * 3 != len(pixels) or min(height, width) < 1:
             raise MalformedRequest("expected input_tensor nhwc, input_dtype int, and as many bytes as the shape says")
-        call = CallContext(Deadline.after(self._seconds), Timing(), "frigate", _CALLER)
-        found = await self._pipeline.run_model(self._pipeline.default_reference, pixels.reshape(height, width, 3), _OPTIONS, call)
+        Image.fromarray(pixels.reshape(height, width, 3)).save(file := BytesIO(), "BMP")  # copies the pixels and compresses nothing
+        call = CallContext(Deadline.after(self._seconds), Timing(), "frigate", _CALLER, uses_cache=False)
+        found = await self._pipeline.run(file.getvalue(), _OPTIONS, call)
         rows, boxes = _ZEROS.copy(), found.boxes / np.array([width, height] * 2, np.float32)
         rows[: len(boxes)] = np.column_stack([found.class_ids, found.scores, boxes[:, [1, 0, 3, 2]]])
         return rows.tobytes()

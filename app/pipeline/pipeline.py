@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
@@ -23,7 +22,7 @@ from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
-from app.pipeline.preprocess import Workspace, fill_input, fill_with_pixels, is_quick_to_check
+from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -50,9 +49,6 @@ _LOADING_PART = 0.8
 _NOTHING = nullcontext()
 
 T = TypeVar("T")
-
-Image = bytes | NDArray[np.uint8]
-"""An encoded image, or a decoded one, (height, width, 3) RGB, for which nothing is cached."""
 
 
 class Models(NamedTuple):
@@ -258,12 +254,12 @@ class Pipeline:
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
         return await self.run_model(model, data, question, call)
 
-    async def run_model(self, model: str, data: Image, question: Question[Result], call: CallContext) -> Result:
+    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
         with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
-            memory.add(len(data) if isinstance(data, bytes) else data.nbytes)
+            memory.add(len(data))
             spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
@@ -279,7 +275,7 @@ class Pipeline:
 
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
-        data: Image,
+        data: bytes,
         spec: ModelSpec,
         question: Question[Result],
         reader: Reader[Result],
@@ -290,7 +286,7 @@ class Pipeline:
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
-        if self.cache is None or not isinstance(data, bytes) or not self.cache.takes(spec, call):
+        if self.cache is None or not self.cache.takes(spec, call):
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
@@ -321,7 +317,7 @@ class Pipeline:
         return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: Image, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
@@ -333,13 +329,9 @@ class Pipeline:
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: Image, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
+    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
         call.timing.lap("model")
-        if isinstance(data, bytes):
-            buffer, transform = await self._fill(data, spec, call, permit)
-        else:
-            fill = partial(fill_with_pixels, data, spec, self._transport, permit)
-            buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(data.nbytes / 3))
+        buffer, transform = await self._fill(data, spec, call, permit)
         call.timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))

@@ -25,7 +25,7 @@ from app.main import create_app
 from app.pipeline.pipeline import Pipeline
 from app.settings.schema import Settings
 from tests.fakes.models import scene
-from tests.fakes.triton import SPEC, FakeTriton, config_with, infer_response
+from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import METRICS, captured_log, eventually, free_port, started
 from tests.world import World, open_world
@@ -246,7 +246,7 @@ async def test_a_defect_is_logged_and_answered_with_zeros(
     with listening(world, address):
         detector = connect(address)
         with monkeypatch.context() as patch:
-            patch.setattr(Pipeline, "run_model", lambda *_: 1 / 0)
+            patch.setattr(Pipeline, "run", lambda *_: 1 / 0)
             assert await detector.detect() == []
         assert await detector.detect() == [FOUND]
     assert [line.method_name for line in log] == ["info", "exception"]
@@ -259,16 +259,6 @@ async def test_errors_are_logged_once(world: World, connect: Connect, address: s
         for _ in range(3):
             await detector.ask(b"{", b"")
     assert [(line.method_name, line.kwargs.get("code")) for line in log] == [("info", None), ("warning", "malformed_request")]
-
-
-async def test_a_model_that_takes_files_finds_nothing(
-    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = captured_log(monkeypatch, listener)
-    world.fake.config = {**config_with(square="32"), "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]}
-    with listening(world, address):
-        assert await connect(address).detect() == []
-    assert log[-1].kwargs["code"] == "unsupported_model"
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
