@@ -8,6 +8,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -88,9 +89,12 @@ class Listener:
         """Answer the messages of a connection, one after the other, until it ends or sends what no Frigate sends."""
         self._connections += 1
         try:
+            if self._connections > _MAX_CONNECTIONS:
+                return
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish
             async with asyncio.timeout(_TRANSFER_SECONDS):
                 await zmtp.greet(reader, writer)
-            while self._connections <= _MAX_CONNECTIONS:
+            while True:
                 await zmtp.wait_for_message(reader)
                 async with asyncio.timeout(_TRANSFER_SECONDS):
                     frames = await zmtp.read_message(reader, _MAX_HEADER_BYTES, self._max_image_bytes())
@@ -99,7 +103,7 @@ class Listener:
                     await writer.drain()
         except MalformedRequest as error:
             self._log("a connection to the address for Frigate was closed", error.detail)
-        except (OSError, EOFError):  # the peer has left, or is too slow
+        except (OSError, EOFError, RuntimeError):  # the peer has left, for which uvloop has another error, or is too slow
             pass
         finally:
             self._connections -= 1
