@@ -163,8 +163,7 @@ def _add_options(
         stack.push_async_callback(cache.close)
         works.append(cache.fingerprints.run())
     if settings.triton_endpoints and settings.triton_loads_models:
-        kept = pipeline.default_models if settings.loaded_models else None
-        works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
+        works.append(ModelLoader(pool, Path(settings.model_repository), pipeline.on_demand).run(table))
     if settings.frigate_zmq:
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())

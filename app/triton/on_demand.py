@@ -56,6 +56,7 @@ class ModelsOnDemand:
         self._loaded: dict[str, int] = {}
         """When each model was last unloaded before this worker has found it loaded."""
         self._loads = CallerCounts(table, "loads of models")
+        self._done = table.column("models loaded on demand")
         self._loading: SingleFlight[None] = SingleFlight()
         self._alone = asyncio.Lock()
         self._models = set[str]()
@@ -105,6 +106,18 @@ class ModelsOnDemand:
                 for name in self._kept() - (await self._in_memory()).keys() if self._table.is_first else ():
                     await self.load(name, 0)
 
+    @property
+    def loads(self) -> int:
+        """A number that changes whenever a model was loaded on this host."""
+        return self._table.total(self._done)
+
+    async def wanted(self) -> set[str]:
+        """Return the models that each Triton should have: those that stay loaded, and those that any of them says it has."""
+        wanted = self._kept()
+        with suppress(GatewayError):
+            wanted |= {name for name, is_ready in (await self._in_memory()).items() if is_ready}
+        return wanted
+
     def close(self) -> None:
         """Stop waiting for Triton, which may go on."""
         self._loading.cancel()
@@ -141,7 +154,7 @@ class ModelsOnDemand:
             try:
                 if not self._loads.has_place(caller, _MAX_LOADS):
                     raise NotLoadedYet("too many models are being loaded")
-                async with self._turn():
+                async with self.turn():
                     left_at = self._left_at(name)
                     if not (await self._in_memory()).get(name):
                         await self._load_now(name)
@@ -153,8 +166,8 @@ class ModelsOnDemand:
         self._loaded[name] = left_at
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait until no other load of this host goes on."""
+    async def turn(self) -> AsyncIterator[None]:
+        """Load and unload models while no other worker of the host does."""
         waits = self._alone.locked()
         async with self._alone:
             if waits:  # let other workers, which only look from time to time, have their turn
@@ -181,6 +194,7 @@ class ModelsOnDemand:
             self._table.set(retry_at, monotonic_ns() + max(_FAILED_NS, int(_FAILED_TIMES * seconds * 1e9)))
             LOG.warning("a model cannot be loaded", model=name, reason="; ".join(map(own_message, errors)))
             raise ModelNotReady("Triton could not load the model; its log says why")
+        self._table.add(self._done, 1)
         LOG.info("a model was loaded", model=name, seconds=round(seconds, 3))
 
     async def _make_room(self, name: str) -> None:
