@@ -167,6 +167,8 @@ async def test_many_loads_are_refused(host: Host, monkeypatch: pytest.MonkeyPatc
     asking = [asyncio.create_task(worker.load(name, SECONDS)) for name in "abc"]
     assert await eventually(lambda: any(task.done() for task in asking))
     asking.append(asyncio.create_task(worker.load("d", SECONDS, Caller("another"))))
+    table = host.tables[0]
+    assert await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
     host.fake.may_load.set()
     results = await asyncio.gather(*asking, return_exceptions=True)
 
