@@ -1,10 +1,10 @@
 """Identical questions under way share one answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from copy import copy
 
-from app.errors import DeadlinePassed, GatewayError, GatewayFull
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InvalidParameter, WrongTask
 from app.pipeline.batch import LATE
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
@@ -15,12 +15,13 @@ class Flights:
 
     def __init__(self) -> None:
         # An error is a result: as an exception, it would refer to the frames of the request that it has failed, and to their image.
-        self._under_way: dict[bytes, asyncio.Future[Decoded | GatewayError | None]] = {}
+        self._under_way: dict[Hashable, asyncio.Future[Decoded | GatewayError | None]] = {}
 
-    async def run(self, key: bytes, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
+    async def run(self, key: Hashable, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
         """Return what `find` finds, or what it has found for another question with this key, and whether it is the latter.
 
-        If the question that runs `find` leaves, misses its own deadline or is not admitted, another one runs its own.
+        If the question that runs `find` leaves, misses its own deadline, is not admitted or does not fit a model that has replaced its
+        own meanwhile, another one runs its own.
 
         Raises:
             DeadlinePassed: The answer to the other question did not arrive in time.
@@ -38,7 +39,7 @@ class Flights:
         try:
             found = await find()
             own.set_result(found)
-        except (DeadlinePassed, GatewayFull):
+        except (DeadlinePassed, GatewayFull, InvalidParameter, WrongTask):
             raise
         except GatewayError as error:
             own.set_result(copy(error))  # without its traceback

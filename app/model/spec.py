@@ -7,6 +7,7 @@ values. `heads` defines the output formats.
 import math
 from enum import Enum
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
@@ -88,6 +89,20 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         if own.task == kind.task and isinstance(own, kind):
             return own
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
+
+    @cached_property
+    def meaning(self) -> bytes:
+        """Hash of all properties but those that change neither the pixels of the input nor the meaning of the outputs."""
+        without = {
+            "is_pinned": False,
+            "max_batch": 0,
+            "instances": 0,
+            "priority_levels": 0,
+            "source": "",
+            "licence": "",
+            "default_version": None,
+        }
+        return blake2b(repr(msgspec.structs.replace(self, **without)).encode()).digest()
 
     def class_name(self, class_id: int) -> str:
         """Return the label of a class, or its id if it has no label."""

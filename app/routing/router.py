@@ -27,6 +27,7 @@ from app.routing.route import Route
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
 from app.telemetry.metrics import Metrics
+from app.telemetry.timing import CACHE
 
 _ABOUT_MODELS = (UnknownModel, UnknownVersion, UnsupportedModel, ModelNotReady, WrongTask)
 _SERVER_ERROR = 500
@@ -135,17 +136,18 @@ class Choice(NamedTuple):
         try:
             found = await attempt(self.router.pipeline.refer_to(model, version), call.pinned_to(int(version) if version else None))
         except GatewayError as error:
-            self._record(monotonic() - began, error)
+            self._record(monotonic() - began, call, error)
             raise
-        self._record(monotonic() - began)
+        self._record(monotonic() - began, call)
         if self.route.shadow is not None and self.part == "default":  # with which it is compared
             self.router.shadows.offer(self.name, self.route, data, question, call, found)
         return found
 
-    def _record(self, seconds: float, error: GatewayError | None = None) -> None:
+    def _record(self, seconds: float, call: CallContext, error: GatewayError | None = None) -> None:
         router, name, route, part, model = self
         router.requests.add(1, name, model, part, str(error.status if error else 200))
-        if route.canary is not None and part in {"default", "canary"} and (error is None or _is_failure(error)):
+        is_hit = call.timing.description(CACHE) == "hit"  # by which a model is not measured; the default may have more of them
+        if route.canary is not None and part in {"default", "canary"} and not is_hit and (error is None or _is_failure(error)):
             router.canaries.note(name, route, is_canary=part == "canary", seconds=seconds, failed=error is not None)
 
     def _after(self, error: GatewayError) -> "Choice | None":

@@ -15,8 +15,7 @@ class FingerprintReader:
 
     def __init__(self, repository: Path, is_loaded: Callable[[str, str], bool]) -> None:
         """`is_loaded` gets a model's name and what `identify` returns; it returns whether all Tritons have loaded just that."""
-        self._repository = repository
-        self._is_loaded = is_loaded
+        self._repository, self._is_loaded = repository, is_loaded
         self._known: dict[tuple[str, str], tuple[str, bytes]] = {}
         """What `identify` has returned, and the fingerprint, by name and version."""
 
@@ -30,7 +29,7 @@ class FingerprintReader:
         if not identity or not self._is_loaded(name, identity):
             return b""
         known, fingerprint = self._known.get((name, version), ("", b""))
-        if known != identity:
+        if known != identity or not fingerprint:
             fingerprint = _read(folder, version)
             if identify(folder) != identity:  # it was changed while it was read
                 return b""

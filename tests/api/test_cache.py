@@ -24,6 +24,7 @@ TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
 @pytest.fixture(autouse=True)
 def known_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the network of the fake Triton be known."""
+    monkeypatch.setattr("app.cache.fingerprints._INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr("app.zoo.fingerprint.FingerprintReader.read", lambda *_: b"network")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.cache.flight import Flights
-from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
 from app.resilience.deadline import Deadline
 from tests.support import eventually
 
@@ -71,9 +71,10 @@ async def test_different_questions_are_not_shared() -> None:
         lambda task, _: task.cancel(),
         lambda _, run: run.set_exception(DeadlinePassed("late")),
         lambda _, run: run.set_exception(GatewayFull("full")),
+        lambda _, run: run.set_exception(InvalidParameter("a class that only the replaced model had")),
         lambda _, run: run.set_exception(RuntimeError("a bug")),
     ],
-    ids=["cancelled", "deadline", "full", "bug"],
+    ids=["cancelled", "deadline", "full", "parameter", "bug"],
 )
 async def test_the_next_one_takes_over(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
     """It leads the others from then on."""

@@ -29,7 +29,7 @@ from app.routing.canary import CanaryWatch
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
-from app.telemetry.timing import Timing
+from app.telemetry.timing import CACHE, Timing
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.support import METRICS, SCENE, captured_log, eventually
 from tests.world import OPTIONS, World, open_world
@@ -238,6 +238,21 @@ async def test_the_default_answers_when_the_canary_fails(routed: Routed) -> None
     assert [(name, data) for name, data, _ in routed.notes.offered] == [(NAME, SCENE)] * 4
     counted = {key: count for key, count in routed.counted.items() if count}
     assert counted == {("tiny:2", "default", "200"): 4, ("tiny:3", "canary", "503"): 2}
+
+
+async def test_a_cached_answer_is_not_counted_for_or_against_a_canary(routed: Routed) -> None:
+    """Otherwise a new canary, of which nothing is cached, would be slower than the default."""
+    routed.put(canary=Canary("tiny:3", 0.5))
+    call = CallContext(Deadline.after(30), Timing(), "id")
+
+    for result in ("hit", "miss"):
+
+        async def attempt(_: str, own: CallContext, result: str = result) -> str:
+            own.timing.lap(CACHE, result)
+            return "found"
+
+        assert await routed.choose().run(SCENE, OPTIONS._replace(model=NAME), call, attempt) == "found"
+    assert routed.notes.noted == [(True, False)]
 
 
 async def test_the_default_answers_when_the_canary_is_missing_or_its_circuit_is_open(routed: Routed) -> None:
