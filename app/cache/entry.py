@@ -40,13 +40,12 @@ def load(value: bytes, key: bytes, spec: ModelSpec, secret: bytes) -> tuple[Deco
     if value[:_CHECKSUM_BYTES] != _checksum(content, key, secret):
         return None
     entry = _DECODER.decode(content)
-    types = (np.float32, np.float32, np.int32, np.float32)
-    arrays = [np.frombuffer(array, dtype) for array, dtype in zip(entry.arrays, types, strict=False)]
-    if len(arrays) == 1:
-        return Decoded(spec, entry.version, arrays[0], entry.transform), entry.seconds
-    boxes, scores, class_ids, *more = arrays
+    numbers, *others = [np.frombuffer(array, np.float32) for array in entry.arrays]
+    if not others:
+        return Decoded(spec, entry.version, numbers, entry.transform), entry.seconds
+    scores, class_ids, *more = others
     features = more[0].reshape(len(scores), spec.head.features) if more else None
-    found = Candidates(boxes.reshape(-1, 4), scores, class_ids, features)
+    found = Candidates(numbers.reshape(-1, 4), scores, class_ids.view(np.int32), features)
     return Decoded(spec, entry.version, found, entry.transform), entry.seconds
 
 

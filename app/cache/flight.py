@@ -20,8 +20,8 @@ class Flights:
     async def run(self, key: Hashable, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
         """Return what `find` finds, or what it has found for another question with this key, and whether it is the latter.
 
-        If the question that runs `find` leaves, misses its own deadline, is not admitted or does not fit a model that has replaced its
-        own meanwhile, another one runs its own.
+        If the question that runs `find` leaves, misses its own deadline, is not admitted or does not fit a model that has replaced
+        the one it was for, another one runs its own.
 
         Raises:
             DeadlinePassed: The answer to the other question did not arrive in time.

@@ -93,16 +93,9 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     @cached_property
     def meaning(self) -> bytes:
         """Hash of all properties but those that change neither the pixels of the input nor the meaning of the outputs."""
-        without = {
-            "is_pinned": False,
-            "max_batch": 0,
-            "instances": 0,
-            "priority_levels": 0,
-            "source": "",
-            "licence": "",
-            "default_version": None,
-        }
-        return blake2b(repr(msgspec.structs.replace(self, **without)).encode()).digest()
+        others = {"is_pinned", "max_batch", "instances", "priority_levels", "source", "licence", "default_version"}
+        facts = [(name, value) for name, value in msgspec.structs.asdict(self).items() if name not in others]
+        return blake2b(repr(facts).encode()).digest()
 
     def class_name(self, class_id: int) -> str:
         """Return the label of a class, or its id if it has no label."""

@@ -242,7 +242,7 @@ async def test_the_stage_after_the_inference_is_recorded_once(caching: Caching) 
     """On a miss it begins with what is cached."""
     timing = Timing()
     laps: list[str] = []
-    timing.lap = lambda stage, *_: laps.append(stage)  # type: ignore[method-assign, assignment]
+    timing.lap = lambda stage, *_: laps.append(stage)  # type: ignore[method-assign]
     await caching.world.pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), timing, "id"))
 
     assert laps == [CACHE, "model", "queue", "decode", "batch", "infer", "post"]

@@ -243,16 +243,17 @@ async def test_the_default_answers_when_the_canary_fails(routed: Routed) -> None
 async def test_a_cached_answer_is_not_counted_for_or_against_a_canary(routed: Routed) -> None:
     """Otherwise a new canary, of which nothing is cached, would be slower than the default."""
     routed.put(canary=Canary("tiny:3", 0.5))
-    call = CallContext(Deadline.after(30), Timing(), "id")
+    call, found = CallContext(Deadline.after(30), Timing(), "id"), await routed.ask()
+    routed.notes.noted.clear()
 
     for result in ("hit", "miss"):
 
-        async def attempt(_: str, own: CallContext, result: str = result) -> str:
+        async def attempt(_: str, own: CallContext, result: str = result) -> Detections:
             own.timing.lap(CACHE, result)
-            return "found"
+            return found
 
-        assert await routed.choose().run(SCENE, OPTIONS._replace(model=NAME), call, attempt) == "found"
-    assert routed.notes.noted == [(True, False)]
+        assert await routed.choose().run(SCENE, OPTIONS._replace(model=NAME), call, attempt) is found
+    assert routed.notes.noted == [(False, False)]
 
 
 async def test_the_default_answers_when_the_canary_is_missing_or_its_circuit_is_open(routed: Routed) -> None:
