@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge, InvalidImage
+from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge
 from app.imaging.header import PixelLimits
 from app.model.heads import SegmentationHead
 from app.pipeline.call import CallContext, Detections
@@ -246,13 +246,6 @@ async def test_the_stage_after_the_inference_is_recorded_once(caching: Caching) 
     await caching.world.pipeline.run(SCENE, OPTIONS, CallContext(Deadline.after(30), timing, "id"))
 
     assert laps == [CACHE, "model", "queue", "decode", "batch", "infer", "post"]
-
-
-async def test_an_image_that_cannot_be_decoded_is_rejected_for_all(caching: Caching) -> None:
-    broken = SCENE[: len(SCENE) // 2]
-    found = await asyncio.gather(*(caching.ask(broken) for _ in range(3)), return_exceptions=True)
-
-    assert [type(error) for error in found] == [InvalidImage] * 3
 
 
 async def test_hits_and_what_they_save_are_counted(open_table: OpenTable) -> None:

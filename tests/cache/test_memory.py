@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import mmap
 import os
 import random
 import signal
@@ -162,6 +161,7 @@ def test_a_suspended_writer_delays_no_other(open_store: OpenStore) -> None:
     assert run(other, 1) == [True]
 
 
+@pytest.mark.system
 def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
     """One is suspended and one is killed meanwhile: each value that is found is the right one, and others can go on."""
     store = open_store()
@@ -202,17 +202,6 @@ def test_a_file_with_another_content_is_written_over(open_store: OpenStore, host
 
     for _ in range(3):
         assert run(store, 1, 2, 3) == [True] * 3
-
-
-def test_a_record_that_is_overwritten_is_not_its_value(open_store: OpenStore, host: int) -> None:
-    """As a reader may see it, who does not lock; the caller checks what it gets."""
-    store = open_store()
-    run(store, 7)
-    with mmap.mmap(host, 0) as file:
-        position = file.find(value(7))
-        file[position : position + 1] = bytes([value(7)[0] ^ 1])
-
-    assert get(store, 7) != value(7)
 
 
 def test_the_secret_of_the_settings(tmp_path: Path) -> None:
