@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -51,6 +51,7 @@ from app.triton.credentials import Credentials
 from app.triton.loading import ModelLoader, has_loaded
 from app.triton.membership import Membership, Target
 from app.triton.metrics import read_regularly
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
@@ -65,6 +66,8 @@ LOG = structlog.get_logger()
 _HOUSEKEEPING_SECONDS = 1.0
 # The embedded Triton runs its models on the CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
+# A little less than Frigate's default time-out; with the embedded Triton, it has to be longer.
+_FRIGATE_SECONDS, _FRIGATE_EMBEDDED_SECONDS = 0.18, 0.95
 # Memory for the bodies of anonymous requests, in addition to one body of maximum size.
 _ANONYMOUS_BYTES = 64 << 20
 # If a worker has grown by this factor and uses less than this for requests, it returns free memory to the kernel.
@@ -123,21 +126,13 @@ async def open_resources(
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)
         stack.push_async_callback(pipeline.close)
-        if settings.routes_file:
-            pipeline.router = _open_router(settings, pipeline, metrics, stack)
+        options = _add_options(settings, stack, pipeline, metrics)
         try:
             await pipeline.warm_up()
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        works = [_keep_house(pipeline), read_regularly(pool, table, metrics)]
-        if settings.cache:
-            pipeline.cache = cache = _open_cache(settings, pool, metrics)
-            stack.push_async_callback(cache.close)
-            works.append(cache.fingerprints.run())
-        if settings.triton_endpoints and settings.triton_loads_models:
-            works.append(ModelLoader(pool, Path(settings.model_repository)).run(table))
-        for work in works:
+        for work in (_keep_house(pipeline), read_regularly(pool, table, metrics), *options):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -148,19 +143,40 @@ async def open_resources(
         yield pool, pipeline, metrics
 
 
+def _add_options(
+    settings: Settings, stack: AsyncExitStack, pipeline: Pipeline, metrics: Metrics
+) -> list[Coroutine[Any, Any, None]]:
+    """Add to the pipeline what is off by default; return the work that goes on as long as the worker runs."""
+    pool, table, works = pipeline.tritons, metrics.table, list[Coroutine[Any, Any, None]]()
+    if settings.routes_file:
+        routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
+        stack.push_async_callback(shadows.close)
+        pipeline.router = Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
+    if settings.loaded_models:
+        models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
+        pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
+        stack.callback(pipeline.on_demand.close)
+    if settings.cache:
+        pipeline.cache = cache = _open_cache(settings, pool, metrics)
+        stack.push_async_callback(cache.close)
+        works.append(cache.fingerprints.run())
+    if settings.triton_endpoints and settings.triton_loads_models:
+        kept = pipeline.default_models if settings.loaded_models else None
+        works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
+    if settings.frigate_zmq:
+        from app.frigate.listener import Listener  # noqa: PLC0415 - pyzmq is optional
+
+        seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
+        works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
+    return works
+
+
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     """Connect to a Triton according to the settings."""
     if not settings.triton_endpoints:
         check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
-
-
-def _open_router(settings: Settings, pipeline: Pipeline, metrics: Metrics, stack: AsyncExitStack) -> Router:
-    """Open the router of a worker, which ends with the stack."""
-    routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
-    stack.push_async_callback(shadows.close)
-    return Router(routes, pipeline, metrics, CanaryWatch(routes, metrics), shadows)
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:

@@ -42,7 +42,7 @@ def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: 
 
     assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
     assert spec.requested_names == (*of_pixels.output_names, DECODED)
-    size = {"max_batch": spec.max_batch, "instances": spec.instances}
+    size = {"max_batch": spec.max_batch, "instances": spec.instances, "priority_levels": spec.priority_levels}
     assert spec == msgspec.structs.replace(of_pixels, backend=spec.backend, formats=spec.formats, **size, **own)
 
 
@@ -53,6 +53,7 @@ def test_both_configs_differ_in_device_and_formats_alone(name: str) -> None:
     assert (production.device, embedded.device) == ("gpu", "cpu")
     assert (production.formats, embedded.formats) == ("JPEG,PNG,WEBP,BMP", "")
     own = {"backend": embedded.backend, "formats": "", "max_batch": embedded.max_batch, "instances": embedded.instances}
+    own["priority_levels"] = embedded.priority_levels
     assert msgspec.structs.replace(production, device="cpu", **own) == embedded
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from app.embedded.install import libpython_folder
 from app.settings.schema import TRITON_SOCKET, Settings
+from app.settings.task_models import default_models
 from app.triton.control_key import HEADER
 from app.triton.repository import CONFIG_NAME
 
@@ -34,7 +35,7 @@ _TCP = {
     "http-restricted-api": f"model-repository,shared-memory,trace,logging:{HEADER}=\n",
 }
 # Loading a model can run code: only this user may do so, through the socket.
-_LOADABLE_MODELS = {"model-control-mode": "explicit", "load-model": "*"}
+_LOADABLE_MODELS = {"model-control-mode": "explicit"}
 _FIXED_MODELS = {"model-control-mode": "none"}
 _NO_TCP = {"allow-http": "false", "allow-metrics": "false"}
 
@@ -63,11 +64,16 @@ def command(settings: Settings, folder: Path) -> list[str]:
         "grpc-port": number,
         **(_TCP | {"http-port": port, "metrics-port": port + 1} if port else _NO_TCP),
     }
+    models = ["*"]
+    if settings.loaded_models:  # the others are loaded on demand
+        models = sorted(default_models(settings) & {path.name for path in (folder / "models").iterdir()})
+    load = [] if port else [f"--load-model={model}" for model in models]
     tracing = _TRACING if settings.tracing else ()
     return [
         str(triton / "bin" / "tritonserver"),
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in options.items()),
+        *load,
         *tracing,
     ]
 

@@ -60,8 +60,10 @@ class BatchRequest:
         """
         model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
         pipeline.check_circuit(model)
-        memory = Lease()
+        memory, use = Lease(), ExitStack()
+        memory.on_release(use.close)
         try:
+            use.enter_context(pipeline.using(model))
             nbytes = sum(len(image) for image in images if isinstance(image, bytes | str))
             reservation = pipeline.admission.reserve_for_batch(call.caller, "the images of this batch")
             memory.on_release(reservation.release)

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
@@ -22,7 +23,7 @@ from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
-from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
+from app.pipeline.preprocess import Workspace, fill_input, fill_with_pixels, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -34,6 +35,7 @@ from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
 from app.triton.messages import InferResult
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.status import ModelReplaced
 from app.triton.transport import InputBuffer
 
@@ -42,7 +44,14 @@ _MAX_REPLACEMENTS = 2
 # With the default limits, a batch of 61 images has the maximum deadline, for which proxies and service managers are set up.
 _MORE_PER_IMAGE = 1 / 20
 
+# Part of its time that a request waits until a model is loaded; the rest is for the inference.
+_LOADING_PART = 0.8
+_NOTHING = nullcontext()
+
 T = TypeVar("T")
+
+Image = bytes | NDArray[np.uint8]
+"""An encoded image, or a decoded one, (height, width, 3) RGB, for which nothing is cached."""
 
 
 class Models(NamedTuple):
@@ -109,6 +118,7 @@ class Pipeline:
         self._batchers = Batchers(calls)
         self.cache: Cache | None = None
         self.router: Router | None = None
+        self.on_demand: ModelsOnDemand | None = None
 
     def default_for(self, task: Task) -> str:
         """Return the name of the default model for a task."""
@@ -118,6 +128,10 @@ class Pipeline:
     def default_reference(self) -> str:
         """Reference of the default model; of that for which it stands, if it is a route."""
         return self.refer_to(self.default_model, None)
+
+    def default_models(self) -> set[str]:
+        """Return the names of the default models, or of those for which they stand now."""
+        return {split_reference(self.refer_to(name, None))[0] for name in self._default_names}
 
     def refer_to(self, name: str, version: int | str | None) -> str:
         """Return a reference to a version of a model, or to its default version: the name alone if that is the newest one."""
@@ -179,6 +193,10 @@ class Pipeline:
             similar = suggestion(name, [*error.models, *self.pullable]) or ";"
             raise UnknownModel(f"{error.detail}{similar} GET /models lists those that exist") from None
 
+    def using(self, model: str) -> AbstractContextManager[None]:
+        """Keep a model loaded that may be unloaded when no request uses it."""
+        return _NOTHING if self.on_demand is None else self.on_demand.using(split_reference(model)[0])
+
     async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
         """Return the spec of a model, and create slots for its input tensors.
 
@@ -187,8 +205,11 @@ class Pipeline:
             GatewayError: The model does not exist or cannot be used.
         """
         spec = self.tritons.cached(model)
-        if spec is not None and self._transport.is_prepared(spec.image_bytes):
+        is_loaded = self.on_demand is None or self.on_demand.has(split_reference(model)[0])
+        if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
             return spec
+        if self.on_demand is not None:
+            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
         try:
             async with asyncio.timeout(deadline.remaining):
                 spec = await self.spec(model)
@@ -236,12 +257,12 @@ class Pipeline:
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
         return await self.run_model(model, data, question, call)
 
-    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question by this model, whichever one it names; errors are those of `run`."""
+    async def run_model(self, model: str, data: Image, question: Question[Result], call: CallContext) -> Result:
+        """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
-        with ExitStack() as stack:
+        with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
-            memory.add(len(data))
+            memory.add(len(data) if isinstance(data, bytes) else data.nbytes)
             spec = await self.prepare(model, call.deadline)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
@@ -257,18 +278,18 @@ class Pipeline:
 
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
-        data: bytes,
+        data: Image,
         spec: ModelSpec,
         question: Question[Result],
         reader: Reader[Result],
         call: CallContext,
         admit: Callable[[], Awaitable[Permit]],
     ) -> Result:
-        """Answer a question about an encoded image, from the cache or, once `admit` has admitted it, by an inference.
+        """Answer a question about an image, from the cache or, once `admit` has admitted it, by an inference.
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
-        if self.cache is None or not self.cache.takes(spec, call):
+        if self.cache is None or not isinstance(data, bytes) or not self.cache.takes(spec, call):
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
@@ -303,36 +324,42 @@ class Pipeline:
         return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+        self, data: Image, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
+        replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
         for _ in range(_MAX_REPLACEMENTS):
-            with suppress(ModelReplaced):
+            with suppress(replaced):
                 return spec, reader, *await self._attempt(data, spec, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
             spec = await self.prepare(reference, call.deadline)
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
-        timing, deadline = call.timing, call.deadline
-        timing.lap("model")
+    async def _attempt(self, data: Image, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
+        call.timing.lap("model")
+        if isinstance(data, bytes):
+            buffer, transform = await self._fill(data, spec, call, permit)
+        else:
+            fill = partial(fill_with_pixels, data, spec, self._transport, permit)
+            buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(data.nbytes / 3))
+        call.timing.lap("decode")
+        # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
+        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
+        call.timing.lap("infer")
+        return result, transform
+
+    async def _fill(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
         fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
         if takes_file and is_quick_to_check(data):
-            buffer, transform = fill()
-        else:
-            with self.admission.decode_backlog.add(pixels, deadline, call.caller) as counted:
-                is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
-                cost = pixels + LARGE_PIXELS if is_slow else pixels
-                buffer, transform = await self.threads.run(fill, deadline, permit, counted, turn=call.turn(cost))
-        timing.lap("decode")
-        # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
-        result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
-        timing.lap("infer")
-        return result, transform
+            return fill()
+        with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
+            is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
+            cost = pixels + LARGE_PIXELS if is_slow else pixels
+            return await self.threads.run(fill, call.deadline, permit, counted, turn=call.turn(cost))
 
     async def _read(
         self, read: Callable[[], T], reader: Reader[Any], transform: ImageTransform, call: CallContext, lease: Lease

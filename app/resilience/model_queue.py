@@ -31,6 +31,11 @@ _MILLI = 1_000
 _NANO = 1_000_000_000
 
 
+def total_key(model: str) -> str:
+    """Return the key of the table's column with the requests in progress at a model."""
+    return SEPARATOR.join(("all requests", model))
+
+
 class Permit(Lease):
     """Admission of one request; released when its work has ended."""
 
@@ -86,7 +91,7 @@ class ModelQueue:
         self._parts: dict[Caller, _Part] = {}
         self._waiting: WaitQueue[Permit] = WaitQueue()
         self._rounds = Rounds(table, model)
-        self._total = table.column(SEPARATOR.join(("all requests", model)))
+        self._total = table.column(total_key(model))
         self.limit = _INITIAL_LIMIT
         """Limit of the requests in progress on the host: the average over the workers that have measured it."""
         self._target_seconds = target_seconds

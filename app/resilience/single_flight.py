@@ -32,6 +32,11 @@ class SingleFlight(Generic[T]):
         """Wait until nothing is in progress."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    def cancel(self) -> None:
+        """Stop the work in progress."""
+        for task in self._tasks.values():
+            task.cancel()
+
     def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
         """Remove finished work, and retrieve its exception: otherwise asyncio would report it if no caller waits."""
         del self._tasks[key]

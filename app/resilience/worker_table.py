@@ -96,6 +96,14 @@ class TableView:
             self._learn()
             return [key.removeprefix(kind) for key, column in self._columns.items() if key.startswith(kind) and column != _LAST]
 
+    def try_lock(self) -> bool:
+        """Lock what only one process of the host may do at a time, until `unlock` or its end; False if another one does it."""
+        return self._lock(_ROWS)
+
+    def unlock(self) -> None:
+        """Let other processes do it."""
+        self._control(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _ROWS)
+
     def total_ever(self, column: int) -> int:
         """Return the sum over all workers ever started."""
         return sum(self._cells[row * _COLUMNS + column] for row in range(_KEYS + 1, self._cells[_LAST] % _ROWS + 1))

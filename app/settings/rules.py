@@ -1,6 +1,9 @@
 """Rules for settings that their types cannot express, including rules for combinations."""
 
+import importlib.util
 import re
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
 
 from app.expected import quoted
 from app.settings.fields import DIALECTS
@@ -12,6 +15,9 @@ _ADDRESS = re.compile(r"(?:dns:///)?(?:[^\s:/@\[\]]+|\[[0-9A-Fa-f:.]+\]):(?P<por
 _MAX_PORT = 65535
 # `*`, or a name whose last label begins with a letter, which excludes IP addresses.
 _URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
+
+_ZMQ_ADDRESS = re.compile(r"ipc:///[^\s@]{1,95}|tcp://(?P<host>[0-9.]+|\[[0-9A-Fa-f:]+\]):(?P<port>[1-9][0-9]{0,4})")
+_PRIVATE = [ip_network(text) for text in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7")]
 
 # As browsers write it: without the scheme's usual port, and with ASCII names only.
 _ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:[a-z0-9_-]+(?:\.[a-z0-9_-]+)*|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
@@ -27,6 +33,8 @@ def check(settings: Settings) -> None:
     _check_addresses(settings)
     if settings.triton_tls_folder and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
+    _check_loading(settings)
+    _check_frigate(settings.frigate_zmq)
     listens_on_port = not (settings.socket or settings.instances)
     if listens_on_port and not settings.triton_endpoints and 0 < settings.triton_ports in {settings.port, settings.port - 1}:
         raise SettingsError(f"{PREFIX}PORT: {settings.port} is one of the two ports from {PREFIX}TRITON_PORTS on")
@@ -70,6 +78,29 @@ def _check_addresses(settings: Settings) -> None:
             )
     if len(set(addresses)) < len(addresses):
         raise SettingsError(f"{PREFIX}TRITON_ENDPOINTS: an address is there twice")
+
+
+def _check_frigate(address: str) -> None:
+    if not address:
+        return
+    if importlib.util.find_spec("zmq") is None:
+        raise SettingsError(f"{PREFIX}FRIGATE_ZMQ: it needs the extra `frigate`, which installs pyzmq")
+    found = _ZMQ_ADDRESS.fullmatch(address)
+    with suppress(ValueError):  # no IP address
+        host = ip_address(found["host"].strip("[]")) if found and found["host"] else _PRIVATE[0][1]
+        if found and any(host in network for network in _PRIVATE) and int(found["port"] or 1) <= _MAX_PORT:
+            return
+    raise SettingsError(
+        f"{PREFIX}FRIGATE_ZMQ: Expected tcp://address:port with a loopback or private IP address of this machine, such as "
+        f"tcp://127.0.0.1:5555, or ipc:///path{quoted(address)}"
+    )
+
+
+def _check_loading(settings: Settings) -> None:
+    if settings.loaded_models and settings.triton_endpoints and not settings.triton_loads_models:
+        raise SettingsError(f"{PREFIX}LOADED_MODELS: it needs {PREFIX}TRITON_LOADS_MODELS, or the embedded Triton")
+    if settings.loaded_models and settings.triton_ports and not settings.triton_endpoints:
+        raise SettingsError(f"{PREFIX}LOADED_MODELS: with {PREFIX}TRITON_PORTS, the embedded Triton loads no models while it runs")
 
 
 def _check_url_hosts(settings: Settings) -> None:

@@ -5,6 +5,11 @@ from app.settings.schema import Settings
 _DEFAULTS = {"segmentation": "yolo11n-seg", "pose": "yolo11n-pose", "obb": "yolo11n-obb"}
 
 
+def default_models(settings: Settings) -> set[str]:
+    """Return the names of all default models; raises as `task_models`."""
+    return {settings.model, *task_models(settings).values()}
+
+
 def task_models(settings: Settings) -> dict[str, str]:
     """Return the default model of each task that has one of its own.
 

@@ -113,6 +113,9 @@ class Metrics:
             table, "api_refused_files", "Workers that use an earlier content of a file, because it is not valid now.", ["file"]
         )
         self.worker_memory = WorkerGauge(table, "api_worker_memory_bytes", "Resident memory of each worker.")
+        self.frigate_images = Counter(
+            table, "api_frigate_images", "Images of Frigate's ZMQ detector: detected, or the code of an error.", ["outcome"]
+        )
         self._count_routes(table)
         self._count_cached(table)
 

@@ -1,6 +1,7 @@
 """Let running Tritons load the models that are added to a repository which they share with this host."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -31,12 +32,15 @@ class _State(NamedTuple):
 class ModelLoader:
     """Lets each Triton, which must run with explicit model control, load all added models after each change and each start.
 
-    Triton does nothing for a model that has not changed. It unloads those that were removed.
+    Triton does nothing for a model that has not changed. It unloads those that were removed. If others are loaded on demand, it
+    loads those that are always loaded, and those that any Triton has loaded.
     """
 
-    def __init__(self, pool: TritonPool, repository: Path) -> None:
+    def __init__(self, pool: TritonPool, repository: Path, kept: Callable[[], set[str]] | None = None) -> None:
+        """Load the models of a repository; `kept` returns those that are always loaded, None: all."""
         self._pool = pool
         self._repository = repository
+        self._kept = kept
         self._tasks: dict[TritonClient, tuple[_State, asyncio.Task[None]]] = {}
         self._loaded: dict[TritonClient, dict[str, str]] = {}
         """What `identify` returned for each model before the Triton has loaded it."""
@@ -64,7 +68,15 @@ class ModelLoader:
             state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
                 added, removed = await asyncio.to_thread(self._read)
+                if self._kept is not None:
+                    wanted = self._kept() | await self._ready()
+                    added = {model: identity for model, identity in added.items() if model in wanted}
                 self._tasks[client] = state, asyncio.create_task(self._load(client, added, removed))
+
+    async def _ready(self) -> set[str]:
+        with suppress(GatewayError):  # no Triton tells
+            return {model for model, state in (await self._pool.list_models()).items() if state.is_ready}
+        return set()
 
     def _read(self) -> tuple[dict[str, str], set[str]]:
         """Return the models that were added, with what `identify` returns, and those that were removed."""

@@ -122,6 +122,12 @@ class SpecCache:
         for name in self._meaning(model):
             del self._specs[name]
 
+    def forget_all(self, name: str) -> None:
+        """Forget what is known of all versions of a model, also that Triton did not have them."""
+        for known in (self._specs, self._absent):
+            for reference in [reference for reference in known if split_reference(reference)[0] == name]:
+                del known[reference]
+
     def expire(self, model: str) -> None:
         """Read a spec again in the background when it is next used: Triton may have loaded a newer version that fails."""
         for name in self._meaning(model):

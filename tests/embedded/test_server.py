@@ -457,6 +457,19 @@ def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings,
     assert ("--model-control-mode=none" in arguments) is has_ports
 
 
+def test_only_default_models_are_loaded_if_the_others_are_on_demand(stand_in: Settings) -> None:
+    script(stand_in, 'printf "%s|" "$@"; exit 3')
+    loaded = []
+    for model in (MODEL, "absent"):
+        server = EmbeddedTriton(msgspec.structs.replace(stand_in, loaded_models=2, model=model, classify_model=MODEL))
+        with pytest.raises(CommandError):
+            server.start()
+        arguments = server.log.read_text(encoding="utf-8").split("|")
+        loaded.append([argument for argument in arguments if "load-model" in argument])
+
+    assert loaded == [[f"--load-model={MODEL}"]] * 2
+
+
 def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
     """The backend and the modules that it imports are copied at each start, so that older ones are not used any more."""
     backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"

@@ -198,6 +198,45 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
             await context.abort(*self.query_refusal)
 
 
+class LoadingTriton(FakeTriton):
+    """Loads and unloads models, each as long as a test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = [("default", "1", "READY", "")]
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    @property
+    def loaded(self) -> set[str]:
+        return {name for name, _, state, _ in self.index if state == "READY"}
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.name not in self.loaded:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+        return await super().ModelMetadata(request, context)
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.model_name not in self.loaded:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"Request for unknown model: '{request.model_name}' is not found")
+        return await super().ModelInfer(request, context)
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        answer = await super().RepositoryModelLoad(request, context)
+        await self.may_load.wait()
+        self.index.append((request.model_name, "1", "READY", ""))
+        return answer
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        name = request.model_name
+        self.index = [(name, "1", "UNLOADING", "") if entry[0] == name else entry for entry in self.index]
+        asyncio.get_running_loop().call_later(0.02, self._end_unloading, name)
+        return await super().RepositoryModelUnload(request, context)
+
+    def _end_unloading(self, name: str) -> None:
+        self.index = [entry for entry in self.index if entry[0] != name]
+
+
 def infer_response(**outputs: NDArray[Any]) -> messages.ModelInferResponse:
     response = messages.ModelInferResponse(model_name="tiny")
     for name, tensor in outputs.items():

@@ -90,3 +90,16 @@ async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[Fake
     await asyncio.sleep(0.1)
 
     assert all(fake.told[-1:] == ["load doors"] for fake in tritons)
+
+
+async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that any Triton has loaded may have changed, or this one was started anew; a default one may have been added."""
+    two.fakes[1].index = []
+    monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
+    put(tmp_path, "a", "b", "doors", "gates")
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path, lambda: {"doors"}).run(TABLE))
+    assert await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
+    two.fakes[0].query_refusal = two.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    put(tmp_path, "a", "doors")
+    assert await eventually(lambda: all(fake.told[2:] == ["unload b", "unload gates", "load doors"] for fake in two.fakes))
+    task.cancel()

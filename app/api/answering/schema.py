@@ -143,7 +143,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """A model in Triton's repository, or one that `pull` can download."""
 
     name: str
-    state: Literal["ready", "not_ready", "not_pulled", "no_config", "invalid"]
+    state: Literal["ready", "not_ready", "not_loaded", "not_pulled", "no_config", "invalid"]
     version: str | None = None
     """The default version: the newest one, unless the model's config names another."""
     versions: list[str] = []

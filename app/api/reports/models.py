@@ -62,6 +62,8 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         return ModelInfo(name, fault.state, detail=fault.reason, status=(state and state.state) or None)
     if state is None:
         return ModelInfo(name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`")
+    if not state.is_ready and pipeline.on_demand is not None and state.reason in {"", "unloaded"}:
+        return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=state.state or None)
     if not state.is_ready:
         return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or None)
     try:

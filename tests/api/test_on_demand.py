@@ -1,0 +1,73 @@
+"""Models that Triton has not loaded are loaded for the requests that name them, through the API as a whole."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from app.main import create_app
+from tests.api.conftest import settings_for
+from tests.fakes.triton import LoadingTriton, infer_response, serving
+from tests.support import SCENE, json, started
+
+Gateway = tuple[LoadingTriton, httpx.AsyncClient]
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    for name in ("tiny", "doors"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    fake = LoadingTriton()
+    fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
+    fake.index = [
+        ("tiny", "1", "READY", ""),
+        ("doors", "1", "UNAVAILABLE", "unloaded"),
+        ("gates", "1", "UNAVAILABLE", "no weights"),
+    ]
+    async with serving(fake):
+        given = {"model_repository": str(tmp_path), "triton_loads_models": True, "loaded_models": 3}
+        async with started(create_app(settings_for(fake.url, **given))) as client:
+            yield fake, client
+
+
+@pytest.mark.parametrize("path", ["/predict/doors", "/detect?model=doors", "/detect/batch?model=doors"])
+async def test_a_model_is_loaded_by_its_first_request(gateway: Gateway, path: str) -> None:
+    fake, client = gateway
+    files = [("file", SCENE)] if "batch" in path else None
+    for _ in range(2):
+        assert (await client.post(path, files=files, content=None if files else SCENE)).status_code == 200
+    assert fake.told == ["load doors"]
+
+
+async def test_a_model_that_somebody_else_has_unloaded_is_loaded_again(gateway: Gateway) -> None:
+    """No request fails because of that."""
+    fake, client = gateway
+    assert (await client.post("/predict/doors", content=SCENE)).status_code == 200
+    fake.index = [entry for entry in fake.index if entry[0] != "doors"]
+    assert (await client.post("/predict/doors", content=SCENE)).status_code == 200
+    assert fake.told == ["load doors"] * 2
+
+
+async def test_a_request_without_enough_time_is_told_to_come_again(gateway: Gateway) -> None:
+    fake, client = gateway
+    fake.may_load.clear()
+    refused = await client.post("/predict/doors?timeout_ms=100", content=SCENE)
+    assert json(refused, 503)["code"] == "model_not_ready"
+    assert refused.headers["retry-after"]
+    fake.may_load.set()
+    assert (await client.post("/predict/doors", content=SCENE)).status_code == 200
+    assert fake.told == ["load doors"]
+
+
+async def test_unknown_models_are_not_loaded(gateway: Gateway) -> None:
+    fake, client = gateway
+    assert json(await client.post("/predict/windows", content=SCENE), 404)["code"] == "unknown_model"
+    assert fake.told == []
+
+
+async def test_models_that_can_be_loaded_are_listed_so(gateway: Gateway) -> None:
+    _, client = gateway
+    states = {model["name"]: model["state"] for model in json(await client.get("/models"))["models"]}
+    assert {"tiny": "ready", "doors": "not_loaded", "gates": "not_ready"}.items() <= states.items()

@@ -1,0 +1,307 @@
+"""What Frigate's ZMQ detector sends is answered: boxes as those of /detect, and zeros for all that cannot be answered."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import msgspec
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.frigate import listener
+from app.frigate.listener import Listener
+from app.main import create_app
+from app.pipeline.pipeline import Pipeline
+from app.settings.schema import Settings
+from tests.fakes.models import scene
+from tests.fakes.triton import SPEC, FakeTriton, config_with, infer_response
+from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
+from tests.support import METRICS, captured_log, eventually, free_port, started
+from tests.world import World, open_world
+
+SIDE = SPEC.input_size[0]
+PIXELS = np.zeros((SIDE, SIDE, 3), np.uint8)
+ROW = [8, 4, 24, 16, 0.75, 2]
+"""x1 y1 x2 y2 score class, as the fake Triton answers."""
+FOUND = [2, 0.75, 4 / SIDE, 8 / SIDE, 16 / SIDE, 24 / SIDE]
+"""The same for Frigate."""
+
+
+class Detector:
+    """A connection as that of Frigate's plugin."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str, kind: int) -> None:
+        self.socket = context.socket(kind)
+        self.socket.linger = 0
+        self.socket.connect(address)
+
+    async def ask(self, *frames: bytes) -> bytes:
+        await self.socket.send_multipart(frames)
+        (answer,) = await self.socket.recv_multipart()
+        return bytes(answer)
+
+    async def detect(self, pixels: NDArray[np.uint8] = PIXELS) -> list[list[float]]:
+        """Return the rows that are not zeros."""
+        return objects(await self.ask(*message(pixels)))
+
+
+Connect = Callable[..., Detector]
+
+
+def message(pixels: NDArray[np.uint8], **header: Any) -> tuple[bytes, bytes]:  # noqa: ANN401
+    given = {"shape": [1, *pixels.shape], "dtype": "uint8", "model_type": "yologeneric", **header}
+    return json.dumps(given).encode(), pixels.tobytes()
+
+
+def objects(answer: bytes) -> list[list[float]]:
+    rows = np.frombuffer(answer, np.float32).reshape(20, 6)
+    return [row for row in rows.tolist() if any(row)]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Connect to an address; the sockets are closed in the end."""
+    made: list[Detector] = []
+    with zmq.asyncio.Context() as context:
+
+        def connect(address: str, kind: int = zmq.REQ) -> Detector:
+            made.append(Detector(context, address, kind))
+            return made[-1]
+
+        yield connect
+        for detector in made:
+            detector.socket.close()
+
+
+@pytest.fixture
+def address() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(listener, "_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(listener, "_POLL_MS", 20)
+    fake = FakeTriton()
+    fake.answer = infer_response(output0=np.array([ROW, [0] * 6], np.float32))
+    async with open_world(fake) as world:
+        yield world
+
+
+@contextmanager
+def listening(world: World, address: str, seconds: float = 30) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.create_task(Listener(address, world.pipeline, METRICS, seconds).run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("size", [(128, 128), (100, 64)])
+async def test_boxes_are_those_of_detect(
+    triton: object, settings: Settings, connect: Connect, address: str, size: tuple[int, int]
+) -> None:
+    """Of a picture as large as the model's input, and of a smaller one, which is placed on it."""
+    assert triton is not None
+    picture = Image.open(BytesIO(scene("PNG"))).resize(size)
+    picture.save(file := BytesIO(), "PNG")
+    own = msgspec.structs.replace(settings, model="six_columns", frigate_zmq=address)
+    async with started(create_app(own)) as client:
+        detected = (await client.post("/detect", content=file.getvalue())).json()["detections"]
+        found = await connect(address).detect(np.asarray(picture.convert("RGB")))
+        metrics = await count(client)
+
+    expected = [[one["class_id"], one["confidence"], *(one[side] for side in ("y1", "x1", "y2", "x2"))] for one in detected]
+    assert len(found) == 2
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    assert metrics == 1
+
+
+async def count(client: httpx.AsyncClient) -> float:
+    lines = (await client.get("/metrics")).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith('api_frigate_images_total{outcome="detected"}'))
+
+
+async def test_questions_for_the_model_are_answered(world: World, connect: Connect, address: str) -> None:
+    """Frigate asks once, when it starts, and then sends images only if the model is there; the gateway takes no models."""
+    with listening(world, address):
+        detector = connect(address)
+        asked = await detector.ask(b'{"model_request": true, "model_name": "yolo.onnx"}')
+        sent = await detector.ask(b'{"model_data": true, "model_name": "yolo.onnx"}', b"network")
+
+    assert json.loads(asked) == {"model_available": True, "model_loaded": True}
+    assert json.loads(sent) == {"model_saved": False, "model_loaded": True}
+
+
+MALFORMED = [
+    (b"", b""),
+    (b"{", PIXELS.tobytes()),
+    (b"\xff" * 100, b""),
+    (b"[" * 4000, b""),
+    message(PIXELS)[:1],
+    message(PIXELS, dtype="float32"),
+    message(PIXELS, dtype="O"),
+    message(PIXELS, shape=[1, 3, SIDE, SIDE]),
+    message(PIXELS, shape=[SIDE * SIDE * 3]),
+    message(PIXELS, shape=[1, -SIDE, -SIDE, 3]),
+    message(PIXELS, shape=[1, SIDE, SIDE + 1, 3]),
+    message(PIXELS, shape=[1, 10**30, SIDE, 3]),
+    message(PIXELS, shape=[2, SIDE // 2, SIDE, 3]),
+    message(PIXELS, shape="all"),
+    message(PIXELS[:0]),
+]
+
+
+async def test_malformed_messages_are_answered_with_zeros(world: World, connect: Connect, address: str) -> None:
+    with listening(world, address):
+        detector = connect(address)
+        assert [objects(await detector.ask(*frames)) for frames in MALFORMED] == [[]] * len(MALFORMED)
+        assert await detector.detect() == [FOUND]
+    assert len(world.fake.requests) == 1
+
+
+async def test_messages_that_cannot_be_answered_end_nothing(world: World, connect: Connect, address: str) -> None:
+    """Of other kinds of sockets, and those that are larger than an image of the model's size, which are not even read."""
+    with listening(world, address):
+        other, detector = connect(address, zmq.DEALER), connect(address)
+        assert await detector.detect() == [FOUND]
+        for frames in ((b"",), (b"x",), (b"x", b""), (b"",) * 50):
+            await other.socket.send_multipart(frames)
+        large = connect(address)
+        monitor = large.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        await large.socket.send_multipart([b"{}", bytes(PIXELS.nbytes + 4097)])
+        assert await monitor.poll(20_000)
+        large.socket.disable_monitor()
+        monitor.close()
+        assert await detector.detect() == [FOUND]
+
+
+async def test_a_hanging_image_holds_up_nobody_else(world: World, connect: Connect, address: str) -> None:
+    world.fake.may_answer.clear()
+    with listening(world, address):
+        first, second = connect(address), connect(address)
+        waiting = asyncio.create_task(first.detect())
+        assert await eventually(lambda: world.fake.running == 1)
+        assert json.loads(await second.ask(b'{"model_request": true}'))["model_loaded"]
+        assert not waiting.done()
+        world.fake.may_answer.set()
+        assert await waiting == [FOUND]
+
+
+async def test_an_image_that_is_late_is_answered_with_zeros(world: World, connect: Connect, address: str) -> None:
+    world.fake.may_answer.clear()
+    with listening(world, address, seconds=0.2):
+        assert await connect(address).detect() == []
+
+
+async def test_images_in_progress_are_limited(world: World, connect: Connect, address: str) -> None:
+    """One connection may have a few; the next ones are answered with zeros, and those of others still find a place."""
+    world.fake.may_answer.clear()
+    with listening(world, address):
+        greedy, other = connect(address, zmq.DEALER), connect(address)
+        for _ in range(6):
+            await greedy.socket.send_multipart([b"", *message(PIXELS)])
+        refused = [(await greedy.socket.recv_multipart())[-1] for _ in range(2)]
+        waiting = asyncio.create_task(other.detect())
+        assert await eventually(lambda: len(world.fake.requests) + len(world.pipeline._batchers["tiny"].waiting) == 5)  # noqa: SLF001
+        world.fake.may_answer.set()
+        answered = [(await greedy.socket.recv_multipart())[-1] for _ in range(4)]
+
+        assert [objects(answer) for answer in (*refused, *answered)] == [[], [], *[[FOUND]] * 4]
+        assert await waiting == [FOUND]
+
+
+async def test_a_defect_is_logged_and_answered_with_zeros(
+    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, listener)
+    with listening(world, address):
+        detector = connect(address)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pipeline, "run_model", lambda *_: 1 / 0)
+            assert await detector.detect() == []
+        assert await detector.detect() == [FOUND]
+    assert [line.method_name for line in log] == ["info", "exception"]
+
+
+async def test_errors_are_logged_once(world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = captured_log(monkeypatch, listener)
+    with listening(world, address):
+        detector = connect(address)
+        for _ in range(3):
+            await detector.ask(b"{", b"")
+    assert [(line.method_name, line.kwargs.get("code")) for line in log] == [("info", None), ("warning", "malformed_request")]
+
+
+async def test_a_model_that_takes_files_finds_nothing(
+    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, listener)
+    world.fake.config = {**config_with(square="32"), "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]}
+    with listening(world, address):
+        assert await connect(address).detect() == []
+    assert log[-1].kwargs["code"] == "unsupported_model"
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
+    world: World, connect: Connect, address: str, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not take the address while the first one has it, which ZMQ would allow for a path."""
+    address = address if transport == "tcp" else f"ipc://{tmp_path}/zmq"
+    log = captured_log(monkeypatch, listener)
+    with listening(world, address) as first:
+        assert await eventually(lambda: len(log) == 1)
+        with listening(world, address):
+            detector = connect(address)
+            await asyncio.sleep(0.1)
+            assert await detector.detect() == [FOUND]
+            assert len(log) == 1
+            first.cancel()
+            assert await eventually(lambda: len(log) == 2)
+            assert await connect(address).detect() == [FOUND]
+            assert await detector.detect() == [FOUND]
+
+
+async def test_it_waits_for_triton_and_for_its_address(
+    world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    log = captured_log(monkeypatch, listener)
+    folder = tmp_path / "later"
+    world.fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
+    with listening(world, f"ipc://{folder}/zmq"):
+        assert await eventually(lambda: len(log) == 1)
+        world.fake.query_refusal = None
+        assert await eventually(lambda: len(log) == 2)
+        folder.mkdir()
+        assert await connect(f"ipc://{folder}/zmq").detect() == [FOUND]
+    assert [line.method_name for line in log] == ["warning", "warning", "info"]
+
+
+async def test_a_larger_input_allows_larger_images(
+    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = captured_log(monkeypatch, listener)
+    with listening(world, address):
+        assert await connect(address).detect() == [FOUND]
+        side = 2 * SIDE
+        world.fake.config = {**world.fake.config, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
+        for server in world.pool.servers:
+            server.specs.forget("tiny")
+        large = np.zeros((side, side, 3), np.uint8)
+        expected = [2, 0.75, 4 / side, 8 / side, 16 / side, 24 / side]
+        await world.pipeline.spec("tiny")
+        assert await eventually(lambda: len(log) == 2)
+
+        assert await connect(address).detect(large) == [expected]
