@@ -23,7 +23,7 @@ UNCACHED = {"cache-control": "max-age=0, no-store"}
 def known_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the network of the fake Triton be known."""
     monkeypatch.setattr("app.cache.fingerprints._INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr("app.zoo.fingerprint.FingerprintReader.read", lambda *_: b"network")
+    monkeypatch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
 
 
 @asynccontextmanager
