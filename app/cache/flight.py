@@ -9,11 +9,15 @@ from app.pipeline.batch import LATE
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
 
+# Questions that wait in a worker; more need a permit each, as without a cache. All are woken when the one they wait for leaves.
+_MAX_WAITING = 256
+
 
 class Flights:
     """The questions of one worker that are under way, by key: the first one finds the answer, and the others wait for it."""
 
     def __init__(self) -> None:
+        self._waiting = 0
         # An error is a result: as an exception, it would refer to the frames of the request that it has failed, and to their image.
         self._under_way: dict[Hashable, asyncio.Future[Decoded | GatewayError | None]] = {}
 
@@ -28,7 +32,13 @@ class Flights:
             GatewayError: `find` has failed, perhaps for the other question.
         """
         while (other := self._under_way.get(key)) is not None:
-            await asyncio.wait([other], timeout=max(0.0, deadline.remaining))
+            if self._waiting >= _MAX_WAITING:
+                return await find(), False
+            self._waiting += 1
+            try:
+                await asyncio.wait([other], timeout=max(0.0, deadline.remaining))
+            finally:
+                self._waiting -= 1
             if not other.done():
                 raise DeadlinePassed(LATE)
             if isinstance(found := other.result(), GatewayError):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.cache import flight
 from app.cache.flight import Flights
 from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
 from app.resilience.deadline import Deadline
@@ -45,6 +46,21 @@ async def test_one_finds_for_all() -> None:
 
     assert await asyncio.gather(*tasks) == [("found", False), ("found", True), ("found", True)]
     assert len(find.runs) == 1
+
+
+async def test_few_wait_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others find for themselves, or are rejected; once fewer wait, more may."""
+    monkeypatch.setattr(flight, "_MAX_WAITING", 2)
+    find, flights = Finder(), Flights()
+    tasks = await started(flights, find, *[FOREVER] * 4)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    tasks += await started(flights, find, FOREVER)
+    for number, run in enumerate(find.runs):
+        run.set_result(number)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert found[:1] + found[2:] == [(0, False), (0, True), (1, False), (0, True)]
 
 
 async def test_nothing_is_shared_after_the_end() -> None:
