@@ -56,8 +56,7 @@ from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
-from app.zoo import registry
-from app.zoo.fingerprint import FingerprintReader
+from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -192,7 +191,7 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Resul
         os.close(descriptor)
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)
     is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
-    fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), is_loaded).read)
+    fingerprints = Fingerprints(partial(fingerprint.read, Path(settings.model_repository), is_loaded))
     # Without keys, callers are groups of client addresses.
     is_shared = settings.cache_shared or not settings.api_keys_file
     return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)

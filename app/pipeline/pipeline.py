@@ -290,7 +290,9 @@ class Pipeline:
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
-                return await self._read(read, reader, transform, call, permit)
+                answer = await self._read(read, reader, transform, call, permit)
+            call.timing.lap("post")
+            return answer
 
         async def find() -> Decoded:
             with await admit() as permit:
@@ -300,7 +302,9 @@ class Pipeline:
         decoded = await self.cache.get(data, spec, call, find)
         reader = reader if decoded.spec is spec else question.reader(decoded.spec)
         with Lease() as lease:
-            return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+            answer = await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+        call.timing.lap("post")
+        return answer
 
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext, permit: Permit) -> InferResult:
         """Run the inference of an admitted image that is an input tensor already; errors are those of `run`."""
@@ -362,11 +366,8 @@ class Pipeline:
                     memory.add(reader.pixel_bytes * drawn)
                     return read()
 
-            answer = await self.threads.run(read_in_thread, call.deadline, lease, turn=call.turn(drawn))
-        else:
-            answer = read()
-        call.timing.lap("post")
-        return answer
+            return await self.threads.run(read_in_thread, call.deadline, lease, turn=call.turn(drawn))
+        return read()
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for calls that requests have abandoned."""
