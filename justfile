@@ -3,7 +3,7 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
 compile := "uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header"
 # With pi-heif, and without the Pillow that it declares.
-own := "--override requirements/override.in pyproject.toml --group heic --extra otel --extra redis --extra frigate"
+own := "--override requirements/override.in pyproject.toml --group heic --extra otel --extra redis"
 
 # List the recipes
 default:

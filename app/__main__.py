@@ -319,7 +319,7 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
         try:
             marker.touch()
         except OSError as error:
-            raise CommandError(f"{marker}: {error.strerror}") from error
+            raise CommandError(f"{marker}: {error.strerror}; a restart of the gateway empties its memory, too") from error
         say("within a second, no worker uses the results in its memory any more")
         return
     from app.cache import redis_store  # noqa: PLC0415 - redis-py is optional

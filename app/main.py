@@ -23,6 +23,7 @@ from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
+from app.frigate.listener import Listener
 from app.host import allocator, cores, memory
 from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
@@ -55,8 +56,7 @@ from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import last_change
 from app.triton.transport import Transport
-from app.zoo import registry
-from app.zoo.fingerprint import FingerprintReader
+from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
     from app.telemetry.tracing import Tracing
@@ -156,16 +156,14 @@ def _add_options(
         models = Path(settings.model_repository) if settings.triton_endpoints else settings.triton_folder / "models"
         pipeline.on_demand = ModelsOnDemand(pool, table, models, settings.loaded_models, pipeline.default_models)
         stack.callback(pipeline.on_demand.close)
+        works.append(pipeline.on_demand.run())
     if settings.cache:
         pipeline.cache = cache = _open_cache(settings, pool, metrics)
         stack.push_async_callback(cache.close)
         works.append(cache.fingerprints.run())
     if settings.triton_endpoints and settings.triton_loads_models:
-        kept = pipeline.default_models if settings.loaded_models else None
-        works.append(ModelLoader(pool, Path(settings.model_repository), kept).run(table))
+        works.append(ModelLoader(pool, Path(settings.model_repository), pipeline.on_demand).run(table))
     if settings.frigate_zmq:
-        from app.frigate.listener import Listener  # noqa: PLC0415 - pyzmq is optional
-
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
     return works
@@ -193,7 +191,7 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Resul
         os.close(descriptor)
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)
     is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
-    fingerprints = Fingerprints(FingerprintReader(Path(settings.model_repository), is_loaded).read)
+    fingerprints = Fingerprints(partial(fingerprint.read, Path(settings.model_repository), is_loaded))
     # Without keys, callers are groups of client addresses.
     is_shared = settings.cache_shared or not settings.api_keys_file
     return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)

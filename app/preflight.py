@@ -29,21 +29,8 @@ def require_usable(settings: Settings) -> None:
             raise SettingsError(f"{finding.message}; {finding.fix}")
     if not settings.triton_endpoints:
         make_private(settings.triton_folder)
-    if settings.cache not in {"", "memory"}:
-        _require_redis(settings.cache)
     if settings.tracing and SUPERVISED not in os.environ:
         _require_tracing()
-
-
-def _require_redis(url: str) -> None:
-    try:
-        from app.cache.redis_store import open_pool  # noqa: PLC0415 - redis-py is optional
-
-        open_pool(url)
-    except ImportError as error:
-        raise SettingsError(f"{PREFIX}CACHE: {error}; install nereid[redis]") from error
-    except ValueError as error:
-        raise SettingsError(f"{PREFIX}CACHE: {error}") from error
 
 
 def _require_tracing() -> None:

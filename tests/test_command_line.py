@@ -849,7 +849,7 @@ def test_clearing_the_cache_is_seen_by_the_workers(
     monkeypatch.setenv("NEREID_CACHE", "memory")
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path / "nowhere"))
     assert main(["cache", "clear"]) == 1
-    assert f"{tmp_path / 'nowhere' / CLEARED}: No such file or directory" in capsys.readouterr().err
+    assert f"{tmp_path / 'nowhere' / CLEARED}: No such file or directory; a restart of the gateway" in capsys.readouterr().err
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     assert main(["cache", "clear"]) == 0
     before = last_change(tmp_path, CLEARED)

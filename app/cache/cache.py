@@ -5,8 +5,6 @@ import hmac
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
-import msgspec
-
 from app.cache import entry
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
@@ -21,8 +19,6 @@ from app.telemetry.timing import CACHE
 _LARGE_BYTES = 1 << 20
 # Results that wait to be stored; more are not stored.
 _MAX_STORING = 64
-_WITHOUT_EFFECT = {"is_pinned": False, "max_batch": 0, "instances": 0, "source": "", "licence": "", "default_version": None}
-"""What changes neither pixels nor candidates."""
 
 
 class ResultCache:
@@ -36,13 +32,11 @@ class ResultCache:
         The keys are made with a secret of at most 64 bytes, and of `common`: what all results depend on, such as the limits above
         which images are rejected. A result answers only the caller that has caused it, unless it `is_shared`.
         """
-        self._store, self.fingerprints, self._secret, self._metrics = store, fingerprints, secret, metrics
-        self._common = common
-        self._is_shared = is_shared
+        self._store, self.fingerprints, self._secret, self._common = store, fingerprints, secret, common
+        self._metrics, self._is_shared = metrics, is_shared
         self._flights = Flights()
-        self._prefixes: dict[str, tuple[ModelSpec, bytes, bytes]] = {}
-        """By reference of the model: its spec and fingerprint, and the beginning of what is hashed."""
-        self._storing: set[asyncio.Task[None]] = set()
+        self.storing: set[asyncio.Task[None]] = set()
+        """Results that are being stored."""
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""
@@ -59,35 +53,32 @@ class ResultCache:
         value = await self._store.get(key)
         if value is not None and (cached := entry.load(value, key, spec, self._secret)) is not None:
             self._note(call, "hit")
-            self._metrics.cache_saved.add(round(cached[1] * 1e6))
+            self._metrics.cache_saved.observe(cached[1])
             return cached[0]
 
         async def find_first() -> Decoded:
             self._note(call, "miss")
             found = await find()
             # A model that was replaced meanwhile may have answered.
-            if found.spec is spec and found.version == spec.version and len(self._storing) < _MAX_STORING:
+            if found.spec is spec and found.version == spec.version and len(self.storing) < _MAX_STORING:
                 seconds = call.timing.stages.get("infer", 0.0) / 1e3
                 value = entry.dump(found, seconds, key, self._secret)  # now: what was found may be a view of far more
                 task = asyncio.create_task(self._keep(key, value, spec, fingerprint))
-                self._storing.add(task)
-                task.add_done_callback(self._storing.discard)
+                self.storing.add(task)
+                task.add_done_callback(self.storing.discard)
             return found
 
-        decoded, is_shared = await self._flights.run(key, find_first, call.deadline)
+        # Only a request that names no version may get the answer of a newer one.
+        decoded, is_shared = await self._flights.run((key, call.is_pinned), find_first, call.deadline)
         if is_shared:
             self._note(call, "shared")
         return decoded
 
-    async def settle(self) -> None:
-        """Wait until what was found is stored."""
-        await asyncio.gather(*self._storing, return_exceptions=True)
-
     async def close(self) -> None:
         """Close the store. What is not stored yet is lost."""
-        for task in self._storing:
+        for task in self.storing:
             task.cancel()
-        await self.settle()
+        await asyncio.gather(*self.storing, return_exceptions=True)
         await self._store.close()
 
     def _note(self, call: CallContext, result: str) -> None:
@@ -100,15 +91,10 @@ class ResultCache:
             await self._store.put(key, value)
 
     async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:
-        known, its_fingerprint, prefix = self._prefixes.get(spec.reference, (None, b"", b""))
-        if known is not spec or its_fingerprint != fingerprint:
-            effective = msgspec.structs.replace(spec, **_WITHOUT_EFFECT)
-            prefix = blake2b(repr((self._common, fingerprint, effective)).encode()).digest()
-            self._prefixes[spec.reference] = spec, fingerprint, prefix
-        owner = b"" if self._is_shared else call.caller.name.encode()
+        owner = "" if self._is_shared else call.caller.name
+        facts = repr((self._common, spec.meaning, fingerprint, owner, call.allows_truncated)).encode()
         # Most CPUs of servers have instructions for SHA-256, which then takes half of the time of BLAKE2b.
-        digest = hmac.new(self._secret, prefix, "sha256")
-        digest.update(b"%d %d " % (call.allows_truncated, len(owner)) + owner)
+        digest = hmac.new(self._secret, blake2b(facts).digest(), "sha256")
         if len(data) > _LARGE_BYTES:
             await asyncio.to_thread(digest.update, data)
         else:

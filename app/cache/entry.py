@@ -1,4 +1,4 @@
-"""A cached result as bytes: what a model has found in an image, with its key, and a checksum that only this secret makes."""
+"""A cached result as bytes: what a model has found in an image, with a checksum that only this secret makes, for one key."""
 
 from hashlib import blake2b
 
@@ -14,7 +14,6 @@ _CHECKSUM_BYTES = 16
 
 
 class _Entry(msgspec.Struct, array_like=True):
-    key: bytes
     version: str
     transform: ImageTransform
     seconds: float
@@ -30,32 +29,27 @@ def dump(decoded: Decoded, seconds: float, key: bytes, secret: bytes) -> bytes:
     """Return what a model without prototypes has found, as bytes."""
     found = decoded.found
     arrays = [array for array in found if array is not None] if isinstance(found, Candidates) else [found]
-    entry = _Entry(key, decoded.version, decoded.transform, seconds, [memoryview(array.tobytes()) for array in arrays])
+    entry = _Entry(decoded.version, decoded.transform, seconds, [memoryview(array.tobytes()) for array in arrays])
     content = msgspec.msgpack.encode(entry)
-    return _checksum(content, secret) + content
+    return _checksum(content, key, secret) + content
 
 
 def load(value: bytes, key: bytes, spec: ModelSpec, secret: bytes) -> tuple[Decoded, float] | None:
     """Return what `dump` got for this key, and the seconds; None if `value` is anything else. The arrays are read-only."""
     content = memoryview(value)[_CHECKSUM_BYTES:]
-    if value[:_CHECKSUM_BYTES] != _checksum(content, secret):
+    if value[:_CHECKSUM_BYTES] != _checksum(content, key, secret):
         return None
     entry = _DECODER.decode(content)
-    if entry.key != key:
-        return None
-    if len(entry.arrays) == 1:
-        return Decoded(spec, entry.version, np.frombuffer(entry.arrays[0], np.float32), entry.transform), entry.seconds
-    boxes, scores, class_ids, *more = entry.arrays
-    n = len(scores) // 4
-    features = np.frombuffer(more[0], np.float32).reshape(n, spec.head.features) if more else None
-    found = Candidates(
-        np.frombuffer(boxes, np.float32).reshape(n, 4),
-        np.frombuffer(scores, np.float32),
-        np.frombuffer(class_ids, np.int32),
-        features,
-    )
+    numbers, *others = [np.frombuffer(array, np.float32) for array in entry.arrays]
+    if not others:
+        return Decoded(spec, entry.version, numbers, entry.transform), entry.seconds
+    scores, class_ids, *more = others
+    features = more[0].reshape(len(scores), spec.head.features) if more else None
+    found = Candidates(numbers.reshape(-1, 4), scores, class_ids.view(np.int32), features)
     return Decoded(spec, entry.version, found, entry.transform), entry.seconds
 
 
-def _checksum(content: bytes | memoryview, secret: bytes) -> bytes:
-    return blake2b(content, digest_size=_CHECKSUM_BYTES, key=secret).digest()
+def _checksum(content: bytes | memoryview, key: bytes, secret: bytes) -> bytes:
+    checksum = blake2b(key, digest_size=_CHECKSUM_BYTES, key=secret)
+    checksum.update(content)
+    return checksum.digest()

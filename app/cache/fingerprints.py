@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -25,35 +24,31 @@ class Fingerprints:
         self._read = read
         self._known: dict[tuple[str, str], bytes] = {}
         self._read_at = -math.inf
-        self._has_new = asyncio.Event()
+        self._reading = asyncio.Lock()  # a disk that does not answer blocks one thread only
 
     def get(self, spec: ModelSpec) -> bytes:
         """Return the fingerprint of a version as it was a moment ago; empty if it is not known."""
-        found = self._known.get((spec.name, spec.version))
-        if found is None:
-            self._known[spec.name, spec.version] = b""
-            self._has_new.set()
-        return found or b"" if monotonic() - self._read_at < _MAX_AGE_SECONDS else b""
+        found = self._known.setdefault((spec.name, spec.version), b"")
+        return found if monotonic() - self._read_at < _MAX_AGE_SECONDS else b""
 
     async def confirm(self, spec: ModelSpec, fingerprint: bytes) -> bool:
         """Return whether this is the fingerprint of a version now."""
-        return await asyncio.to_thread(self._read, spec.name, spec.version) == fingerprint
+        async with self._reading:
+            return fingerprint != b"" and await asyncio.to_thread(self._read, spec.name, spec.version) == fingerprint
 
     async def refresh(self) -> None:
         """Read the fingerprints again."""
-        began_at, versions = monotonic(), [*self._known]
-        found = await asyncio.to_thread(lambda: [self._read(*version) for version in versions])
+        async with self._reading:
+            began_at, versions = monotonic(), [*self._known]
+            found = await asyncio.to_thread(lambda: [self._read(*version) for version in versions])
         self._known.update(zip(versions, found, strict=True))
         self._read_at = began_at
 
     async def run(self) -> None:
-        """Refresh them every second, and when there is a new one; never returns."""
+        """Refresh them every second; never returns."""
         while True:
-            self._has_new.clear()
             try:
                 await self.refresh()
             except Exception:
                 LOG.exception("the fingerprints of models could not be read")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_INTERVAL_SECONDS):
-                    await self._has_new.wait()
+            await asyncio.sleep(_INTERVAL_SECONDS)

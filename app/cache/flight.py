@@ -1,33 +1,44 @@
 """Identical questions under way share one answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from copy import copy
 
-from app.errors import DeadlinePassed, GatewayError, GatewayFull
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InvalidParameter, WrongTask
 from app.pipeline.batch import LATE
 from app.pipeline.call import Decoded
 from app.resilience.deadline import Deadline
+
+# Questions that wait in a worker; more need a permit each, as without a cache. All are woken when the one they wait for leaves.
+_MAX_WAITING = 256
 
 
 class Flights:
     """The questions of one worker that are under way, by key: the first one finds the answer, and the others wait for it."""
 
     def __init__(self) -> None:
+        self._waiting = 0
         # An error is a result: as an exception, it would refer to the frames of the request that it has failed, and to their image.
-        self._under_way: dict[bytes, asyncio.Future[Decoded | GatewayError | None]] = {}
+        self._under_way: dict[Hashable, asyncio.Future[Decoded | GatewayError | None]] = {}
 
-    async def run(self, key: bytes, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
+    async def run(self, key: Hashable, find: Callable[[], Awaitable[Decoded]], deadline: Deadline) -> tuple[Decoded, bool]:
         """Return what `find` finds, or what it has found for another question with this key, and whether it is the latter.
 
-        If the question that runs `find` leaves, misses its own deadline or is not admitted, another one runs its own.
+        If the question that runs `find` leaves, misses its own deadline, is not admitted or does not fit a model that has replaced
+        the one it was for, another one runs its own.
 
         Raises:
             DeadlinePassed: The answer to the other question did not arrive in time.
             GatewayError: `find` has failed, perhaps for the other question.
         """
         while (other := self._under_way.get(key)) is not None:
-            await asyncio.wait([other], timeout=max(0.0, deadline.remaining))
+            if self._waiting >= _MAX_WAITING:
+                return await find(), False
+            self._waiting += 1
+            try:
+                await asyncio.wait([other], timeout=max(0.0, deadline.remaining))
+            finally:
+                self._waiting -= 1
             if not other.done():
                 raise DeadlinePassed(LATE)
             if isinstance(found := other.result(), GatewayError):
@@ -38,7 +49,7 @@ class Flights:
         try:
             found = await find()
             own.set_result(found)
-        except (DeadlinePassed, GatewayFull):
+        except (DeadlinePassed, GatewayFull, InvalidParameter, WrongTask):
             raise
         except GatewayError as error:
             own.set_result(copy(error))  # without its traceback

@@ -65,12 +65,13 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
+        ("cache", "cache", _open_redis, "install nereid[redis]; the URL is that of redis-py, such as redis://localhost:6379/0"),
         ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ):
         path = getattr(settings, setting)
         try:
             _ = path and read(path)
-        except (KeysError, RoutesError, CredentialsError, ValueError) as error:
+        except (KeysError, RoutesError, CredentialsError, ImportError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     yield from _check_origin(settings)
     if settings.tracing and not has_exporter():
@@ -94,6 +95,13 @@ def _check_origin(settings: Settings) -> Iterator[Finding]:
 
 def _read_keys(path: str) -> None:
     keys.load(Path(path))
+
+
+def _open_redis(cache: str) -> None:
+    if cache != "memory":
+        from app.cache.redis_store import open_pool  # noqa: PLC0415 - redis-py is optional
+
+        open_pool(cache)
 
 
 def _read_control_key(path: str) -> None:

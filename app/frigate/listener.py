@@ -1,4 +1,4 @@
-"""Answers Frigate's ZMQ detector: pixels come in a message, and go to the default model without encoding.
+"""Answers Frigate's ZMQ detector: pixels come in a message, and go to the default model as an uncompressed image.
 
 One worker of the host has the address; when it ends, another one takes it. Frigate waits 200 ms for an answer; rows of zeros are no
 objects. Source: frigate/detectors/plugins/zmq_ipc.py.
@@ -7,19 +7,22 @@ objects. Source: frigate/detectors/plugins/zmq_ipc.py.
 import asyncio
 import errno
 import fcntl
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import os
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from io import BytesIO
 from time import monotonic
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 import structlog
-import zmq
-import zmq.asyncio
+from PIL import Image
 
-from app.errors import GatewayError, GatewayFull, MalformedRequest
+from app.errors import GatewayError, MalformedRequest
+from app.frigate import zmtp
 from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
@@ -28,11 +31,13 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 
 _RETRY_SECONDS = 1.0
-_PREPARE_SECONDS = 5.0
-_POLL_MS = 1000
+# Frigate has one connection for each of its detectors, and sends one image at a time.
+_MAX_CONNECTIONS = 64
+# Time for a message from its first bytes, and for its answer to be taken.
+_TRANSFER_SECONDS = 5.0
 _MAX_HEADER_BYTES = 4096
-# Images in progress, per connection and in all. Frigate sends one at a time for each of its detectors.
-_MAX_PER_PEER, _MAX_IMAGES = 4, 64
+_USUAL_SIZE = 640, 640
+"""Maximum size of images before that of the model's input is known."""
 _LOG_SECONDS = 60.0
 _ZEROS = np.zeros((20, 6), np.float32)
 """Rows of class, score, y1, x1, y2, x2, in fractions of the image."""
@@ -60,65 +65,71 @@ class Listener:
         self._pipeline = pipeline
         self._outcomes = metrics.frigate_images
         self._seconds = seconds
-        self._images: Counter[bytes] = Counter()
-        """Images in progress by connection."""
+        self._connections = 0
         self._logged: dict[str, float] = {}
 
     async def run(self) -> None:
         """Listen whenever no other process does; never returns."""
-        with zmq.asyncio.Context() as context:
+        async with asyncio.TaskGroup() as tasks:
+
+            def accept(reader: StreamReader, writer: StreamWriter) -> None:
+                tasks.create_task(self._converse(reader, writer))
+
             while True:
                 try:
-                    await self._listen(context)
-                except (OSError, zmq.ZMQError) as error:
+                    async with _listening(self._address, accept):
+                        LOG.info("images of Frigate are answered", address=self._address)
+                        await asyncio.Future()
+                except OSError as error:
                     if error.errno not in {errno.EADDRINUSE, errno.EAGAIN}:  # another worker listens
                         self._log("the address for Frigate cannot be used", str(error))
-                except Exception as error:  # noqa: BLE001 - the next attempt may succeed
-                    self._log("images of Frigate are not answered yet", str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _listen(self, context: zmq.asyncio.Context) -> None:
-        """Answer until the model has an input of another size, which limits the size of messages."""
-        pipeline = self._pipeline
-        model = pipeline.refer_to(pipeline.default_model, None)
-        size = (await pipeline.prepare(model, Deadline.after(_PREPARE_SECONDS))).input_size
-        with _locked(self._address), context.socket(zmq.ROUTER) as socket:
-            socket.linger = 0
-            socket.rcvhwm = _MAX_PER_PEER
-            socket.maxmsgsize = max(3 * size[0] * size[1], _MAX_HEADER_BYTES)
-            socket.ipv6 = True
-            socket.bind(self._address)
-            LOG.info("images of Frigate are answered", address=self._address)
-            async with asyncio.TaskGroup() as tasks:
-                while (spec := pipeline.tritons.cached(model)) is None or spec.input_size == size:
-                    if await socket.poll(_POLL_MS):
-                        peer, *frames = await socket.recv_multipart(copy=False)
-                        tasks.create_task(self._answer(socket, peer.bytes, frames))
-
-    async def _answer(self, socket: zmq.asyncio.Socket, peer: bytes, frames: Sequence[zmq.Frame]) -> None:
-        if len(frames) < 2 or len(frames[0]):  # noqa: PLR2004 - not from a REQ socket, so it cannot be answered
-            return
-        outcome, reply = "detected", _ZEROS.tobytes()
-        self._images[peer] += 1
+    async def _converse(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Answer the messages of a connection, one after the other, until it ends or sends what no Frigate sends."""
+        self._connections += 1
         try:
-            reply = await self._reply(frames[1:], self._images[peer])
+            if self._connections > _MAX_CONNECTIONS:
+                return
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host may vanish
+            async with asyncio.timeout(_TRANSFER_SECONDS):
+                await zmtp.greet(reader, writer)
+            while True:
+                await zmtp.wait_for_message(reader)
+                async with asyncio.timeout(_TRANSFER_SECONDS):
+                    frames = await zmtp.read_message(reader, _MAX_HEADER_BYTES, self._max_image_bytes())
+                zmtp.write_message(writer, await self._answer(frames))
+                async with asyncio.timeout(_TRANSFER_SECONDS):
+                    await writer.drain()
+        except MalformedRequest as error:
+            self._log("a connection to the address for Frigate was closed", error.detail)
+        except (OSError, EOFError, RuntimeError):  # the peer has left, for which uvloop has another error, or is too slow
+            pass
+        finally:
+            self._connections -= 1
+            writer.transport.abort()
+
+    def _max_image_bytes(self) -> int:
+        spec = self._pipeline.tritons.cached(self._pipeline.default_reference)
+        width, height = spec.input_size if spec else _USUAL_SIZE
+        return max(3 * width * height, _MAX_HEADER_BYTES)
+
+    async def _answer(self, frames: Sequence[bytes]) -> bytes:
+        outcome, reply = "detected", _ZEROS.tobytes()
+        try:
+            reply = await self._reply(frames)
         except GatewayError as error:
             outcome = error.code
             self._log("an image of Frigate was answered without objects", error.detail, code=outcome)
         except Exception:
             outcome = "internal"
             LOG.exception("an image of Frigate was answered without objects")
-        finally:
-            self._images -= Counter([peer])  # without zeros
         self._outcomes.add(1, outcome)
-        await socket.send_multipart([peer, b"", reply])
+        return reply
 
-    async def _reply(self, frames: Sequence[zmq.Frame], own: int) -> bytes:
-        """Answer one of the messages of a connection that are in progress."""
-        if own > _MAX_PER_PEER or self._images.total() > _MAX_IMAGES:
-            raise GatewayFull("too many images of Frigate are in progress")
+    async def _reply(self, frames: Sequence[bytes]) -> bytes:
         try:
-            header = msgspec.json.decode(frames[0].buffer[:_MAX_HEADER_BYTES], type=_Header)
+            header = msgspec.json.decode(frames[0], type=_Header)
         except msgspec.MsgspecError as error:
             raise MalformedRequest(f"the header of an image cannot be read: {error}") from error
         if header.model_request:  # whichever one it names: Frigate asks only once, possibly before Triton is ready
@@ -126,12 +137,12 @@ class Listener:
         if header.model_data:
             return msgspec.json.encode({"model_saved": False, "model_loaded": True})
         *batch, height, width, channels = [0, 0, 0, *header.shape][-4:]
-        pixels = np.frombuffer(frames[-1].buffer, np.uint8)
+        pixels = np.frombuffer(frames[-1], np.uint8)
         if [*batch, channels, header.dtype] != [1, 3, "uint8"] or height * width * 3 != len(pixels) or min(height, width) < 1:
             raise MalformedRequest("expected input_tensor nhwc, input_dtype int, and as many bytes as the shape says")
-        call = CallContext(Deadline.after(self._seconds), Timing(), "frigate", _CALLER)
-        model = self._pipeline.refer_to(self._pipeline.default_model, None)
-        found = await self._pipeline.run_model(model, pixels.reshape(height, width, 3), _OPTIONS, call)
+        Image.fromarray(pixels.reshape(height, width, 3)).save(file := BytesIO(), "BMP")  # copies the pixels and compresses nothing
+        call = CallContext(Deadline.after(self._seconds), Timing(), "frigate", _CALLER, uses_cache=False)
+        found = await self._pipeline.run(file.getvalue(), _OPTIONS, call)
         rows, boxes = _ZEROS.copy(), found.boxes / np.array([width, height] * 2, np.float32)
         rows[: len(boxes)] = np.column_stack([found.class_ids, found.scores, boxes[:, [1, 0, 3, 2]]])
         return rows.tobytes()
@@ -144,12 +155,18 @@ class Listener:
             LOG.warning(text, reason=reason, **fields)
 
 
-@contextmanager
-def _locked(address: str) -> Iterator[None]:
-    """Keep others from listening at the path of a socket, which ZMQ would replace; raise BlockingIOError if another one listens."""
-    if not address.startswith("ipc://"):
-        yield
-        return
-    with Path(f"{address.removeprefix('ipc://')}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+@asynccontextmanager
+async def _listening(address: str, accept: Callable[[StreamReader, StreamWriter], None]) -> AsyncIterator[None]:
+    """Listen at an address; raise OSError if another process does."""
+    parts = urlsplit(address)
+    with ExitStack() as stack:
+        if parts.scheme == "ipc":  # asyncio replaces the socket of another process
+            lock = os.open(f"{parts.path}.lock", os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            server = await asyncio.start_unix_server(accept, parts.path)
+        else:
+            host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname  # whether or not there is IPv6
+            server = await asyncio.start_server(accept, host, parts.port)
+        stack.callback(server.close)
         yield

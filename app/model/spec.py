@@ -7,6 +7,7 @@ values. `heads` defines the output formats.
 import math
 from enum import Enum
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal
 
 import msgspec
@@ -88,6 +89,13 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         if own.task == kind.task and isinstance(own, kind):
             return own
         raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
+
+    @cached_property
+    def meaning(self) -> bytes:
+        """Hash of all properties but those that change neither the pixels of the input nor the meaning of the outputs."""
+        others = {"is_pinned", "max_batch", "instances", "priority_levels", "source", "licence", "default_version"}
+        facts = [(name, value) for name, value in msgspec.structs.asdict(self).items() if name not in others]
+        return blake2b(repr(facts).encode()).digest()
 
     def class_name(self, class_id: int) -> str:
         """Return the label of a class, or its id if it has no label."""

@@ -68,7 +68,7 @@ class BatchRequest:
             reservation = pipeline.admission.reserve_for_batch(call.caller, "the images of this batch")
             memory.on_release(reservation.release)
             reservation.add(nbytes)
-            spec = await pipeline.prepare(model, call.deadline)
+            spec = await pipeline.prepare(model, call.deadline, call.caller)
             options.reader(spec)  # rejects invalid options before anything is processed
             return cls(pipeline, spec, options, call, images, memory)
         except BaseException:
@@ -137,11 +137,14 @@ class BatchRequest:
 
     async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
         """Answer by a model, which a route may have chosen instead of that of the request."""
-        spec, queue = self._spec, self._queue
-        if model != spec.reference:
-            self._pipeline.check_circuit(model)
-            spec = await self._pipeline.prepare(model, call.deadline)
-            queue = self._queue_of(spec)
+        if model == self._spec.reference:
+            return await self._answer_by(self._spec, image, memory, call)
+        self._pipeline.check_circuit(model)
+        with self._pipeline.using(model):
+            return await self._answer_by(await self._pipeline.prepare(model, call.deadline, call.caller), image, memory, call)
+
+    async def _answer_by(self, spec: ModelSpec, image: bytes, memory: Lease, call: CallContext) -> Detections:
+        queue = self._queue if spec is self._spec else self._queue_of(spec)
 
         async def admit() -> Permit:
             permit = await queue.admit(call.deadline)

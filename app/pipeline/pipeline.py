@@ -7,7 +7,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
@@ -23,13 +22,14 @@ from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
-from app.pipeline.preprocess import Workspace, fill_input, fill_with_pixels, is_quick_to_check
+from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
+from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.lease import Lease
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
@@ -49,9 +49,6 @@ _LOADING_PART = 0.8
 _NOTHING = nullcontext()
 
 T = TypeVar("T")
-
-Image = bytes | NDArray[np.uint8]
-"""An encoded image, or a decoded one, (height, width, 3) RGB, for which nothing is cached."""
 
 
 class Models(NamedTuple):
@@ -197,8 +194,8 @@ class Pipeline:
         """Keep a model loaded that may be unloaded when no request uses it."""
         return _NOTHING if self.on_demand is None else self.on_demand.using(split_reference(model)[0])
 
-    async def prepare(self, model: str, deadline: Deadline) -> ModelSpec:
-        """Return the spec of a model, and create slots for its input tensors.
+    async def prepare(self, model: str, deadline: Deadline, caller: Caller = ANYBODY) -> ModelSpec:
+        """Return the spec of a model, and create slots for its input tensors; load it on demand if the caller may.
 
         Raises:
             DeadlinePassed: Triton did not answer in time.
@@ -209,7 +206,7 @@ class Pipeline:
         if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
             return spec
         if self.on_demand is not None:
-            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining)
+            await self.on_demand.load(split_reference(model)[0], _LOADING_PART * deadline.remaining, caller)
         try:
             async with asyncio.timeout(deadline.remaining):
                 spec = await self.spec(model)
@@ -257,13 +254,13 @@ class Pipeline:
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
         return await self.run_model(model, data, question, call)
 
-    async def run_model(self, model: str, data: Image, question: Question[Result], call: CallContext) -> Result:
+    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
         with self.using(model), ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
-            memory.add(len(data) if isinstance(data, bytes) else data.nbytes)
-            spec = await self.prepare(model, call.deadline)
+            memory.add(len(data))
+            spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
             async def admit() -> Permit:
@@ -278,7 +275,7 @@ class Pipeline:
 
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
-        data: Image,
+        data: bytes,
         spec: ModelSpec,
         question: Question[Result],
         reader: Reader[Result],
@@ -289,11 +286,13 @@ class Pipeline:
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
-        if self.cache is None or not isinstance(data, bytes) or not self.cache.takes(spec, call):
+        if self.cache is None or not self.cache.takes(spec, call):
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
-                return await self._read(read, reader, transform, call, permit)
+                answer = await self._read(read, reader, transform, call, permit)
+            call.timing.lap("post")
+            return answer
 
         async def find() -> Decoded:
             with await admit() as permit:
@@ -303,7 +302,9 @@ class Pipeline:
         decoded = await self.cache.get(data, spec, call, find)
         reader = reader if decoded.spec is spec else question.reader(decoded.spec)
         with Lease() as lease:
-            return await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+            answer = await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
+        call.timing.lap("post")
+        return answer
 
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
@@ -326,7 +327,7 @@ class Pipeline:
         return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: Image, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
@@ -334,17 +335,13 @@ class Pipeline:
             with suppress(replaced):
                 return spec, reader, *await self._attempt(data, spec, call, permit)
             reference = self.refer_to(spec.name, spec.version if call.is_pinned else None)
-            spec = await self.prepare(reference, call.deadline)
+            spec = await self.prepare(reference, call.deadline, call.caller)
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: Image, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
+    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
         call.timing.lap("model")
-        if isinstance(data, bytes):
-            buffer, transform = await self._fill(data, spec, call, permit)
-        else:
-            fill = partial(fill_with_pixels, data, spec, self._transport, permit)
-            buffer, transform = await self.threads.run(fill, call.deadline, permit, turn=call.turn(data.nbytes / 3))
+        buffer, transform = await self._fill(data, spec, call, permit)
         call.timing.lap("decode")
         # No variable may refer to the pending image: it refers to its error, whose traceback refers to this frame.
         result = await self._batchers[spec.reference].run(PendingImage(spec, buffer, call, permit))
@@ -375,11 +372,8 @@ class Pipeline:
                     memory.add(reader.pixel_bytes * drawn)
                     return read()
 
-            answer = await self.threads.run(read_in_thread, call.deadline, lease, turn=call.turn(drawn))
-        else:
-            answer = read()
-        call.timing.lap("post")
-        return answer
+            return await self.threads.run(read_in_thread, call.deadline, lease, turn=call.turn(drawn))
+        return read()
 
     async def close(self) -> None:
         """Wait for images that are being decoded, and for calls that requests have abandoned."""

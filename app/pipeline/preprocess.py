@@ -1,14 +1,11 @@
 """Fill a model's input tensor from an encoded image: header, memory, tensor, pixels."""
 
-from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import UnsupportedModel
 from app.imaging.decode import decode, estimate_decoding
 from app.imaging.fit import CenterCrop, fit_for
 from app.imaging.header import PixelLimits, read_header, require_format
@@ -70,40 +67,13 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         if isinstance(fit, CenterCrop):  # the other fits draw without a copy
             nbytes = max(nbytes, fit.draw_bytes(size, transform))
         memory.add(nbytes)
-
-        def draw(canvas: NDArray[np.uint8]) -> None:
-            area = transform.area(canvas)
-            fit.draw(decode(header, min_decode_size, area, allows_truncated=call.allows_truncated), transform, canvas)
-
-        buffer = _fill(spec, transport, lease, draw)
+        buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
+        canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
+        fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=call.allows_truncated), transform, canvas)
+        if canvas is not buffer.tensor:
+            _write_pixels(canvas, spec, buffer.tensor)
     workspace.backlog.measure(pixels, monotonic() - start)
     return buffer, transform
-
-
-def fill_with_pixels(
-    pixels: NDArray[np.uint8], spec: ModelSpec, transport: Transport, lease: Lease
-) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input tensor with a decoded image, (height, width, 3) RGB; the rest is as for `fill_input`.
-
-    Raises:
-        UnsupportedModel: The model takes encoded files.
-    """
-    if spec.dtype is None:
-        raise UnsupportedModel(f"{spec.name} takes encoded files")
-    fit = fit_for(spec)
-    transform = fit.fit(pixels.shape[1], pixels.shape[0])
-    return _fill(spec, transport, lease, partial(fit.draw, pixels, transform)), transform
-
-
-def _fill(spec: ModelSpec, transport: Transport, lease: Lease, draw: Callable[[NDArray[np.uint8]], None]) -> InputBuffer:
-    """Allocate the input tensor, and fill it with what is drawn on the canvas."""
-    assert spec.dtype is not None  # noqa: S101 - a model that takes pixels
-    buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
-    canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
-    draw(canvas)
-    if canvas is not buffer.tensor:
-        _write_pixels(canvas, spec, buffer.tensor)
-    return buffer
 
 
 def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:

@@ -36,7 +36,7 @@ async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
         reference, own_call = pipeline.choose(model, version, call)
         pipeline.check_circuit(reference)
         with pipeline.using(reference):
-            spec = await pipeline.prepare(reference, call.deadline)
+            spec = await pipeline.prepare(reference, call.deadline, call.caller)
             count = _count_images(spec, declared)
             elements = await read(np.dtype(spec.dtype), count * math.prod(spec.image_shape))
             return spec, await _run_images(pipeline, spec, elements.reshape(count, *spec.image_shape), own_call)

@@ -28,6 +28,7 @@ from app.routing.route import Route, is_in_share, is_key_in_share
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
 from app.telemetry.metrics import Metrics
+from app.triton.status import NotLoadedYet
 
 _ABOUT_MODELS = (UnknownModel, UnknownVersion, UnsupportedModel, ModelNotReady, WrongTask)
 _SERVER_ERROR = 500
@@ -143,6 +144,8 @@ class Choice(NamedTuple):
             # An answer from the cache tells nothing of the model. Nor does the time that a large image takes to be decoded.
             if (milliseconds := call.timing.stages.get("infer")) is not None:
                 router.canaries.note(name, route, milliseconds / 1e3, is_canary=part == "canary")
+        elif isinstance(error, NotLoadedYet):  # for the first requests, and when others needed the memory
+            return
         elif _is_failure(error) and (
             not isinstance(error, DeadlinePassed) or seconds >= _PATIENCE * router.pipeline.limits.timeout_seconds
         ):

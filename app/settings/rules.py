@@ -1,6 +1,5 @@
 """Rules for settings that their types cannot express, including rules for combinations."""
 
-import importlib.util
 import re
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
@@ -16,7 +15,7 @@ _MAX_PORT = 65535
 # `*`, or a name whose last label begins with a letter, which excludes IP addresses.
 _URL_HOST = re.compile(r"(?:\*|(?:\*\.)?(?:[a-z0-9_-]+\.)*[a-z][a-z0-9-]*)(?::(?P<port>[0-9]{1,5}))?")
 
-_ZMQ_ADDRESS = re.compile(r"ipc:///[^\s@]{1,95}|tcp://(?P<host>[0-9.]+|\[[0-9A-Fa-f:]+\]):(?P<port>[1-9][0-9]{0,4})")
+_ZMQ_ADDRESS = re.compile(r"ipc:///[^\s@?#]{1,95}|tcp://(?P<host>localhost|[0-9.]+|\[[0-9A-Fa-f:]+\]):(?P<port>[1-9][0-9]{0,4})")
 _PRIVATE = [ip_network(text) for text in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7")]
 
 # As browsers write it: without the scheme's usual port, and with ASCII names only.
@@ -83,12 +82,10 @@ def _check_addresses(settings: Settings) -> None:
 def _check_frigate(address: str) -> None:
     if not address:
         return
-    if importlib.util.find_spec("zmq") is None:
-        raise SettingsError(f"{PREFIX}FRIGATE_ZMQ: it needs the extra `frigate`, which installs pyzmq")
     found = _ZMQ_ADDRESS.fullmatch(address)
     with suppress(ValueError):  # no IP address
-        host = ip_address(found["host"].strip("[]")) if found and found["host"] else _PRIVATE[0][1]
-        if found and any(host in network for network in _PRIVATE) and int(found["port"] or 1) <= _MAX_PORT:
+        host = found and found["host"] and ip_address(found["host"].strip("[]").replace("localhost", "127.0.0.1"))
+        if found and int(found["port"] or 1) <= _MAX_PORT and (not host or any(host in network for network in _PRIVATE)):
             return
     raise SettingsError(
         f"{PREFIX}FRIGATE_ZMQ: Expected tcp://address:port with a loopback or private IP address of this machine, such as "

@@ -55,7 +55,7 @@ class _Labelled:
                 family.add_metric(values, number)
         return family
 
-    def _merge(self, column: int) -> float | None:
+    def _merge(self, column: int) -> int | None:
         return self._table.total(column)
 
 
@@ -72,15 +72,8 @@ class Counter(_Labelled):
         for value in known:
             self.add(0, value)
 
-    def _merge(self, column: int) -> float:
+    def _merge(self, column: int) -> int:
         return self._table.total_ever(column)
-
-
-class SecondsCounter(Counter):
-    """Adds durations, in microseconds; exported in seconds."""
-
-    def _merge(self, column: int) -> float:
-        return super()._merge(column) / _MICRO
 
 
 class Histogram:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
-from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, SecondsCounter, WorkerGauge, read_names
+from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
 from app.telemetry.timing import DRAW, FETCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
@@ -144,7 +144,7 @@ class Metrics:
         self.cache_requests = Counter(
             table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
         )
-        self.cache_saved = SecondsCounter(table, "api_cache_seconds_saved", "Time of inferences that hits have saved.")
+        self.cache_saved = Histogram(table, "api_cache_saved_seconds", "Time of the inferences that hits have saved.", [], ())
         self.cache_bytes = CommonGauge(table, "api_cache_bytes", "Memory that cached results take.")
         self.cache_evictions = Counter(
             table, "api_cache_evictions", "Results that left the cache in memory before their time, because it was full."

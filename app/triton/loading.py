@@ -1,7 +1,6 @@
 """Let running Tritons load the models that are added to a repository which they share with this host."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -13,6 +12,7 @@ from tritonclient.grpc import service_pb2
 from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
 from app.triton.client import TritonClient
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import LOCK, added_models, identify, removed_models
 
@@ -27,6 +27,8 @@ class _State(NamedTuple):
     connection: int
     """Number of the connection: Triton may have been started anew."""
     changed_at: int
+    loads: int
+    """On demand."""
 
 
 class ModelLoader:
@@ -36,11 +38,10 @@ class ModelLoader:
     loads those that are always loaded, and those that any Triton has loaded.
     """
 
-    def __init__(self, pool: TritonPool, repository: Path, kept: Callable[[], set[str]] | None = None) -> None:
-        """Load the models of a repository; `kept` returns those that are always loaded, None: all."""
+    def __init__(self, pool: TritonPool, repository: Path, on_demand: ModelsOnDemand | None = None) -> None:
         self._pool = pool
         self._repository = repository
-        self._kept = kept
+        self._on_demand = on_demand
         self._tasks: dict[TritonClient, tuple[_State, asyncio.Task[None]]] = {}
         self._loaded: dict[TritonClient, dict[str, str]] = {}
         """What `identify` returned for each model before the Triton has loaded it."""
@@ -63,27 +64,38 @@ class ModelLoader:
         changed_at = (await asyncio.to_thread((self._repository / LOCK).stat)).st_mtime_ns
         clients = {server.client for server in self._pool.servers}
         self._tasks = {client: known for client, known in self._tasks.items() if client in clients}
+        self._loaded = {client: loaded for client, loaded in self._loaded.items() if client in clients}
         for client in clients:
-            state, (done, task) = _State(client.connection, changed_at), self._tasks.get(client, (None, None))
+            loads = self._on_demand.loads if self._on_demand else 0
+            state, (done, task) = _State(client.connection, changed_at, loads), self._tasks.get(client, (None, None))
             if client.server is not None and state != done and (task is None or task.done()):
                 added, removed = await asyncio.to_thread(self._read)
-                if self._kept is not None:
-                    added &= self._kept() | await self._ready()
-                identities = await asyncio.to_thread(lambda: {model: identify(self._repository / model) for model in added})  # noqa: B023
-                self._tasks[client] = state, asyncio.create_task(self._load(client, identities, removed))
+                self._tasks[client] = state, asyncio.create_task(self._load(client, added, removed))
 
-    async def _ready(self) -> set[str]:
-        with suppress(GatewayError):  # no Triton tells
-            return {model for model, state in (await self._pool.list_models()).items() if state.is_ready}
-        return set()
+    def _read(self) -> tuple[dict[str, str], set[str]]:
+        """Return the models that were added, with what `identify` returns, and those that were removed."""
+        added = {model: identify(self._repository / model) for model in added_models(self._repository)}
+        return added, removed_models(self._repository)
 
-    def _read(self) -> tuple[set[str], set[str]]:
-        """Return the models that were added, and those that were removed."""
-        return added_models(self._repository), removed_models(self._repository)
+    async def _load(self, client: TritonClient, added: dict[str, str], removed: set[str]) -> None:
+        if self._on_demand is None:
+            await self._load_now(client, added, removed)
+            return
+        async with self._on_demand.turn():  # otherwise it might load what is just being unloaded
+            wanted = await self._on_demand.wanted()
+            await self._load_now(client, {model: identity for model, identity in added.items() if model in wanted}, removed)
 
-    async def _load(self, client: TritonClient, identities: dict[str, str], removed: set[str]) -> None:
-        failed = await _load(client, {*identities}, removed)
-        self._loaded[client] = {model: identity for model, identity in identities.items() if model not in failed}
+    async def _load_now(self, client: TritonClient, added: dict[str, str], removed: set[str]) -> None:
+        loaded = added.copy()
+        calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
+        calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
+        for method, request in calls:
+            try:
+                await client.ask(method, request, _LOAD_SECONDS)
+            except GatewayError as error:
+                loaded.pop(request.model_name, None)
+                LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)
+        self._loaded[client] = loaded
 
     def _publish(self, table: WorkerTable) -> None:
         """Tell all workers which models each Triton has loaded from the same files."""
@@ -103,17 +115,3 @@ def has_loaded(table: WorkerTable, pool: TritonPool, model: str, identity: str) 
 def _mark(identity: str, pool: TritonPool) -> int:
     tritons = sorted(server.address for server in pool.servers)
     return int.from_bytes(blake2b(repr((identity, tritons)).encode(), digest_size=7).digest())
-
-
-async def _load(client: TritonClient, added: set[str], removed: set[str]) -> set[str]:
-    """Load and unload models; return those that could not be loaded."""
-    failed = set()
-    calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
-    calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
-    for method, request in calls:
-        try:
-            await client.ask(method, request, _LOAD_SECONDS)
-        except GatewayError as error:
-            failed.add(request.model_name)
-            LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)
-    return failed

@@ -5,54 +5,42 @@ a worker that unloads a model says so first and then looks whether a request use
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, monotonic_ns
-from typing import NamedTuple
 
 import structlog
 from tritonclient.grpc import service_pb2
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable
+from app.resilience.fairness import ANYBODY, Caller, CallerCounts
 from app.resilience.model_queue import total_key
 from app.resilience.single_flight import SingleFlight
 from app.resilience.worker_table import WorkerTable
 from app.triton.config_file import ConfigFileError, read_config_file
 from app.triton.pool import TritonPool
 from app.triton.repository import model_folders
-from app.triton.server_info import ModelState
-from app.triton.status import own_message
+from app.triton.status import NoReply, NotLoadedYet, own_message
 
 _LOAD_SECONDS, _UNLOAD_SECONDS = 120.0, 30.0
 # How long a load waits until a loaded model is not used.
 _ROOM_SECONDS = 10.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS, _KEEP_SECONDS = 0.05, 1.0
 # A model stays for so long after a request, however many others are requested.
 _STAY_NS = 1_000_000_000
-# For how long a failed load is not repeated.
-_FAILED_NS = 5_000_000_000
+# A failed load is not repeated for so long, and for this many times what it took, so that others have their turn.
+_FAILED_NS, _FAILED_TIMES = 5_000_000_000, 4
 # Maximum number of loads that go on or wait on the host.
 _MAX_LOADS = 8
-_READY = "READY"
-_IN_MEMORY = {_READY, "UNLOADING"}
+_IN_MEMORY = {"LOADING", "READY", "UNLOADING"}
 """Triton's states of a model that takes memory."""
+_USERS, _USED_AT, _LEFT_AT, _RETRY_AT = "users", "last use", "unloading", "next attempt"
+"""What columns say of a model: how many requests use it, also those that wait for it; and times on the `monotonic_ns` clock."""
 _LEAVING = -1
 """In the column of the last unloading: the model is being unloaded."""
 
 LOG = structlog.get_logger()
-
-
-class _Columns(NamedTuple):
-    """The columns of one model in the table."""
-
-    in_progress: int
-    """Admitted requests."""
-    users: int
-    """Requests, from before the model is needed; times are on the `time.monotonic_ns` clock."""
-    used_at: int
-    left_at: int
-    failed_at: int
 
 
 class ModelsOnDemand:
@@ -65,39 +53,40 @@ class ModelsOnDemand:
         self._repository = repository
         self._limit = limit
         self._kept = kept
-        self._models: dict[str, _Columns] = {}
-        """By name; only models of the repository, because callers choose the names in requests."""
         self._loaded: dict[str, int] = {}
         """When each model was last unloaded before this worker has found it loaded."""
-        self._loads = table.column("loads of models")
+        self._loads = CallerCounts(table, "loads of models")
+        self._done = table.column("models loaded on demand")
         self._loading: SingleFlight[None] = SingleFlight()
         self._alone = asyncio.Lock()
+        self._models = set[str]()
+        """Only these have columns, because callers choose the names in requests."""
         self._read()
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """Keep a model loaded once it is."""
-        columns = self._models.get(name)
-        if columns is None:
+        if name not in self._models:
             yield
             return
-        self._table.add(columns.users, 1)
+        users = self._column(_USERS, name)
+        self._table.add(users, 1)
         try:
             yield
         finally:
-            self._table.add(columns.users, -1)
-            self._table.set(columns.used_at, monotonic_ns())
+            self._table.add(users, -1)
+            self._table.set(self._column(_USED_AT, name), monotonic_ns())
 
     def has(self, name: str) -> bool:
         """Return whether a model has not been unloaded since this worker has found it loaded."""
-        columns = self._models.get(name)
-        return columns is None or self._loaded.get(name) == self._left_at(columns)
+        return name not in self._models or self._loaded.get(name) == self._left_at(name)
 
-    async def load(self, name: str, seconds: float) -> None:
+    async def load(self, name: str, seconds: float, caller: Caller = ANYBODY) -> None:
         """Load a model of the repository unless Triton has it. After these seconds the load goes on in the background.
 
         Raises:
-            ModelNotReady: It is not loaded yet, cannot be loaded, or too many are loaded or requested.
+            NotLoadedYet: It is not loaded in time, or too many are loaded or requested.
+            ModelNotReady: Triton cannot load it.
             GatewayError: Triton does not tell which models it has.
         """
         with suppress(OSError):  # the repository, which may be on a network's disk, cannot be read now
@@ -105,9 +94,29 @@ class ModelsOnDemand:
         if name in self._models:
             try:
                 async with asyncio.timeout(seconds):
-                    await self._loading.run(name, lambda: self._load(name, self._models[name]))
+                    await self._loading.run(name, lambda: self._load(name, caller))
             except TimeoutError:
-                raise ModelNotReady("the model is being loaded") from None
+                raise NotLoadedYet("the model is being loaded") from None
+
+    async def run(self) -> None:
+        """Load the models that stay loaded, which Triton may have lost; never returns."""
+        while True:
+            await asyncio.sleep(_KEEP_SECONDS)
+            with suppress(GatewayError):  # the load goes on, or is tried again
+                for name in self._kept() - (await self._in_memory()).keys() if self._table.is_first else ():
+                    await self.load(name, 0)
+
+    @property
+    def loads(self) -> int:
+        """A number that changes whenever a model was loaded on this host."""
+        return self._table.total(self._done)
+
+    async def wanted(self) -> set[str]:
+        """Return the models that each Triton should have: those that stay loaded, and those that any of them says it has."""
+        wanted = self._kept()
+        with suppress(GatewayError):
+            wanted |= {name for name, is_ready in (await self._in_memory()).items() if is_ready}
+        return wanted
 
     def close(self) -> None:
         """Stop waiting for Triton, which may go on."""
@@ -115,41 +124,54 @@ class ModelsOnDemand:
 
     def _read(self) -> None:
         """Read the names of the models; a folder without a version has none that can be loaded."""
-        folders = [folder for folder in model_folders(self._repository) if any(path.name.isdigit() for path in folder.iterdir())]
-        self._models = {folder.name: self._models.get(folder.name) or self._columns(folder.name) for folder in folders}
+        folders = model_folders(self._repository)
+        self._models = {folder.name for folder in folders if any(path.name.isdigit() for path in folder.iterdir())}
 
-    def _columns(self, name: str) -> _Columns:
-        keys = (f"{what} of model {name}" for what in ("users", "last use", "unloading", "failed load"))
-        return _Columns(self._table.column(total_key(name)), *map(self._table.column, keys))
+    def _column(self, what: str, name: str) -> int:
+        return self._table.column(f"{what} of model {name}")
 
-    def _left_at(self, columns: _Columns) -> int:
+    def _left_at(self, name: str) -> int:
         """Return when a model was last unloaded, or `_LEAVING`."""
-        values = self._table.values(columns.left_at)
+        values = self._table.values(self._column(_LEFT_AT, name))
         return max(values) if min(values) >= 0 else _LEAVING
 
-    async def _load(self, name: str, columns: _Columns) -> None:
-        left_at = self._left_at(columns)
-        if left_at == _LEAVING or _state(await self._pool.list_models(), name) != _READY:
-            self._table.add(self._loads, 1)
+    def _used_at(self, name: str) -> int:
+        return max(self._table.values(self._column(_USED_AT, name)))
+
+    def _is_used(self, name: str) -> bool:
+        if self._used_at(name) > monotonic_ns() - _STAY_NS:
+            return True
+        return any(self._table.total(self._table.column(key)) for key in (total_key(name), f"{_USERS} of model {name}"))
+
+    async def _in_memory(self) -> dict[str, bool]:
+        """Return the models that take memory, and whether they are ready."""
+        return {name: state.is_ready for name, state in (await self._pool.list_models()).items() if state.state in _IN_MEMORY}
+
+    async def _load(self, name: str, caller: Caller) -> None:
+        left_at = self._left_at(name)
+        if left_at == _LEAVING or not (await self._in_memory()).get(name):
+            self._loads.add(caller, 1)
             try:
-                if self._table.total(self._loads) > _MAX_LOADS:
-                    raise ModelNotReady("too many models are being loaded")
-                async with self._turn():
-                    left_at = self._left_at(columns)
-                    states = await self._pool.list_models()
-                    if _state(states, name) != _READY:
-                        await self._load_now(name, columns, states)
+                if not self._loads.has_place(caller, _MAX_LOADS):
+                    raise NotLoadedYet("too many models are being loaded")
+                async with self.turn():
+                    left_at = self._left_at(name)
+                    if not (await self._in_memory()).get(name):
+                        await self._load_now(name)
             finally:
-                self._table.add(self._loads, -1)
-        self._table.set(columns.used_at, monotonic_ns())
+                self._loads.add(caller, -1)
+        self._table.set(self._column(_USED_AT, name), monotonic_ns())
         for server in self._pool.servers:
             server.specs.forget_all(name)
         self._loaded[name] = left_at
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait until no other load of this host goes on."""
+    async def turn(self) -> AsyncIterator[None]:
+        """Load and unload models while no other worker of the host does."""
+        waits = self._alone.locked()
         async with self._alone:
+            if waits:  # let other workers, which only look from time to time, have their turn
+                await asyncio.sleep(2 * _POLL_SECONDS)
             while not self._table.try_lock():  # noqa: ASYNC110 - held by another process
                 await asyncio.sleep(_POLL_SECONDS)
             try:
@@ -158,70 +180,63 @@ class ModelsOnDemand:
             finally:
                 self._table.unlock()
 
-    async def _load_now(self, name: str, columns: _Columns, states: Mapping[str, ModelState]) -> None:
-        if max(self._table.values(columns.failed_at)) > monotonic_ns() - _FAILED_NS:
+    async def _load_now(self, name: str) -> None:
+        retry_at = self._column(_RETRY_AT, name)
+        if max(self._table.values(retry_at)) > monotonic_ns():
             raise ModelNotReady("Triton could not load the model; its log says why")
-        await self._make_room(states)
+        await self._make_room(name)
         start = monotonic()
-        request = service_pb2.RepositoryModelLoadRequest(model_name=name)
-        errors = await self._tell("RepositoryModelLoad", request, _LOAD_SECONDS)
+        errors = await self._tell("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_SECONDS)
+        seconds = monotonic() - start
         if len(errors) == len(self._pool.servers):
-            if unavailable := [error for error in errors if isinstance(error, TritonUnavailable)]:
-                raise unavailable[0]
-            self._table.set(columns.failed_at, monotonic_ns())
+            if all(isinstance(error, TritonUnavailable) and not isinstance(error, NoReply) for error in errors):
+                raise errors[0]
+            self._table.set(retry_at, monotonic_ns() + max(_FAILED_NS, int(_FAILED_TIMES * seconds * 1e9)))
             LOG.warning("a model cannot be loaded", model=name, reason="; ".join(map(own_message, errors)))
             raise ModelNotReady("Triton could not load the model; its log says why")
-        LOG.info("a model was loaded", model=name, seconds=round(monotonic() - start, 3))
+        self._table.add(self._done, 1)
+        LOG.info("a model was loaded", model=name, seconds=round(seconds, 3))
 
-    async def _make_room(self, states: Mapping[str, ModelState]) -> None:
-        """Unload the least recently used models until there is room for one more."""
+    async def _make_room(self, name: str) -> None:
+        """Unload the least recently used models until there is room for this one."""
         until = monotonic() + _ROOM_SECONDS
-        loaded = {name for name, state in states.items() if state.is_ready}
-        needed = self._kept() | await asyncio.to_thread(self._steps, loaded)
-        while len(loaded) >= self._limit:
-            candidates = {name: self._models[name] for name in loaded - needed if name in self._models}
-            for name in sorted(candidates, key=lambda name: self._used_at(candidates[name])):
-                if await self._unload(name, candidates[name]):
-                    loaded.remove(name)
+        while len((loaded := await self._in_memory()).keys() - {name}) >= self._limit:
+            needed = self._kept() | await asyncio.to_thread(self._steps, loaded.keys())
+            others = {other for other, is_ready in loaded.items() if is_ready} & self._models - needed
+            for other in sorted(others, key=self._used_at):
+                if await self._unload(other):
                     break
             else:
-                if monotonic() > until or not candidates:
-                    raise ModelNotReady("as many models as may be loaded are in use")
+                if monotonic() > until or not others:
+                    raise NotLoadedYet("as many models as may be loaded are in use")
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _steps(self, loaded: set[str]) -> set[str]:
+    def _steps(self, loaded: Collection[str]) -> set[str]:
         """Return the models that loaded ensembles run."""
         steps = set[str]()
-        for name in loaded & self._models.keys():
+        for name in self._models.intersection(loaded):
             with suppress(ConfigFileError):  # the embedded Triton's own config, which has no ensembles
                 config = read_config_file(self._repository / name / "config.pbtxt")
                 steps |= {step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])}
         return steps
 
-    def _used_at(self, columns: _Columns) -> int:
-        return max(self._table.values(columns.used_at))
-
-    def _is_used(self, columns: _Columns) -> bool:
-        is_recent = self._used_at(columns) > monotonic_ns() - _STAY_NS
-        return is_recent or any(map(self._table.total, (columns.users, columns.in_progress)))
-
-    async def _unload(self, name: str, columns: _Columns) -> bool:
+    async def _unload(self, name: str) -> bool:
         """Unload a model, and wait until its memory is free; return False if a request uses it."""
-        if self._is_used(columns):  # without a mark, which would make requests wait
+        if self._is_used(name):  # without a mark, which would make requests wait
             return False
-        before = self._table.cells[columns.left_at]
-        self._table.set(columns.left_at, _LEAVING)
-        if self._is_used(columns):
-            self._table.set(columns.left_at, before)
+        left_at = self._column(_LEFT_AT, name)
+        before = self._table.cells[left_at]
+        self._table.set(left_at, _LEAVING)
+        if self._is_used(name):
+            self._table.set(left_at, before)
             return False
         try:
-            request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
-            await self._tell("RepositoryModelUnload", request, _UNLOAD_SECONDS)
+            await self._tell("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name), _UNLOAD_SECONDS)
             until = monotonic() + _UNLOAD_SECONDS
-            while _state(await self._pool.list_models(), name) in _IN_MEMORY and monotonic() < until:  # noqa: ASYNC110
+            while name in await self._in_memory() and monotonic() < until:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
         finally:
-            self._table.set(columns.left_at, monotonic_ns())
+            self._table.set(left_at, monotonic_ns())
         LOG.info("a model was unloaded", model=name)
         return True
 
@@ -230,7 +245,3 @@ class ModelsOnDemand:
         calls = [server.client.ask(method, request, seconds) for server in self._pool.servers]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, GatewayError)]
-
-
-def _state(states: Mapping[str, ModelState], name: str) -> str:
-    return states[name].state if name in states else ""

@@ -33,6 +33,10 @@ class ModelReplaced(ModelNotReady):
     """The model was replaced by another one after a request was prepared, so the answer is not valid."""
 
 
+class NotLoadedYet(ModelNotReady):
+    """The model is loaded on demand, but not in time for this request."""
+
+
 class Refused(TritonUnavailable):
     """The server at Triton's address, possibly a proxy or another program, does not accept requests of the gateway."""
 

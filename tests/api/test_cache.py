@@ -12,39 +12,26 @@ import pytest
 
 from app.main import create_app
 from tests.api.conftest import settings_for, write_keys
-from tests.api.test_tasks import COMPOSED, FEATURES, IMAGE, Outputs
-from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
+from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import SCENE, started
 
-OBJECTS = {"output0": np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32)}
+OBJECTS = np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32)
 UNCACHED = {"cache-control": "max-age=0, no-store"}
-TYPES = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
 
 
 @pytest.fixture(autouse=True)
 def known_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the network of the fake Triton be known."""
-    monkeypatch.setattr("app.zoo.fingerprint.FingerprintReader.read", lambda *_: b"network")
+    monkeypatch.setattr("app.cache.fingerprints._INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
 
 
 @asynccontextmanager
-async def gateway(
-    outputs: Outputs, task: str = "detect", **settings: object
-) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
-    """A Triton whose only model has these outputs, and a client of an application with a cache that knows the network."""
+async def gateway(**settings: object) -> AsyncIterator[tuple[FakeTriton, httpx.AsyncClient]]:
+    """A Triton whose model finds two objects, and a client of an application with a cache that knows the network."""
     fake = FakeTriton()
-    if outputs is not OBJECTS:
-        metadata = {"task": task, "kpt_shape": [2, 3], "names": {0: "cat", 1: "dog"}}
-        fake.config = CONFIG | {
-            "output": [
-                {"name": name, "data_type": TYPES[tensor.dtype.name], "dims": list(tensor.shape)}
-                for name, tensor in outputs.items()
-            ],
-            "parameters": {"metadata": {"string_value": repr(metadata)}},
-        }
-    fake.answer = infer_response(**outputs)
-    given = {"cache": "memory", "classify_model": "tiny", **settings}
-    async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
+    fake.answer = infer_response(output0=OBJECTS)
+    async with serving(fake), started(create_app(settings_for(fake.url, cache="memory", **settings))) as client:
         yield fake, client
 
 
@@ -69,7 +56,7 @@ def found(response: httpx.Response) -> Any:  # noqa: ANN401
 
 
 async def test_headers_tell_a_hit_and_a_request_can_rule_it_out() -> None:
-    async with gateway(OBJECTS) as (fake, client):
+    async with gateway() as (fake, client):
         hit = await until_hit(client, "/detect", content=SCENE)
         missed = await client.post("/detect", content=SCENE + b" ")
         count = len(fake.requests)
@@ -87,7 +74,7 @@ async def test_headers_tell_a_hit_and_a_request_can_rule_it_out() -> None:
 async def test_parameters_and_formats_apply_to_a_hit() -> None:
     """Also to one that another route has caused."""
     queries = ["confidence=0.5", "classes=1", "iou=0.1", "max_detections=1", "boxes=coco", "format=coco-results", "format=image"]
-    async with gateway(OBJECTS) as (_, client):
+    async with gateway() as (_, client):
         await until_hit(client, "/predict/tiny?confidence=0.9", content=SCENE)
         for query in queries:
             hit = await client.post(f"/detect?{query}", content=SCENE)
@@ -97,49 +84,29 @@ async def test_parameters_and_formats_apply_to_a_hit() -> None:
             assert found(hit) == found(uncached), query
 
 
-@pytest.mark.parametrize("task", ["pose", "obb", "classify"])
-async def test_the_other_tasks_are_cached_too(task: str) -> None:
-    outputs = COMPOSED | FEATURES.get(task, {})
-    if task == "classify":
-        outputs = {"probabilities": np.array([0.7, 0.3], np.float32)}
-    async with gateway(outputs, task) as (_, client):
-        url = f"/{task}?model=tiny&confidence=0.05"
-        hit = await until_hit(client, url, content=IMAGE)
-        uncached = await client.post(url, content=IMAGE, headers=UNCACHED)
-
-    assert found(hit) == found(uncached)
-
-
 async def test_images_of_batches_and_dialects_use_the_same_results() -> None:
-    async with gateway(OBJECTS) as (fake, client):
+    async with gateway() as (fake, client):
         await until_hit(client, "/detect", content=SCENE)
         count = len(fake.requests)
         batch = await client.post("/detect/batch?confidence=0.3", files=[("images", SCENE)] * 3)
         dialect = await client.post("/v1/vision/detection", files={"image": SCENE})
         alone = await client.post("/detect?confidence=0.3", content=SCENE, headers=UNCACHED)
+        assert len(fake.requests) == count + 1
+        new = await client.post("/detect/batch", files=[("images", SCENE + b" ")] * 8)
 
-    assert len(fake.requests) == count + 1
+    assert len(fake.requests) == count + 2
+    assert len(new.json()["results"]) == 8
     assert [result["detections"] for result in batch.json()["results"]] == [alone.json()["detections"]] * 3
     assert "x-cache" not in batch.headers
     assert dialect.headers["x-cache"] == "hit"
     assert len(dialect.json()["predictions"]) == 2
 
 
-async def test_identical_images_of_a_batch_share_an_inference() -> None:
-    async with gateway(OBJECTS) as (fake, client):
-        await until_hit(client, "/detect", content=SCENE)
-        count, image = len(fake.requests), SCENE + b" "
-        batch = await client.post("/detect/batch", files=[("images", image)] * 8)
-
-    assert len(batch.json()["results"]) == 8
-    assert len(fake.requests) == count + 1
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_keys_share_results_only_if_the_settings_say_so(tmp_path: Path, *, is_shared: bool) -> None:
     keys = write_keys(tmp_path, ("camera", "camera", "detect"), ("door", "door", "detect"))
     camera, door = ({"x-api-key": f"{name}.{name}"} for name in ("camera", "door"))
-    async with gateway(OBJECTS, api_keys_file=keys, cache_shared=is_shared) as (_, client):
+    async with gateway(api_keys_file=keys, cache_shared=is_shared) as (_, client):
         await until_hit(client, "/detect", content=SCENE, headers=camera)
         first = await client.post("/detect", content=SCENE, headers=door)
 

@@ -1,6 +1,7 @@
 """Models that Triton has not loaded are loaded for the requests that name them, through the API as a whole."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.main import create_app
+from app.triton.on_demand import ModelsOnDemand
 from tests.api.conftest import settings_for
 from tests.fakes.triton import LoadingTriton, infer_response, serving
 from tests.support import SCENE, json, started
@@ -27,7 +29,13 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         ("gates", "1", "UNAVAILABLE", "no weights"),
     ]
     async with serving(fake):
-        given = {"model_repository": str(tmp_path), "triton_loads_models": True, "loaded_models": 3}
+        (tmp_path / "routes.toml").write_text('[detector]\nto = "tiny"\ncanary = {to = "doors", share = 1.0}\n', encoding="utf-8")
+        given = {
+            "model_repository": str(tmp_path),
+            "routes_file": str(tmp_path / "routes.toml"),
+            "triton_loads_models": True,
+            "loaded_models": 3,
+        }
         async with started(create_app(settings_for(fake.url, **given))) as client:
             yield fake, client
 
@@ -59,6 +67,20 @@ async def test_a_request_without_enough_time_is_told_to_come_again(gateway: Gate
     fake.may_load.set()
     assert (await client.post("/predict/doors", content=SCENE)).status_code == 200
     assert fake.told == ["load doors"]
+
+
+async def test_a_batch_keeps_the_model_of_a_canary_loaded(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    using = ModelsOnDemand.using
+
+    def record(models: ModelsOnDemand, name: str) -> AbstractContextManager[None]:
+        used.append(name)
+        return using(models, name)
+
+    monkeypatch.setattr(ModelsOnDemand, "using", record)
+    answer = await gateway[1].post("/detect/batch?model=detector", files=[("file", SCENE)])
+    assert answer.status_code == 200
+    assert "doors" in used
 
 
 async def test_unknown_models_are_not_loaded(gateway: Gateway) -> None:

@@ -1,5 +1,6 @@
 """A worker with a cache in memory, a fake Triton whose model finds two objects, and fingerprints that tests set."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -58,7 +59,7 @@ class Caching:
         """Detect objects; return how the cache has answered, and what was found."""
         context = CallContext(Deadline.after(seconds), Timing(), "id", **{"caller": ANYBODY, **(call or {})})
         found = await self.world.pipeline.run(data, OPTIONS._replace(**options), context)
-        await self.cache.settle()
+        await asyncio.gather(*self.cache.storing)
         return context.timing.description(CACHE), found
 
     async def result(self, data: bytes = SCENE, **call: Any) -> str:  # noqa: ANN401

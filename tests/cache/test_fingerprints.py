@@ -1,6 +1,7 @@
 """Fingerprints are read in the background, and not used for long without being read again."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -11,13 +12,27 @@ from tests.support import captured_log, eventually
 from tests.world import time_of_app
 
 
-async def test_a_new_model_is_read_at_once() -> None:
-    fingerprints = Fingerprints(lambda name, version: f"{name} {version}".encode())
-    task = asyncio.create_task(fingerprints.run())
-    assert fingerprints.get(SPEC) == b""
+async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
+    """The others hash large images."""
+    reads: list[str] = []
+    is_back = threading.Event()
 
-    assert await eventually(lambda: fingerprints.get(SPEC) == b"tiny 1")
-    task.cancel()
+    def read(name: str, _: str) -> bytes:
+        reads.append(name)
+        is_back.wait()
+        return b"network"
+
+    fingerprints = Fingerprints(read)
+    confirming = [asyncio.create_task(fingerprints.confirm(SPEC, b"network")) for _ in range(64)]
+    assert await eventually(lambda: reads != [])
+    assert await asyncio.to_thread(len, reads) == 1
+    is_back.set()
+
+    assert await asyncio.gather(*confirming) == [True] * 64
+
+
+async def test_what_is_not_known_is_not_confirmed() -> None:
+    assert not await Fingerprints(lambda *_: b"").confirm(SPEC, b"")
 
 
 async def test_changes_are_followed_also_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

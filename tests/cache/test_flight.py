@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from app.cache import flight
 from app.cache.flight import Flights
-from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage
+from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
 from app.resilience.deadline import Deadline
 from tests.support import eventually
 
@@ -47,6 +48,21 @@ async def test_one_finds_for_all() -> None:
     assert len(find.runs) == 1
 
 
+async def test_few_wait_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others find for themselves, or are rejected; once fewer wait, more may."""
+    monkeypatch.setattr(flight, "_MAX_WAITING", 2)
+    find, flights = Finder(), Flights()
+    tasks = await started(flights, find, *[FOREVER] * 4)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    tasks += await started(flights, find, FOREVER)
+    for number, run in enumerate(find.runs):
+        run.set_result(number)
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert found[:1] + found[2:] == [(0, False), (0, True), (1, False), (0, True)]
+
+
 async def test_nothing_is_shared_after_the_end() -> None:
     find, flights = Finder(), Flights()
     for number in range(2):
@@ -71,9 +87,10 @@ async def test_different_questions_are_not_shared() -> None:
         lambda task, _: task.cancel(),
         lambda _, run: run.set_exception(DeadlinePassed("late")),
         lambda _, run: run.set_exception(GatewayFull("full")),
+        lambda _, run: run.set_exception(InvalidParameter("a class that only the replaced model had")),
         lambda _, run: run.set_exception(RuntimeError("a bug")),
     ],
-    ids=["cancelled", "deadline", "full", "bug"],
+    ids=["cancelled", "deadline", "full", "parameter", "bug"],
 )
 async def test_the_next_one_takes_over(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
     """It leads the others from then on."""

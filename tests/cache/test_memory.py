@@ -2,7 +2,6 @@
 
 import asyncio
 import fcntl
-import mmap
 import os
 import random
 import signal
@@ -121,7 +120,7 @@ def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -
     assert 0 < found.count(True) < 200
     assert all(found[-20:])
     assert not any(found[:200])
-    assert evictions == found.count(False)
+    assert 0 < evictions <= found.count(False)  # counted once their place in the index is used again
 
 
 def test_a_set_has_room_for_eight_values(open_store: OpenStore) -> None:
@@ -154,14 +153,15 @@ def test_a_value_that_does_not_fit_is_not_kept(open_store: OpenStore, nbytes: in
 
 def test_a_suspended_writer_delays_no_other(open_store: OpenStore) -> None:
     """It holds the lock: what others put meanwhile is not kept."""
-    suspended, other = open_store(), open_store()
-    assert suspended._lock()  # noqa: SLF001
+    suspended, other = open_file(0), open_store()
+    fcntl.flock(suspended, fcntl.LOCK_EX)
     assert run(other, 1) == [False]
-    suspended._control(fcntl.F_UNLCK)  # noqa: SLF001
+    os.close(suspended)
 
     assert run(other, 1) == [True]
 
 
+@pytest.mark.system
 def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
     """One is suspended and one is killed meanwhile: each value that is found is the right one, and others can go on."""
     store = open_store()
@@ -192,15 +192,16 @@ def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
     assert run(store, 1, 2, 3) == [True] * 3
 
 
-def test_a_record_that_is_overwritten_is_not_its_value(open_store: OpenStore, host: int) -> None:
-    """As a reader may see it, who does not lock; the caller checks what it gets."""
+@pytest.mark.parametrize("byte", [b"\x00", b"\x01", b"\xff"])
+def test_a_file_with_another_content_is_written_over(open_store: OpenStore, host: int, byte: bytes) -> None:
+    """As that of a program with another layout."""
     store = open_store()
-    run(store, 7)
-    with mmap.mmap(host, 0) as file:
-        position = file.find(value(7))
-        file[position : position + 1] = bytes([value(7)[0] ^ 1])
+    run(store, *range(100))
+    os.pwrite(host, byte * (SIZE - 64), 64)
+    asyncio.run(store.get(key(1)))
 
-    assert get(store, 7) != value(7)
+    for _ in range(3):
+        assert run(store, 1, 2, 3) == [True] * 3
 
 
 def test_the_secret_of_the_settings(tmp_path: Path) -> None:
@@ -211,6 +212,8 @@ def test_the_secret_of_the_settings(tmp_path: Path) -> None:
     file.write_bytes(b"s" * 32)
     one = read_secret_of(str(file))
     file.write_bytes(b"s" * 33)
+    other = read_secret_of(str(file))
+    file.unlink()
 
     assert len(one) == 64
-    assert one != read_secret_of(str(file))
+    assert one != other == read_secret_of(str(file))  # a worker that is started meanwhile needs it

@@ -84,8 +84,7 @@ async def test_a_value_is_kept_for_its_time(server: RedisServer, metrics: Metric
 async def test_clear_leaves_what_others_keep(server: RedisServer) -> None:
     async with Redis.from_url(server.url) as redis:
         await redis.set("other", "kept")
-        for number in range(3000):  # more than one answer to SCAN
-            await redis.set(PREFIX + b"%d" % number, b"")
+        await redis.mset({PREFIX + b"%d" % number: b"" for number in range(3000)})  # more than one answer to SCAN
 
         await redis_store.clear(server.url)
 

@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import httpx
@@ -24,7 +25,7 @@ from app.main import create_app
 from app.pipeline.pipeline import Pipeline
 from app.settings.schema import Settings
 from tests.fakes.models import scene
-from tests.fakes.triton import SPEC, FakeTriton, config_with, infer_response
+from tests.fakes.triton import SPEC, FakeTriton, infer_response
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import METRICS, captured_log, eventually, free_port, started
 from tests.world import World, open_world
@@ -91,7 +92,6 @@ def address() -> str:
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     monkeypatch.setattr(listener, "_RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(listener, "_POLL_MS", 20)
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.array([ROW, [0] * 6], np.float32))
     async with open_world(fake) as world:
@@ -170,20 +170,55 @@ async def test_malformed_messages_are_answered_with_zeros(world: World, connect:
     assert len(world.fake.requests) == 1
 
 
-async def test_messages_that_cannot_be_answered_end_nothing(world: World, connect: Connect, address: str) -> None:
-    """Of other kinds of sockets, and those that are larger than an image of the model's size, which are not even read."""
+DELIMITER, LONG_MORE = b"\1\0", b"\3"
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(32, b"\0") + bytes(20)
+READY = b"\4\x19\5READY\x0bSocket-Type\0\0\0\3REQ"
+HEADER = LONG_MORE + (2).to_bytes(8) + b"{}"
+
+HOSTILE = {
+    "another protocol": b"GET / HTTP/1.1\r\n".ljust(100),
+    "an older version": GREETING.replace(b"\x7f\3", b"\x7f\1"),
+    "another mechanism": GREETING.replace(b"NULL", b"PLAI"),
+    "no READY": GREETING + b"\0\1x",
+    "a large READY": GREETING + b"\6" + (1 << 40).to_bytes(8),
+    "another kind of socket": GREETING + READY + b"\0\1x",
+    "a large header": GREETING + READY + DELIMITER + LONG_MORE + (4097).to_bytes(8),
+    "a large image": GREETING + READY + DELIMITER + HEADER + b"\2" + (PIXELS.nbytes + 4097).to_bytes(8),
+    "many frames": GREETING + READY + DELIMITER + HEADER * 2,
+    "nothing more": GREETING + READY + DELIMITER + HEADER,
+}
+
+
+@pytest.mark.parametrize("sent", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_hostile_peers_are_disconnected_before_more_is_read(
+    world: World, connect: Connect, address: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_TRANSFER_SECONDS", 0.1)
     with listening(world, address):
-        other, detector = connect(address, zmq.DEALER), connect(address)
+        detector = connect(address)
         assert await detector.detect() == [FOUND]
-        for frames in ((b"",), (b"x",), (b"x", b""), (b"",) * 50):
-            await other.socket.send_multipart(frames)
-        large = connect(address)
-        monitor = large.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        await large.socket.send_multipart([b"{}", bytes(PIXELS.nbytes + 4097)])
-        assert await monitor.poll(20_000)
-        large.socket.disable_monitor()
-        monitor.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(address).port)
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            await reader.read()  # until it is closed
+        writer.close()
         assert await detector.detect() == [FOUND]
+
+
+async def test_connections_are_limited(world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_MAX_CONNECTIONS", 2)
+    with listening(world, address):
+        detector = connect(address)
+        assert await detector.detect() == [FOUND]
+        port = urlsplit(address).port
+        idle, refused = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        refused[1].write(GREETING + READY)
+        with suppress(ConnectionResetError):
+            await refused[0].read()
+        assert await detector.detect() == [FOUND]
+        for _, writer in (idle, refused):
+            writer.close()
+        assert await connect(address).detect() == [FOUND]
 
 
 async def test_a_hanging_image_holds_up_nobody_else(world: World, connect: Connect, address: str) -> None:
@@ -204,23 +239,6 @@ async def test_an_image_that_is_late_is_answered_with_zeros(world: World, connec
         assert await connect(address).detect() == []
 
 
-async def test_images_in_progress_are_limited(world: World, connect: Connect, address: str) -> None:
-    """One connection may have a few; the next ones are answered with zeros, and those of others still find a place."""
-    world.fake.may_answer.clear()
-    with listening(world, address):
-        greedy, other = connect(address, zmq.DEALER), connect(address)
-        for _ in range(6):
-            await greedy.socket.send_multipart([b"", *message(PIXELS)])
-        refused = [(await greedy.socket.recv_multipart())[-1] for _ in range(2)]
-        waiting = asyncio.create_task(other.detect())
-        assert await eventually(lambda: len(world.fake.requests) + len(world.pipeline._batchers["tiny"].waiting) == 5)  # noqa: SLF001
-        world.fake.may_answer.set()
-        answered = [(await greedy.socket.recv_multipart())[-1] for _ in range(4)]
-
-        assert [objects(answer) for answer in (*refused, *answered)] == [[], [], *[[FOUND]] * 4]
-        assert await waiting == [FOUND]
-
-
 async def test_a_defect_is_logged_and_answered_with_zeros(
     world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +246,7 @@ async def test_a_defect_is_logged_and_answered_with_zeros(
     with listening(world, address):
         detector = connect(address)
         with monkeypatch.context() as patch:
-            patch.setattr(Pipeline, "run_model", lambda *_: 1 / 0)
+            patch.setattr(Pipeline, "run", lambda *_: 1 / 0)
             assert await detector.detect() == []
         assert await detector.detect() == [FOUND]
     assert [line.method_name for line in log] == ["info", "exception"]
@@ -241,16 +259,6 @@ async def test_errors_are_logged_once(world: World, connect: Connect, address: s
         for _ in range(3):
             await detector.ask(b"{", b"")
     assert [(line.method_name, line.kwargs.get("code")) for line in log] == [("info", None), ("warning", "malformed_request")]
-
-
-async def test_a_model_that_takes_files_finds_nothing(
-    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = captured_log(monkeypatch, listener)
-    world.fake.config = {**config_with(square="32"), "input": [{"name": "image", "data_type": "TYPE_STRING", "dims": [1]}]}
-    with listening(world, address):
-        assert await connect(address).detect() == []
-    assert log[-1].kwargs["code"] == "unsupported_model"
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
@@ -273,28 +281,28 @@ async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
             assert await detector.detect() == [FOUND]
 
 
-async def test_it_waits_for_triton_and_for_its_address(
+async def test_it_waits_for_its_address_and_not_for_triton(
     world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
+    """Frigate asks only once whether the model is there, possibly before Triton is."""
     log = captured_log(monkeypatch, listener)
     folder = tmp_path / "later"
     world.fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     with listening(world, f"ipc://{folder}/zmq"):
         assert await eventually(lambda: len(log) == 1)
-        world.fake.query_refusal = None
-        assert await eventually(lambda: len(log) == 2)
         folder.mkdir()
-        assert await connect(f"ipc://{folder}/zmq").detect() == [FOUND]
-    assert [line.method_name for line in log] == ["warning", "warning", "info"]
+        detector = connect(f"ipc://{folder}/zmq")
+        assert json.loads(await detector.ask(b'{"model_request": true}'))["model_loaded"]
+        assert await detector.detect() == []
+        world.fake.query_refusal = None
+        assert await detector.detect() == [FOUND]
+    assert [line.method_name for line in log] == ["warning", "info", "warning"]
 
 
-async def test_a_larger_input_allows_larger_images(
-    world: World, connect: Connect, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = captured_log(monkeypatch, listener)
+async def test_a_larger_input_allows_larger_images(world: World, connect: Connect, address: str) -> None:
     with listening(world, address):
-        assert await connect(address).detect() == [FOUND]
+        detector = connect(address)
+        assert await detector.detect() == [FOUND]
         side = 2 * SIDE
         world.fake.config = {**world.fake.config, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [side, side, 3]}]}
         for server in world.pool.servers:
@@ -302,6 +310,5 @@ async def test_a_larger_input_allows_larger_images(
         large = np.zeros((side, side, 3), np.uint8)
         expected = [2, 0.75, 4 / side, 8 / side, 16 / side, 24 / side]
         await world.pipeline.spec("tiny")
-        assert await eventually(lambda: len(log) == 2)
 
-        assert await connect(address).detect(large) == [expected]
+        assert await detector.detect(large) == [expected]

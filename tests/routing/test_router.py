@@ -27,12 +27,14 @@ from app.errors import (
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext, ClassifyOptions, Decoded, Detections
+from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.routing import router
 from app.routing.route import Canary, Route, Shadow
 from app.routing.router import Choice, Router
 from app.routing.routes import Routes
 from app.telemetry.timing import Timing
+from app.triton.status import NotLoadedYet
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response
 from tests.support import METRICS, SCENE, captured_log, eventually
 from tests.world import OPTIONS, World, open_world
@@ -315,6 +317,21 @@ async def test_a_caller_that_gives_little_time_does_not_make_a_canary_fail(
     routed.fake.may_answer.set()
 
     assert routed.notes.noted == noted
+
+
+async def test_a_canary_that_is_being_loaded_does_not_fail(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models on demand: otherwise many requests during the load would have it withdrawn."""
+    routed.put(canary=Canary("tiny:3", 1))
+    prepare = Pipeline.prepare
+
+    async def prepare_others(pipeline: Pipeline, model: str, *given: Any) -> ModelSpec:  # noqa: ANN401
+        if model == "tiny:3":
+            raise NotLoadedYet("the model is being loaded")
+        return await prepare(pipeline, model, *given)
+
+    monkeypatch.setattr(Pipeline, "prepare", prepare_others)
+    assert await routed.versions(2) == "22"
+    assert routed.notes.noted == [(False, False)] * 2
 
 
 async def test_an_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from app.triton import loading
 from app.triton.loading import ModelLoader, has_loaded
+from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
 from app.triton.repository import DESCRIPTION, LOCK, REMOVED, identify, removed_models
 from tests.fakes.triton import FakeTriton
@@ -97,7 +98,8 @@ async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, 
     two.fakes[1].index = []
     monkeypatch.setattr(loading, "_INTERVAL_SECONDS", 0.01)
     put(tmp_path, "a", "b", "doors", "gates")
-    task = asyncio.create_task(ModelLoader(two.pool, tmp_path, lambda: {"doors"}).run(TABLE))
+    models = ModelsOnDemand(two.pool, TABLE, tmp_path, 9, lambda: {"doors"})
+    task = asyncio.create_task(ModelLoader(two.pool, tmp_path, models).run(TABLE))
     assert await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
     two.fakes[0].query_refusal = two.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     put(tmp_path, "a", "doors")

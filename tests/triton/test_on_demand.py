@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from app.errors import ModelNotReady, TritonUnavailable
+from app.resilience.fairness import Caller
 from app.resilience.model_queue import total_key
 from app.resilience.worker_table import WorkerTable
 from app.triton import on_demand
@@ -159,15 +160,20 @@ async def test_one_load_at_a_time_however_many_ask(host: Host) -> None:
 
 
 async def test_many_loads_are_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One caller may have all places, but a second one still gets one."""
     monkeypatch.setattr(on_demand, "_MAX_LOADS", 2)
-    worker = host.worker()
+    worker = host.worker(limit=9)
     host.fake.may_load.clear()
     asking = [asyncio.create_task(worker.load(name, SECONDS)) for name in "abc"]
     assert await eventually(lambda: any(task.done() for task in asking))
+    asking.append(asyncio.create_task(worker.load("d", SECONDS, Caller("another"))))
+    table = host.tables[0]
+    assert await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
     host.fake.may_load.set()
     results = await asyncio.gather(*asking, return_exceptions=True)
 
     assert [str(result) for result in results if result] == ["too many models are being loaded"]
+    assert "load d" in host.fake.told
 
 
 async def test_a_load_goes_on_after_the_deadline(host: Host) -> None:
@@ -192,6 +198,60 @@ async def test_a_failed_load_is_not_repeated_at_once(host: Host, clock: Clock) -
     clock.skip(6)
     await load(other, clock, "a")
     assert host.fake.loaded == {"default", "a"}
+
+
+async def test_a_load_that_hangs_leaves_most_of_the_time_to_others(
+    host: Host, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_demand, "_LOAD_SECONDS", 0.1)
+    monkeypatch.setattr(on_demand, "_FAILED_TIMES", 1000)
+    worker = host.worker()
+    host.fake.may_load.clear()
+    for _ in range(2):
+        with pytest.raises(ModelNotReady, match="could not load"):
+            await worker.load("a", SECONDS)
+        clock.skip(6)
+    assert host.fake.told == ["load a"]
+    host.fake.may_load.set()
+    await load(worker, clock, "b")
+    clock.skip(1000)
+    await load(worker, clock, "a")
+    assert host.fake.told == ["load a", "load b", "load a"]
+
+
+async def test_workers_take_turns(host: Host) -> None:
+    """One with many loads does not keep another one waiting until all are done."""
+    one, other = host.worker(limit=9), host.worker(limit=9)
+    host.fake.may_load.clear()
+    asking = [asyncio.create_task(one.load(name, SECONDS)) for name in "abcd"]
+    assert await eventually(lambda: len(host.fake.told) == 1)
+    asking.append(asyncio.create_task(other.load("e", SECONDS)))
+    await asyncio.sleep(0.1)
+    host.fake.may_load.set()
+    await asyncio.gather(*asking)
+    assert host.fake.told[-1] != "load e"
+
+
+async def test_a_model_that_is_being_loaded_takes_a_place(host: Host, clock: Clock) -> None:
+    """Its worker was killed, or has not waited until the end."""
+    worker = host.worker()
+    await load(worker, clock, "a")
+    host.fake.index.append(("e", "1", "LOADING", ""))
+    await load(worker, clock, "b")
+    assert host.fake.told == ["load a", "unload a", "load b"]
+
+
+async def test_a_default_model_that_triton_has_lost_is_loaded_without_a_request(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example that of a route, which the embedded Triton does not know when it starts again."""
+    monkeypatch.setattr(on_demand, "_KEEP_SECONDS", 0.02)
+    worker = host.worker()
+    host.fake.index.clear()
+    keeping = asyncio.create_task(worker.run())
+    assert await eventually(lambda: host.fake.loaded == {"default"})
+    keeping.cancel()
+    assert host.fake.told == ["load default"]
 
 
 async def test_a_failed_load_takes_no_further_place(host: Host, clock: Clock) -> None:

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from app.triton.repository import CLEARED, DESCRIPTION, identify
-from app.zoo import description
+from app.zoo import description, fingerprint
 from app.zoo.description import Description, Serving
-from app.zoo.fingerprint import FingerprintReader
 from app.zoo.recipe import DetectionRecipe
 
 DOORS = Description(
@@ -34,7 +33,6 @@ class Repository:
             self.network(version).write_bytes(b"network " + version.encode())
         self.describe()
         self.loaded = identify(self.folder)
-        self.reader = FingerprintReader(path, lambda name, identity: name == "doors" and identity == self.loaded)
 
     def network(self, version: str = "1") -> Path:
         return self.folder / version / "model.onnx"
@@ -46,8 +44,8 @@ class Repository:
     def load(self) -> None:
         self.loaded = identify(self.folder)
 
-    def read(self, version: str = "1") -> bytes:
-        return self.reader.read("doors", version)
+    def read(self, version: str = "1", name: str = "doors") -> bytes:
+        return fingerprint.read(self.path, lambda _, identity: identity == self.loaded, name, version)
 
 
 @pytest.fixture
@@ -142,7 +140,7 @@ def test_without_a_valid_description_nothing_is_known(doors: Repository, text: s
     doors.load()
 
     assert doors.read() == b""
-    assert doors.reader.read("gates", "1") == b""
+    assert doors.read(name="gates") == b""
 
 
 def test_a_model_that_runs_the_network_of_another_one_has_none(doors: Repository) -> None:

@@ -201,7 +201,7 @@ async def find_detector(worker: WorkerResources, options: DetectOptions, call: C
     """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
     pipeline = worker.pipeline
     name = options.model or pipeline.default_for(options.task)
-    spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline)
+    spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline, call.caller)
     options.reader(spec)
     return spec
 

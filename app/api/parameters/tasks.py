@@ -16,6 +16,7 @@ from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import Caller
 
 DETECTIONS = (native.JSON, drawn.IMAGE, drawn.IMAGE_AND_JSON, native.COCO_RESULTS)
 CLASSIFICATIONS = (native.CLASSES_JSON,)
@@ -229,9 +230,9 @@ class PathModel:
         spec = self._pipeline.tritons.cached(self._reference)
         return None if spec is None else _kind_of(spec)
 
-    async def find_kind(self, deadline: Deadline) -> type[Any]:
+    async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
         """Return the type of the parameters; ask Triton for the task if necessary. Errors are those of `Pipeline.prepare`."""
-        return _kind_of(await self._pipeline.prepare(self._reference, deadline))
+        return _kind_of(await self._pipeline.prepare(self._reference, deadline, caller))
 
 
 def _kind_of(spec: ModelSpec) -> type[Parameters]:

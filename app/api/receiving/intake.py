@@ -88,7 +88,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         context.is_body_received = True
         received_at = monotonic()
         if not isinstance(kind, type):
-            kind = await kind.find_kind(Deadline(received_at + seconds))
+            kind = await kind.find_kind(Deadline(received_at + seconds), context.caller)
             wanted = parse_parameters(pairs, kind)
         if wanted.address is not None and data:
             raise MalformedRequest("with `url` in the query, send no body")
