@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 import structlog
@@ -24,11 +25,14 @@ class Fingerprints:
         self._read = read
         self._known: dict[tuple[str, str], bytes] = {}
         self._read_at = -math.inf
+        self._has_new = asyncio.Event()
         self._reading = asyncio.Lock()  # a disk that does not answer blocks one thread only
 
     def get(self, spec: ModelSpec) -> bytes:
         """Return the fingerprint of a version as it was a moment ago; empty if it is not known."""
-        found = self._known.setdefault((spec.name, spec.version), b"")
+        if (found := self._known.get((spec.name, spec.version))) is None:
+            found = self._known[spec.name, spec.version] = b""
+            self._has_new.set()
         return found if monotonic() - self._read_at < _MAX_AGE_SECONDS else b""
 
     async def confirm(self, spec: ModelSpec, fingerprint: bytes) -> bool:
@@ -45,10 +49,12 @@ class Fingerprints:
         self._read_at = began_at
 
     async def run(self) -> None:
-        """Refresh them every second; never returns."""
+        """Refresh them every second, and when there is a new one; never returns."""
         while True:
+            self._has_new.clear()
             try:
                 await self.refresh()
             except Exception:
                 LOG.exception("the fingerprints of models could not be read")
-            await asyncio.sleep(_INTERVAL_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_new.wait(), _INTERVAL_SECONDS)

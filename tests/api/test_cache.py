@@ -22,7 +22,6 @@ UNCACHED = {"cache-control": "max-age=0, no-store"}
 @pytest.fixture(autouse=True)
 def known_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the network of the fake Triton be known."""
-    monkeypatch.setattr("app.cache.fingerprints._INTERVAL_SECONDS", 0.01)
     monkeypatch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
 
 

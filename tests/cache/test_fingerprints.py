@@ -12,6 +12,17 @@ from tests.support import captured_log, eventually
 from tests.world import time_of_app
 
 
+async def test_a_new_model_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprints_module, "_INTERVAL_SECONDS", 1000.0)
+    fingerprints = Fingerprints(lambda name, version: f"{name} {version}".encode())
+    task = asyncio.create_task(fingerprints.run())
+    await fingerprints.refresh()
+    assert fingerprints.get(SPEC) == b""
+
+    assert await eventually(lambda: fingerprints.get(SPEC) == b"tiny 1")
+    task.cancel()
+
+
 async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
     """The others hash large images."""
     reads: list[str] = []
