@@ -69,7 +69,9 @@ class ResultCache:
             return found
 
         # Only a request that names no version may get the answer of a newer one.
-        decoded, is_shared = await self._flights.run((key, call.is_pinned), find_first, call.deadline)
+        decoded, is_shared = await self._flights.run(
+            (key, call.is_pinned), find_first, call.deadline, (call.is_batch, call.caller.priority)
+        )
         if is_shared:
             self._note(call, "shared")
         return decoded

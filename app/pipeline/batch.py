@@ -54,7 +54,8 @@ class Batch(NamedTuple):
         own, levels = self.images[0].turn.caller.priority, self.spec.priority_levels
         if own > NORMAL:
             return levels
-        return min(levels, 1) if self.is_urgent or own == HIGH else 0
+        has_levels = levels > 0 or self.spec.backend == "ensemble"  # its steps may have some, which its config does not say
+        return int(has_levels and (self.is_urgent or own == HIGH))
 
     @property
     def spec(self) -> ModelSpec:

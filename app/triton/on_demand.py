@@ -58,6 +58,7 @@ class ModelsOnDemand:
         self._loads = CallerCounts(table, "loads of models")
         self._done = table.column("models loaded on demand")
         self._loading: SingleFlight[None] = SingleFlight()
+        self._reading: SingleFlight[None] = SingleFlight()
         self._alone = asyncio.Lock()
         self._models = set[str]()
         """Only these have columns, because callers choose the names in requests."""
@@ -89,22 +90,26 @@ class ModelsOnDemand:
             ModelNotReady: Triton cannot load it.
             GatewayError: Triton does not tell which models it has.
         """
-        with suppress(OSError):  # the repository, which may be on a network's disk, cannot be read now
-            await asyncio.to_thread(self._read)
-        if name in self._models:
-            try:
-                async with asyncio.timeout(seconds):
+        try:
+            async with asyncio.timeout(seconds):
+                with suppress(OSError):  # the repository, which may be on a network's disk, cannot be read now
+                    await self._reading.run(None, lambda: asyncio.to_thread(self._read))
+                if name in self._models:
                     await self._loading.run(name, lambda: self._load(name, caller))
-            except TimeoutError:
+        except TimeoutError:
+            if name in self._models:
                 raise NotLoadedYet("the model is being loaded") from None
 
     async def run(self) -> None:
         """Load the models that stay loaded, which Triton may have lost; never returns."""
         while True:
             await asyncio.sleep(_KEEP_SECONDS)
-            with suppress(GatewayError):  # the load goes on, or is tried again
-                for name in self._kept() - (await self._in_memory()).keys() if self._table.is_first else ():
-                    await self.load(name, 0)
+            lost = set[str]()
+            with suppress(GatewayError):  # Triton does not answer
+                lost = self._kept() - (await self._in_memory()).keys() if self._table.is_first else lost
+            for name in lost:
+                with suppress(GatewayError):  # the load goes on, or is tried again
+                    await self.load(name, _KEEP_SECONDS)
 
     @property
     def loads(self) -> int:
@@ -123,9 +128,9 @@ class ModelsOnDemand:
         self._loading.cancel()
 
     def _read(self) -> None:
-        """Read the names of the models; a folder without a version has none that can be loaded."""
+        """Read the names of the models; a folder without a version that can be read has none that can be loaded."""
         folders = model_folders(self._repository)
-        self._models = {folder.name for folder in folders if any(path.name.isdigit() for path in folder.iterdir())}
+        self._models = {folder.name for folder in folders if any(path.name.isdigit() for path in folder.glob("[0-9]*"))}
 
     def _column(self, what: str, name: str) -> int:
         return self._table.column(f"{what} of model {name}")

@@ -12,6 +12,7 @@ from app.cache import flight
 from app.cache.flight import Flights
 from app.errors import DeadlinePassed, GatewayError, GatewayFull, InferenceFailed, InvalidImage, InvalidParameter
 from app.resilience.deadline import Deadline
+from app.resilience.fairness import LOW, NORMAL
 from tests.support import eventually
 
 KEY = b"k" * 32
@@ -61,6 +62,22 @@ async def test_few_wait_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> Non
     found = await asyncio.gather(*tasks, return_exceptions=True)
 
     assert found[:1] + found[2:] == [(0, False), (0, True), (1, False), (0, True)]
+
+
+async def test_a_question_does_not_wait_for_one_of_a_lower_rank() -> None:
+    """That of a batch or of a caller with low priority may wait long behind others; it shares the answer of the others."""
+    find, flights = Finder(), Flights()
+    tasks: list[asyncio.Task[Any]] = []
+    for rank in ((True, NORMAL), (False, LOW), (False, NORMAL), (True, NORMAL)):
+        tasks.append(asyncio.create_task(flights.run(KEY, find, FOREVER, rank)))
+        await asyncio.sleep(0)
+    for number, run in enumerate(find.runs):
+        run.set_result(number)
+
+    assert await asyncio.gather(*tasks) == [(0, False), (1, False), (2, False), (2, True)]
+    (task,) = await started(flights, find, FOREVER)
+    find.runs[3].set_result(3)
+    assert await task == (3, False)
 
 
 async def test_nothing_is_shared_after_the_end() -> None:

@@ -177,3 +177,9 @@ async def test_tritons_queue_has_the_priority_of_the_caller(levels: int, priorit
     image.turn = image.turn._replace(caller=ANYBODY._replace(priority=priority))
 
     assert tuple(Batch([image], None, is_urgent=is_urgent).priority for is_urgent in (False, True)) == expected
+
+
+async def test_an_ensemble_passes_the_priority_of_an_urgent_call_to_its_steps() -> None:
+    image = pending(spec=msgspec.structs.replace(SPEC, backend="ensemble"))
+
+    assert tuple(Batch([image], None, is_urgent=is_urgent).priority for is_urgent in (False, True)) == (0, 1)

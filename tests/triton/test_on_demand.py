@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from threading import Event
 
 import grpc
 import pytest
@@ -18,6 +20,7 @@ from app.triton.backend import TritonBackend
 from app.triton.client import TritonClient
 from app.triton.on_demand import ModelsOnDemand
 from app.triton.pool import TritonPool
+from app.triton.status import NotLoadedYet
 from app.triton.transport import Transport
 from tests.fakes.triton import LoadingTriton, serving
 from tests.support import OpenTable, eventually
@@ -252,6 +255,24 @@ async def test_a_default_model_that_triton_has_lost_is_loaded_without_a_request(
     assert await eventually(lambda: host.fake.loaded == {"default"})
     keeping.cancel()
     assert host.fake.told == ["load default"]
+
+
+async def test_a_repository_that_does_not_answer_takes_no_more_than_the_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, is_read = host.worker(), Event()
+    readings = Counter[str]()
+
+    def read() -> None:
+        readings["read"] += 1
+        is_read.wait()
+
+    monkeypatch.setattr(worker, "_read", read)
+    try:
+        for name in ("b", "invented"):
+            with suppress(NotLoadedYet):
+                await worker.load(name, 0.01)
+        assert readings.total() == 1  # one thread for all requests
+    finally:
+        is_read.set()
 
 
 async def test_a_failed_load_takes_no_further_place(host: Host, clock: Clock) -> None:
