@@ -140,7 +140,8 @@ class WorkerGauge(Gauge):
     def collect(self, _: Names) -> Metric:
         """Return the numbers of all workers."""
         family = GaugeMetricFamily(self.name, self._description, labels=["worker"])
-        for row, number in zip(self._table.rows(), self.numbers(), strict=True):
+        numbers = self.numbers()  # first, because this may find a worker that has just started
+        for row, number in zip(self._table.rows(), numbers, strict=True):
             family.add_metric([str(row)], number)
         return family
 
