@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, cast
 
+import msgspec
 from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta
@@ -26,18 +27,19 @@ _Name = FromPath[Annotated[str, Meta(description="Name of a route.")]]
 async def routes(worker: Worker) -> dict[str, Route]:
     """List the routes by name. Requests can name a route instead of a model."""
     router = cast("Router | None", worker.pipeline.router)
-    return {} if router is None else dict(router.routes.known)
+    return {} if router is None else {name: _with_folder(route, "") for name, route in router.routes.known.items()}
 
 
 @put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
 async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route:
     """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
     with _changing(worker) as routes:
-        known = routes.known.get(name)
-        if data.shadow and data.shadow.keep not in {"", known.shadow.keep if known and known.shadow else ""}:
+        if data.shadow and data.shadow.keep:
             raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
         await _check_models(name, data, worker.pipeline)
-        await asyncio.to_thread(routes.put, name, data)
+        known = routes.known.get(name)
+        folder = known.shadow.keep if known and known.shadow else ""
+        await asyncio.to_thread(routes.put, name, _with_folder(data, folder))
     return data
 
 
@@ -47,6 +49,12 @@ async def delete_route(name: _Name, worker: Worker) -> None:
     with _changing(worker) as routes:
         if not await asyncio.to_thread(routes.put, name, None):
             raise UnknownModel(f"there is no route {name[:64]!r}; GET /routes lists those that exist")
+
+
+def _with_folder(route: Route, folder: str) -> Route:
+    """Return a route whose shadow has another folder for pictures, which is a matter of the file: no caller sees or sets it."""
+    shadow = route.shadow and msgspec.structs.replace(route.shadow, keep=folder)
+    return msgspec.structs.replace(route, shadow=shadow)
 
 
 ADMIN_ROUTES = [put_route, delete_route]

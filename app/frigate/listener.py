@@ -41,7 +41,7 @@ _USUAL_SIZE = 640, 640
 _LOG_SECONDS = 60.0
 _ZEROS = np.zeros((20, 6), np.float32)
 """Rows of class, score, y1, x1, y2, x2, in fractions of the image."""
-_CALLER = Caller("frigate")
+_CALLER = Caller("Frigate over ZMQ")  # no API key has such a name
 _OPTIONS = DetectOptions(None, 0.25, None, len(_ZEROS))
 
 LOG = structlog.get_logger()
