@@ -104,7 +104,7 @@ coverage *args:
 # Change the code in thirty small wrong ways, and see which the tests notice
 [group('develop')]
 mutants:
-    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak' --cov=app --cov-context=test --cov-report=
+    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients' --cov=app --cov-context=test --cov-report=
     @python -m tests.tools.mutants
 
 # Serve, detect and stop once: a quick check of another Python or machine
@@ -126,6 +126,17 @@ packages *args:
 [group('develop')]
 soak *args:
     @python -m pytest -m soak -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 tests/faults {{ args }}
+
+# Run the programs that call detectors, each in an environment of its own, against a served gateway; nginx and haproxy must be installed; --record renews docs/reference/clients.md
+[group('develop')]
+clients *args:
+    @python -m pytest -n 2 --dist loadfile -m clients -o timeout=600 -o faulthandler_timeout=660 tests/callers {{ args }}
+
+# Take the newest versions of those programs, and run them
+[group('develop')]
+raise-clients:
+    for wanted in requirements/clients/*.in; do {{ compile }} --upgrade -o "${wanted%.in}.txt" "$wanted"; done
+    {{ just_executable() }} --justfile {{ justfile() }} clients --record
 
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
 [group('develop')]
@@ -208,4 +219,4 @@ lock:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0

@@ -12,15 +12,15 @@ from bench.harness.processes import ROOT
 class Environment:
     """A virtual environment, `.NAME` in this checkout, with the packages of requirements/NAME.txt."""
 
-    def __init__(self, name: str, experiment: str) -> None:
+    def __init__(self, name: str, command: str) -> None:
         """Describe the environment without creating it.
 
         Args:
             name: Name of the folder and of the requirements.
-            experiment: Experiment that creates it with `--install`, for the error if it is missing.
+            command: What creates it, for the error if it is missing.
         """
         self.folder = ROOT / f".{name}"
-        self.missing = f"the environment of {name} is not there yet; run: ./just bench {experiment} --install"
+        self.missing = f"the environment of {name} is not there yet; run: {command}"
         self._requirements = ROOT / "requirements" / f"{name}.txt"
 
     def python(self) -> Path:
@@ -55,7 +55,7 @@ class Environment:
         return f"{hashlib.sha256(self._requirements.read_bytes()).hexdigest()} {sys.version_info.major}.{sys.version_info.minor}"
 
 
-REFERENCE = Environment("reference", "versus")
+REFERENCE = Environment("reference", "./just bench versus --install")
 """The environment of the servers in `bench.contestants`."""
-LOCUST = Environment("locust", "locust")
+LOCUST = Environment("locust", "./just bench locust --install")
 """The environment of `bench/locustfile.py`."""

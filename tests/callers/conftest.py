@@ -1,0 +1,99 @@
+"""All tests of this folder are `clients`; the gateway that they call, and the table of what was done with which version."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.settings.fields import DIALECTS
+from bench.harness.ports import find_free
+from bench.harness.processes import running
+from bench.harness.triton import link_installation
+from tests.callers import table
+from tests.callers.client import pins
+
+MODEL = "yolo11n"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="write the table into the documentation, if all tests pass")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.clients)
+
+
+@pytest.fixture(autouse=True)
+def row(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Note the client, its version and the first line of the test's docstring, which says what is done with it.
+
+    A test of a program that is not in requirements/clients records its own property `version`.
+    """
+    (name,) = request.node.get_closest_marker("client").args
+    record_property("client", name)
+    record_property("done", request.function.__doc__.partition("\n")[0])
+    if name in pins():
+        record_property("version", pins()[name])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    stats = terminalreporter.stats
+    reports = [report for outcome in ("passed", "failed") for report in stats.get(outcome, []) if report.user_properties]
+    rows = sorted({table.Row(result=report.outcome, **dict(report.user_properties)) for report in reports})
+    if rows:
+        terminalreporter.section("clients")
+        terminalreporter.line(table.render(rows))
+    if config.getoption("record") and rows and not stats.keys() & {"failed", "error", "skipped"}:
+        table.write(rows, datetime.now(UTC).date())
+
+
+@contextmanager
+def serving(folder: Path, repository: Path, **settings: object) -> Iterator[str]:
+    """Run `serve` with yolo11n and all dialects until the block ends; yield its URL.
+
+    Args:
+        folder: For its files; empty.
+        repository: Has the model.
+        settings: More of its settings.
+    """
+    if not (repository / MODEL).is_dir():
+        pytest.skip(f"the published network of {MODEL} is not there")
+    shutil.copytree(repository / MODEL, folder / "models" / MODEL)
+    (folder / "triton").mkdir()
+    link_installation(folder / "triton")
+    (port,) = find_free(1)
+    given = {
+        "port": port,
+        "workers": 1,
+        "dialects": ",".join(DIALECTS),
+        "model": MODEL,
+        "model_repository": folder / "models",
+        "triton_home": folder / "triton",
+        **settings,
+    }
+    environment = {f"NEREID_{name.upper()}": str(value) for name, value in given.items()}
+    command = [sys.executable, "-m", "app", "serve"]
+    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=60) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a gateway without keys."""
+    with serving(tmp_path_factory.mktemp("gateway"), repository) as url:
+        yield url
+
+
+@pytest.fixture
+def own(gateway: str) -> Iterator[httpx.Client]:
+    """Calls the gateway as itself: what its own answer says, the clients must find."""
+    with httpx.Client(base_url=gateway) as client:
+        yield client
