@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -258,8 +258,7 @@ class Pipeline:
     async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
         self.check_circuit(model)
-        with self.using(model), ExitStack() as stack:
-            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
+        with self.using(model), self.admission.memory.reserve(call.caller) as memory:
             memory.add(len(data))
             spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
@@ -268,9 +267,7 @@ class Pipeline:
                 if spec.input_format is not InputFormat.FILE:
                     memory.add(spec.image_bytes)
                 images = self.tritons.parallel_images(spec)
-                permit = await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
-                stack.pop_all()  # the permit releases the memory
-                return permit
+                return await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
 
             return await self.answer(data, spec, question, reader, call, admit)
 
@@ -310,15 +307,13 @@ class Pipeline:
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
         parallel = self.tritons.parallel_images(spec)
-        with ExitStack() as stack:
-            memory = stack.enter_context(self.admission.memory.reserve(call.caller))
+        with self.admission.memory.reserve(call.caller) as memory:
             memory.add(spec.image_bytes)
             if call.is_batch:
                 permit = await self.admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
-                permit.on_release(memory.release)
+                permit.on_release(memory.move().release)
             else:
                 permit = await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
-            stack.pop_all()  # the permit releases the memory
         with permit:
             buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)
             await self.threads.run(partial(np.copyto, buffer.tensor, tensor), call.deadline, permit, turn=call.turn())

@@ -93,13 +93,13 @@ class Admission:
     async def admit(
         self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, caller: Caller = ANYBODY
     ) -> Permit:
-        """Admit a request for an existing model, whose body is complete. Its memory is then released with the permit.
+        """Admit a request for an existing model, whose body is complete. The permit takes over its memory.
 
         Raises:
             GatewayFull: The request would miss its deadline, or a resource is exhausted.
         """
         permit = await self._queue(model, parallel_images).admit(caller, deadline)
-        permit.on_release(memory.release)
+        permit.on_release(memory.move().release)
         return permit
 
     def batch_queue(self, model: str, parallel_images: int, caller: Caller = ANYBODY) -> BatchQueue:

@@ -111,16 +111,17 @@ class CallerCounts:
 
     def add(self, caller: Caller, amount: int) -> None:
         """Add to what a caller uses. Count first, then ask for room, so that two workers never take the same place."""
-        column = self._column(caller)
-        self._table.add(self._total, amount)
+        column, cells = self._column(caller), self._table.cells
+        cells[self._total] += amount
         if column != self._total:
-            before = self._table.cells[column]
+            before = cells[column]
             self._active += (before + amount > 0) - (before > 0)
-            self._table.add(column, amount)
+            cells[column] = before + amount
 
     def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return whether a caller may use what it does, and `more`."""
-        return self.of(caller) + more + _FACTOR * (self.total + more) <= (1 + _FACTOR) * limit
+        own, total = self._table.total(self._column(caller)), self._table.total(self._total)
+        return own + more + _FACTOR * (total + more) <= (1 + _FACTOR) * limit
 
     def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""

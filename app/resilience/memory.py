@@ -72,6 +72,12 @@ class Reservation:
                 budget.add(self._caller, nbytes - self.nbytes)
             self.nbytes = nbytes
 
+    def move(self) -> "Reservation":
+        """Return a reservation with all bytes of this one, which is empty then."""
+        moved = Reservation(self._purpose, self._caller, *self._budgets)
+        moved.nbytes, self.nbytes = self.nbytes, 0
+        return moved
+
     def release(self) -> None:
         """Release all bytes."""
         self.keep(0)

@@ -38,7 +38,7 @@ class _Labelled:
 
     def add(self, value: int, *values: str) -> None:
         """Add to this worker's number with these label values."""
-        self._table.add(self._column(values), value)
+        self._table.cells[self._column(values)] += value
 
     def _column(self, values: Labels) -> int:
         column = self._columns.get(values)
