@@ -18,6 +18,7 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
+from app.cache.cache import ResultCache
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
@@ -58,7 +59,6 @@ from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
-    from app.cache.cache import ResultCache
     from app.telemetry.tracing import Tracing
 
 LOG = structlog.get_logger()
@@ -177,10 +177,8 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
     return TritonBackend(client, table)
 
 
-def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":
+def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
     """Open the result cache of a worker."""
-    from app.cache.cache import ResultCache  # noqa: PLC0415 - imports cryptography
-
     descriptor = cache_memory.open_file(settings.cache_memory_bytes)
     key_file = settings.cache_key_file
     secret = cache_memory.read_secret_of(key_file) if key_file else cache_memory.read_secret(descriptor)

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from hashlib import blake2b
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from app.cache import entry
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
@@ -21,6 +19,7 @@ from app.telemetry.timing import CACHE
 _LARGE_BYTES = 1 << 20
 # Results that wait to be stored; more are not stored.
 _MAX_STORING = 64
+_digest = lru_cache(256)(lambda *facts: blake2b(repr(facts).encode()).digest())
 
 
 class ResultCache:
@@ -36,7 +35,9 @@ class ResultCache:
         """
         self._store, self.fingerprints, self._secret, self._common = store, fingerprints, secret, common
         self._metrics, self._is_shared = metrics, is_shared
-        # GMAC, a tenth of the time of SHA-256. With a constant nonce it is a universal hash, so nobody may see it: see `_key`.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - without a cache, not loaded
+
+        # GMAC takes a tenth of the time of SHA-256. As its nonce is constant, nobody may see its results: `_key` hashes them again.
         key = blake2b(digest_size=32, key=secret, person=b"hash of files").digest()
         self._hash = partial(AESGCM(key).encrypt, bytes(12), b"")
         self._flights = Flights()
@@ -102,8 +103,3 @@ class ResultCache:
         facts = _digest(self._common, spec.meaning, fingerprint, owner, call.allows_truncated)
         hashed = await asyncio.to_thread(self._hash, data) if len(data) > _LARGE_BYTES else self._hash(data)
         return blake2b(hashed + facts, digest_size=32, key=self._secret).digest()
-
-
-@lru_cache(256)
-def _digest(*facts: object) -> bytes:
-    return blake2b(repr(facts).encode()).digest()

@@ -50,6 +50,4 @@ def load(value: bytes, key: bytes, spec: ModelSpec, secret: bytes) -> tuple[Deco
 
 
 def _checksum(content: bytes | memoryview, key: bytes, secret: bytes) -> bytes:
-    checksum = blake2b(key, digest_size=_CHECKSUM_BYTES, key=secret)
-    checksum.update(content)
-    return checksum.digest()
+    return blake2b(content, digest_size=_CHECKSUM_BYTES, key=secret, salt=key[:16], person=key[16:]).digest()

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from app.telemetry.metrics import Metrics
 
-PREFIX = b"nereid:cache:1:"
+PREFIX = b"nereid:cache:2:"
 """Start of all keys. The number is that of the format of keys and values."""
 MAX_BYTES = 1 << 20
 """Size of the largest value."""

@@ -266,8 +266,7 @@ class Pipeline:
             async def admit() -> Permit:
                 if spec.input_format is not InputFormat.FILE:
                     memory.add(spec.image_bytes)
-                images = self.tritons.parallel_images(spec)
-                return await self.admission.admit(spec.name, images, memory, call.deadline, call.caller)
+                return await self.admission.admit(spec.name, self.tritons.parallel_images(spec), memory, call.deadline, call.caller)
 
             return await self.answer(data, spec, question, reader, call, admit)
 

@@ -120,8 +120,8 @@ class CallerCounts:
 
     def has_room(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return whether a caller may use what it does, and `more`."""
-        own, total = self._table.total(self._column(caller)), self._table.total(self._total)
-        return own + more + _FACTOR * (total + more) <= (1 + _FACTOR) * limit
+        total = self._table.total  # a hot path: called several times per request
+        return total(self._column(caller)) + more + _FACTOR * (total(self._total) + more) <= (1 + _FACTOR) * limit
 
     def has_place(self, caller: Caller, limit: int, more: int = 0) -> bool:
         """Return the same for requests: up to half of an equal part, also while others exceed a limit that has just halved."""

@@ -60,8 +60,6 @@ class TritonPool:
 
     def default(self, name: str) -> ModelSpec | None:
         """Return the spec of a model's default version; None if it is unknown or differs between Tritons."""
-        if len(self.servers) == 1:
-            return self.servers[0].specs.cached(name)
         known = [spec for server in self.servers if (spec := server.specs.cached(name)) is not None]
         return known[0] if len({spec.version for spec in known}) == 1 else None
 
