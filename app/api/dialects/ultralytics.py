@@ -6,6 +6,7 @@ hub_sdk/base/auth.py, base/server_clients.py and modules/models.py of ultralytic
 
 import platform
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Annotated, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from litestar import get, post
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
-from litestar.types import HTTPScope
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -25,11 +25,10 @@ from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect
-from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
+from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
 from app.api.reports.models import describe_model
 from app.api.routes import ModelRoute
-from app.errors import UnsupportedMediaType
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
@@ -39,7 +38,7 @@ _TOP = 5
 """Number of classes in the answer of a classifier."""
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
 _CORNERS = (2, 1, 0, 3)
-_FIELDS = (*FILE_FIELDS, "source")
+_parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
 
 
 class _Options(OptionsByModel):
@@ -92,12 +91,6 @@ async def describe(request: AnyRequest, worker: Worker, model: FromPath[str]) ->
     """Tell hub-sdk that a model exists."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     return {"data": {"id": (await describe_model(model, worker)).name}}
-
-
-def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBody:
-    if media_type(content_type) == JSON:
-        raise UnsupportedMediaType("send a form with the image in the field 'file', or its address in 'source'")
-    return parse_body(data, content_type, kind, _FIELDS)
 
 
 def to_prediction(given: ResponseInput[TaskResult]) -> dict[str, Any]:
@@ -175,16 +168,14 @@ def _join(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate([first, *(piece for part in others for piece in (first[:1], part, part[:1]))])
 
 
-def _is_not_json(scope: HTTPScope) -> bool:
-    """Return whether a request is for this dialect: another dialect takes JSON at the same path."""
-    return media_type(context_of(scope).content_type) != JSON
-
-
 _BELOW_ITS_NAME = ("/v1/auth", "/v1/models/{model:str}", "/v1/predict/{model:str}")
 """Two of these are the gateway's own paths, too. So hub-sdk's address ends with the dialect's name."""
 DIALECT = Dialect(
     "ultralytics",
     [predict, authenticate, describe],
     statuses={415: 400, 422: 400},
-    applies={"/predict": _is_not_json, **dict.fromkeys(_BELOW_ITS_NAME, lambda _: False)},
+    applies={
+        "/predict": lambda scope: media_type(context_of(scope).content_type) != JSON,  # at this path, JSON is for Label Studio's
+        **dict.fromkeys(_BELOW_ITS_NAME, lambda _: False),
+    },
 )
