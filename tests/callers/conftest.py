@@ -75,6 +75,7 @@ def serving(folder: Path, repository: Path, **settings: object) -> Iterator[str]
         "workers": 1,
         "dialects": ",".join(DIALECTS),
         "model": MODEL,
+        "timeout_seconds": 20,  # the machine also runs the clients
         "model_repository": folder / "models",
         "triton_home": folder / "triton",
         **settings,
