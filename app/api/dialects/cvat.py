@@ -115,7 +115,7 @@ def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:
 
 
 def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]]]:
-    """Return the shapes of each object, of the type that its label has; none if its mask is empty.
+    """Return the shapes of each object, of its label's type; none if its mask is empty or all its keypoints are `outside`.
 
     The polygons of an object have one `group_id`. Keypoints below the threshold are `outside`, as in CVAT's own functions.
     """
@@ -129,7 +129,7 @@ def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]
                 {"label": name, "type": "points", "points": point, "outside": bool((visibility < threshold).any())}
                 for name, point, visibility in zip(found.spec.head.keypoint_names, rounded(own[:, :2]), own[:, 2:], strict=True)
             ]
-            yield [{"type": "skeleton", "elements": elements}]
+            yield [] if all(element["outside"] for element in elements) else [{"type": "skeleton", "elements": elements}]
     elif found.corners is not None:
         centres, sizes = found.corners.mean(axis=1), side_lengths(found.corners)
         boxes = rounded(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
