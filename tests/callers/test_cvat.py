@@ -135,13 +135,14 @@ def turned(box: list[float], degrees: float) -> NDArray[np.float64]:
 
 
 @pytest.mark.client("requests")
-def test_the_dashboard(gateway: str, own: httpx.Client) -> None:
+def test_the_dashboard(gateway: str, own: httpx.Client, record_property: Callable[[str, object], None]) -> None:
     """CVAT's calls of Nuclio's dashboard: the functions and their labels, the objects of a photo, a bad invocation.
 
     Of errors, CVAT shows the status and the address.
     """
     photo = IMAGES / "coffee.jpg"
-    given = run("requests", "nuclio_dashboard", gateway, "yolo11n", str(photo))
+    given = run("cvat-cli", "nuclio_dashboard", gateway, "yolo11n", str(photo))
+    record_property("version", given["version"])
     models = {model["name"]: model for model in own.get("/models").json()["models"]}
     labels = json.loads(given["own"]["metadata"]["annotations"]["spec"])
     detections = own.post("/detect?boxes=pixel&confidence=0.4", content=photo.read_bytes()).json()["detections"]

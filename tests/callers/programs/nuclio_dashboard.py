@@ -32,4 +32,4 @@ found = ask("post", "/api/function_invocations", headers, content)
 try:
     ask("post", "/api/function_invocations", headers, {"image": ""})
 except requests.HTTPError as error:
-    print(json.dumps({"functions": functions, "own": own, "found": found, "error": str(error)}))
+    print(json.dumps({"version": requests.__version__, "functions": functions, "own": own, "found": found, "error": str(error)}))
