@@ -28,6 +28,7 @@ from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
 from app.resilience.fairness import ANYBODY, Caller
@@ -216,6 +217,10 @@ class Pipeline:
             raise DeadlinePassed("Triton did not answer in time") from error
         return spec
 
+    def batch_queue(self, spec: ModelSpec, caller: Caller) -> BatchQueue:
+        """Return the queue in which a caller's images of batches wait for their turn at a model."""
+        return self.admission.batch_queue(spec.name, self.tritons.parallel_images(spec), caller)
+
     def sample(self) -> None:
         """Set the gauges of this worker. Call this about once a second."""
         saturation.sample(self._metrics, self.admission, self.tritons, self.threads, self._batchers)
@@ -309,14 +314,14 @@ class Pipeline:
 
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
-        parallel = self.tritons.parallel_images(spec)
         with ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
             memory.add(spec.image_bytes)
             if call.is_batch:
-                permit = await self.admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
+                permit = await self.batch_queue(spec, call.caller).admit(call.deadline)
                 permit.on_release(memory.release)
             else:
+                parallel = self.tritons.parallel_images(spec)
                 permit = await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
             stack.pop_all()  # the permit releases the memory
         with permit:
