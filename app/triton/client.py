@@ -183,12 +183,7 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
     async def ask(self, method: str, seconds: float = _QUERY_SECONDS, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make an RPC that may need the control key, and return the response message.
-
-        Args:
-            method: Name of the RPC in Triton's protocol.
-            seconds: Time-out.
-            fields: Fields of the request message.
+        """Make the RPC with this name and these fields of its request, which may need the control key; return the response message.
 
         Raises:
             TritonUnavailable: Triton does not answer in time.
