@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import msgspec
 
-from app.settings.fields import SettingsFields
 from app.settings.schema import PREFIX, Settings
 
 
@@ -22,7 +21,7 @@ def render() -> str:
 
 def _read_docstrings() -> dict[str, str]:
     """Read the docstrings of the settings in the source: Python does not keep those of fields."""
-    (struct,) = ast.parse(inspect.getsource(SettingsFields)).body
+    (struct,) = ast.parse(inspect.getsource(Settings)).body
     found = {}
     for each in pairwise(ast.iter_child_nodes(struct)):
         match each:

@@ -14,7 +14,7 @@ from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
 from app.main import create_app
 from app.resilience import last_valid
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
