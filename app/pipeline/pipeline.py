@@ -314,14 +314,14 @@ class Pipeline:
 
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
+        parallel = self.tritons.parallel_images(spec)
         with ExitStack() as stack:
             memory = stack.enter_context(self.admission.memory.reserve(call.caller))
             memory.add(spec.image_bytes)
             if call.is_batch:
-                permit = await self.batch_queue(spec, call.caller).admit(call.deadline)
+                permit = await self.admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
                 permit.on_release(memory.release)
             else:
-                parallel = self.tritons.parallel_images(spec)
                 permit = await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
             stack.pop_all()  # the permit releases the memory
         with permit:
