@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation

@@ -7,8 +7,7 @@ import pytest
 from app.api.application import table_of
 from app.api.dialects import dialect
 from app.host.ports import is_loopback
-from app.settings.fields import DIALECTS
-from app.settings.schema import Settings
+from app.settings.schema import DIALECTS, Settings
 from tests.deploy.kubernetes import COMBINATIONS, Cluster, example, plain, selects, volume
 from tests.deploy.needs import (
     EMBEDDED_TRITON_SECONDS,

@@ -18,8 +18,7 @@ from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
 from app.api.routing import ADMIN_ROUTES, routes
 from app.errors import BodyTooLarge, MalformedRequest
-from app.settings.fields import DIALECTS
-from app.settings.schema import Settings
+from app.settings.schema import DIALECTS, Settings
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3

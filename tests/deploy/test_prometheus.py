@@ -11,7 +11,7 @@ import pytest
 from app.api.application import table_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES
 from tests.programs import require_program
 from tests.prometheus import CONFIG
