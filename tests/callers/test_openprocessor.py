@@ -1,6 +1,6 @@
 """The calls of OpenProcessor's scripts and its Makefile, and the types that its schemas declare for the answers.
 
-There is no client to install: these are replays, at both places where it has its paths. Redirects are not followed, as in its scripts.
+There is no client to install: these are replays, at both places where it has its paths, without following redirects.
 """
 
 from collections.abc import Callable
