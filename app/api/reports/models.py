@@ -62,14 +62,15 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         return ModelInfo(name, fault.state, detail=fault.reason)
     if state is None:
         return ModelInfo(name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`")
+    status = state.state or "UNAVAILABLE"
     if not state.is_ready and pipeline.on_demand is not None and state.reason in {"", "unloaded"}:
-        return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=state.state or "UNAVAILABLE")
+        return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=status)
     if not state.is_ready:
-        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or "UNAVAILABLE")
+        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=status)
     try:
         spec = await pipeline.spec(name)
     except GatewayError as error:
-        return ModelInfo(name, "ready", detail=error.detail, status=state.state)
+        return ModelInfo(name, "ready", detail=error.detail, status=status)
     return ModelInfo(
         name,
         "ready",
@@ -83,7 +84,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         classes=list(spec.labels),
         source=spec.source,
         licence=spec.licence,
-        status=state.state,
+        status=status,
         backend=spec.backend,
         max_batch_size=spec.max_batch,
         has_labels=bool(spec.labels),

@@ -30,7 +30,8 @@ NEED_ADMIN = [prefix + path for route in [*ROUTES, *ADMIN_ROUTES] for path in ro
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
     *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
-    *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
+    *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
+    *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
 
 
