@@ -85,7 +85,7 @@ def test_each_public_path_exists(location: str, data: st.DataObject) -> None:
     path = data.draw(st.from_regex(location, fullmatch=True)).rstrip()
     known = {re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3")) for path, _ in TABLE.paths}
 
-    assert path in known | OTHERS | {"/"} | {f"/{name}/" for name in DIALECTS}
+    assert path in known | OTHERS | {"/", f"{VERSION}/"} | {f"/{name}/" for name in DIALECTS}
 
 
 def test_instances_are_listed_in_two_ways() -> None:

@@ -30,7 +30,8 @@ NEED_ADMIN = [prefix + path for route in [*ROUTES, *ADMIN_ROUTES] for path in ro
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
     *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
-    *("/", "/page-assets/page.css", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
+    *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
+    *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
 
 
@@ -70,7 +71,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later must not be open by mistake."""
-    others = ("/docs", "/page-assets", *(f"/{name}/" for name in DIALECTS))
+    others = ("/docs", "/page-assets", "/v1/page-assets", *(f"/{name}/" for name in DIALECTS))
     paths = {path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_ADMIN + NEED_HEALTH + NEED_NONE}
     found = {route.path for route in routes_of(locked)}
     assert {path for path in found if not path.startswith(others)} == {path for path in paths if not path.startswith(others)}
