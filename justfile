@@ -135,7 +135,7 @@ clients *args:
 # Take the newest versions of those programs, and run them
 [group('develop')]
 raise-clients:
-    for wanted in requirements/clients/*.in; do {{ compile }} --upgrade -o "${wanted%.in}.txt" "$wanted"; done
+    for wanted in requirements/clients/*.in; do {{ compile }} --emit-build-options --upgrade -o "${wanted%.in}.txt" "$wanted"; done
     {{ just_executable() }} --justfile {{ justfile() }} clients --record
 
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
