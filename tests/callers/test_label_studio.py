@@ -21,7 +21,8 @@ EXAMPLE = ROOT / "examples" / NAME
 LABELS = {"person": "Person", "cat": "Cat", "car": "Vehicle", "truck": "Vehicle", "bus": "Vehicle", "motorcycle": "Vehicle"}
 """Of the classes, as labeling.xml says."""
 LEGACY, KEY, SECRET = "0123456789abcdef" * 2, "annotators", "secret-of-the-annotators"
-PICTURES = ("chelsea.jpg", "astronaut.jpg")
+PICTURES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
+"""The second has no object with a label."""
 
 
 class Pair(NamedTuple):
@@ -72,29 +73,30 @@ def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.client(NAME)
 def test_predictions_of_uploaded_pictures(pair: Pair) -> None:
-    """A project of two uploaded photos, connected with a key and `POST /api/ml`; predictions for all tasks, for one on request, the model's versions, training (ignored)."""
+    """Three uploaded photos: predictions for a task that is opened, for all, and interactive; versions, training (ignored)."""
     found = pair.annotate(LEGACY)
     expected = [boxes(pair.gateway, name) for name in PICTURES]
 
     assert (found["state"], found["model_version"], found["versions"]) == ("Connected", "yolo11n:1", {"versions": ["yolo11n:1"]})
     assert all(image.startswith("/data/upload/") for image in found["images"])
-    assert all(expected)
+    assert [bool(each) for each in expected] == [True, False, True]
     assert [[[box(region) for region in regions] for regions in task] for task in found["predictions"]] == [
         [each] for each in expected
     ]
+    assert found["opened"] == 1
     assert [box(region) for region in found["interactive"]["data"]["result"]] == expected[0]
 
 
 @pytest.mark.client(NAME)
 def test_the_gateway_needs_a_legacy_token(pair: Pair) -> None:
-    """The same with a personal access token, and legacy tokens switched off: connected, but no predictions, because the gateway gets no upload."""
+    """Legacy tokens switched off in the organization: the model is connected, but gets no uploads, and tasks no predictions."""
     personal = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off")
     try:
         found = pair.annotate(personal)
     finally:
         run(NAME, "label_studio_tokens", pair.studio, personal, "on")
 
-    assert (found["state"], found["predictions"]) == ("Connected", [[], []])
+    assert (found["state"], found["predictions"]) == ("Connected", [[], [], []])
     (error,) = found["interactive"]["errors"]
     assert "424" in error
 

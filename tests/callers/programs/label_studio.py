@@ -1,4 +1,4 @@
-"""label-studio-sdk: a project of uploaded pictures with an ML backend; prints what Label Studio has of the backend and its predictions.
+"""label-studio-sdk: a project of uploaded pictures with an ML backend; prints what Label Studio has of both.
 
 Arguments: the address of Label Studio, a token, the settings of the backend as JSON, a labeling configuration, pictures.
 """
@@ -23,17 +23,21 @@ for picture in map(Path, pictures):  # the SDK does not upload files
         timeout=60,
     ).raise_for_status()
 ml = client.ml.create(project=project.id, is_interactive=True, **json.loads(backend))
+tasks = list(client.tasks.list(project=project.id, fields="all"))
+opened = client.tasks.get(tasks[0].id)
 client.actions.create(project=project.id, id="retrieve_tasks_predictions")
 client.ml.train(ml.id)
-tasks = list(client.tasks.list(project=project.id, fields="all"))
 interactive = client.ml.with_raw_response.predict_interactive(ml.id, task=tasks[0].id)
 print(
-    json.dumps({
-        "state": ml.readable_state,
-        "model_version": ml.model_version,
-        "versions": client.ml.list_model_versions(ml.id).model_dump(exclude_none=True),
-        "images": [task.data["image"] for task in tasks],
-        "predictions": [[p.result for p in client.predictions.list(task=task.id)] for task in tasks],
-        "interactive": interactive._response.json(),
-    })
+    json.dumps(
+        {
+            "state": ml.readable_state,
+            "model_version": ml.model_version,
+            "versions": client.ml.list_model_versions(ml.id).model_dump(exclude_none=True),
+            "images": [task.data["image"] for task in tasks],
+            "opened": len(opened.predictions),
+            "predictions": [[p.result for p in client.predictions.list(task=task.id)] for task in tasks],
+            "interactive": interactive._response.json(),  # noqa: SLF001 - the SDK returns no answer
+        }
+    )
 )
