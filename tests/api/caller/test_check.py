@@ -9,12 +9,12 @@ from app.api.admin import ROUTES
 from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
-from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
 from app.main import create_app
-from app.settings.fields import DIALECTS
+from app.resilience import last_valid
+from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
@@ -154,7 +154,7 @@ async def test_anything_but_one_valid_key_is_unauthorized(
 async def test_the_log_has_the_id_of_the_key_and_never_its_secret(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the key is accepted, forbidden or wrong, in whichever header, and in no response either."""
     log = captured_log(monkeypatch, middleware)
-    others = [captured_log(monkeypatch, module) for module in (problems, keys)]
+    others = [captured_log(monkeypatch, module) for module in (problems, last_valid)]
     answers = [
         await ask(locked, path, headers)
         for path in ("/detect", "/detect?camera=1", "/health")
