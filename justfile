@@ -216,7 +216,7 @@ lock: && _lock-clients
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
 _lock-clients *args:
-    for wanted in requirements/clients/*.in; do {{ compile }} {{ args }} -o "${wanted%.in}.txt" "$wanted"; done
+    for wanted in requirements/clients/*.in; do {{ compile }} --emit-build-options {{ args }} -o "${wanted%.in}.txt" "$wanted"; done
 
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]

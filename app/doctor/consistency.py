@@ -88,7 +88,7 @@ def _check_origin(settings: Settings) -> Iterator[Finding]:
     except UrlNotAllowed as error:
         yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_URL: {error.detail}", "correct the URL")
     except (OSError, ValueError) as error:  # the message of a UnicodeError would quote the token
-        reason = error.strerror if isinstance(error, OSError) else "there is no token in it"
+        reason = error.strerror if isinstance(error, OSError) else "there is no legacy token in it"
         text = f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file}: {reason}"
         yield failure("label_studio", text, "put Label Studio's legacy token into it")
 
