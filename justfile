@@ -134,8 +134,7 @@ clients *args:
 
 # Take the newest versions of those programs, and run them
 [group('develop')]
-raise-clients:
-    for wanted in requirements/clients/*.in; do {{ compile }} --upgrade -o "${wanted%.in}.txt" "$wanted"; done
+raise-clients: (_lock-clients "--upgrade")
     {{ just_executable() }} --justfile {{ justfile() }} clients --record
 
 # Everything that must pass before a commit: format, lint, types, import contracts, tests
@@ -204,7 +203,7 @@ profile seconds="60" out="profile.svg" *args:
 
 # Update the lock files from pyproject.toml and requirements/*.in
 [group('develop')]
-lock:
+lock: && _lock-clients
     {{ compile }} -o requirements/api.txt {{ own }}
     {{ compile }} -c requirements/api.txt -o requirements/dev.txt {{ own }} --extra models --group test --group bench --group lint --group deploy --group docs
     {{ compile }} -c requirements/dev.txt -o requirements/embedded.txt {{ own }} --extra models
@@ -215,6 +214,9 @@ lock:
     {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
+
+_lock-clients *args:
+    for wanted in requirements/clients/*.in; do {{ compile }} --emit-build-options {{ args }} -o "${wanted%.in}.txt" "$wanted"; done
 
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]

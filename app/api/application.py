@@ -80,6 +80,8 @@ def build(
         ),
         livez,
         readyz,
+        root,
+        *([page_asset] if deployment.has_page else []),
     ]
     dialects = dialect.load(deployment.dialects)
     write_error = dialect.error_writer(dialects)
@@ -88,8 +90,6 @@ def build(
             *routes,
             Router(VERSION, route_handlers=routes, include_in_schema=False),
             docs.docs_asset,
-            root,
-            *([page_asset] if deployment.has_page else []),
             *(
                 # Other services document these interfaces, so the OpenAPI document omits them.
                 Router(f"/{each.name}", route_handlers=each.handlers, guards=[guard_model(resources)], include_in_schema=False)

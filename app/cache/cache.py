@@ -49,10 +49,7 @@ class ResultCache:
         return call.uses_cache and not isinstance(spec.head, SegmentationHead) and self.fingerprints.get(spec) != b""
 
     async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """Return what a model finds in an encoded image: from the store, from the same question under way, or from `find`.
-
-        Raises the errors of `find`, and DeadlinePassed.
-        """
+        """Return what a model finds in an encoded image, as `hooks.Cache` says."""
         fingerprint = self.fingerprints.get(spec)
         call.timing.begin(CACHE)
         key = await self._key(data, spec, fingerprint, call)

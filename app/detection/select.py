@@ -30,11 +30,11 @@ class Suppression(NamedTuple):
     suppress: Suppress
 
 
-def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozenset[int] | None:
+def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str], *, drops_unknown: bool = False) -> frozenset[int] | None:
     """Look up classes given by name or id; None means all classes. For a model without labels, any id is accepted.
 
     Raises:
-        InvalidParameter: A class is neither a name nor an id of this model.
+        InvalidParameter: A class is neither a name nor an id of this model, and `drops_unknown` is not set.
     """
     if classes is None:
         return None
@@ -44,7 +44,7 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str]) -> frozen
             ids |= {index for index, label in enumerate(labels) if label == name}
         elif _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
             ids.add(int(name))
-        else:
+        elif not drops_unknown:
             raise InvalidParameter(f"classes: {name[:64]!r} is not a class of this model{suggestion(name, labels)}")
     return frozenset(ids)
 

@@ -17,9 +17,7 @@ _WAITS = "nereid_queue_seconds"
 
 def check(settings: Settings) -> Iterator[Finding]:
     """List the callers with the most images since the start, if a gateway answers at the sockets or the port in the settings."""
-    answers = (
-        get(f"{settings.local_url if path is None else 'http://localhost'}/metrics", _SECONDS, path) for path in settings.sockets
-    )
+    answers = (get(f"{settings.local_url}/metrics", _SECONDS, path) for path in settings.sockets)
     status, text = next(filter(None, answers), (0, ""))
     if status == _UNAUTHORIZED:
         yield ok("callers", f"{_WAITS} in /metrics tells who waits how long; it needs an API key with the scope health")

@@ -61,7 +61,7 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
     for code, setting, read, fix in (
-        ("api_keys", "api_keys_file", _read_keys, "`nereid key NAME` makes a table for this file"),
+        ("api_keys", "api_keys_file", lambda path: keys.load(Path(path)), "`nereid key NAME` makes a table for this file"),
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
@@ -88,13 +88,9 @@ def _check_origin(settings: Settings) -> Iterator[Finding]:
     except UrlNotAllowed as error:
         yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_URL: {error.detail}", "correct the URL")
     except (OSError, ValueError) as error:  # the message of a UnicodeError would quote the token
-        reason = error.strerror if isinstance(error, OSError) else "there is no token in it"
+        reason = error.strerror if isinstance(error, OSError) else "there is no legacy token in it"
         text = f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file}: {reason}"
         yield failure("label_studio", text, "put Label Studio's legacy token into it")
-
-
-def _read_keys(path: str) -> None:
-    keys.load(Path(path))
 
 
 def _open_redis(cache: str) -> None:

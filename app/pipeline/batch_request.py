@@ -7,12 +7,11 @@ from functools import partial
 from typing import TypeVar
 
 from app.errors import GatewayError, GatewayFull
-from app.model.spec import InputFormat, ModelSpec
+from app.model.spec import InputFormat
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
-from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.memory import Reservation
@@ -34,15 +33,14 @@ class BatchRequest:
     """Detects objects in the images of one request concurrently."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - see `open`
-        self, pipeline: Pipeline, spec: ModelSpec, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
+        self, pipeline: Pipeline, model: str, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
     ) -> None:
         self.url_hosts: list[str] = []
         """Host names of the URLs that have been or are being fetched."""
         self._pipeline = pipeline
-        self._spec = spec
+        self._model = model
         self._options = options
         self._call = call
-        self._queue = self._queue_of(spec)
         self._images = images
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
@@ -55,7 +53,7 @@ class BatchRequest:
         There is at least one image. `run` empties the list, so that each image can be freed when it is done.
 
         Raises:
-            GatewayFull: There is not enough memory for the images now.
+            GatewayFull: There is not enough memory for the images now, or the batch would miss its deadline.
             GatewayError: The model cannot be used, or the options do not fit it.
         """
         model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
@@ -70,7 +68,8 @@ class BatchRequest:
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline, call.caller)
             options.reader(spec)  # rejects invalid options before anything is processed
-            return cls(pipeline, spec, options, call, images, memory)
+            pipeline.batch_queue(spec, call.caller).check(len(images), call.deadline.remaining)
+            return cls(pipeline, model, options, call, images, memory)
         except BaseException:
             memory.release()
             raise
@@ -81,12 +80,8 @@ class BatchRequest:
 
         Yields:
             The return values of `report`, in order of completion.
-
-        Raises:
-            GatewayFull: The batch would miss its deadline.
         """
         with self._memory:
-            self._queue.check(len(self._images), self._call.deadline.remaining)
             tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(self._images)]
             self._images.clear()
             for task in tasks:
@@ -132,37 +127,29 @@ class BatchRequest:
 
     async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
         if self._choice is None:
-            return await self._answer(image, memory, self._spec.reference, call)
+            return await self._answer(image, memory, self._model, call)
         return await self._choice.run(image, self._options, call, partial(self._answer, image, memory))
 
     async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
         """Answer by a model, which a route may have chosen instead of that of the request."""
-        if model == self._spec.reference:
-            return await self._answer_by(self._spec, image, memory, call)
-        self._pipeline.check_circuit(model)
-        with self._pipeline.using(model):
-            return await self._answer_by(await self._pipeline.prepare(model, call.deadline, call.caller), image, memory, call)
+        pipeline = self._pipeline
+        pipeline.check_circuit(model)
+        with pipeline.using(model):
+            spec = await pipeline.prepare(model, call.deadline, call.caller)
 
-    async def _answer_by(self, spec: ModelSpec, image: bytes, memory: Lease, call: CallContext) -> Detections:
-        queue = self._queue if spec is self._spec else self._queue_of(spec)
+            async def admit() -> Permit:
+                permit = await pipeline.batch_queue(spec, call.caller).admit(call.deadline)
+                with ExitStack() as failed:
+                    failed.callback(permit.release)
+                    _keep(memory, permit)
+                    if spec.input_format is not InputFormat.FILE:
+                        tensor = pipeline.admission.memory.reserve(call.caller)
+                        permit.on_release(tensor.release)
+                        tensor.add(spec.image_bytes)
+                    failed.pop_all()
+                return permit
 
-        async def admit() -> Permit:
-            permit = await queue.admit(call.deadline)
-            with ExitStack() as failed:
-                failed.callback(permit.release)
-                _keep(memory, permit)
-                if spec.input_format is not InputFormat.FILE:
-                    tensor = self._pipeline.admission.memory.reserve(call.caller)
-                    permit.on_release(tensor.release)
-                    tensor.add(spec.image_bytes)
-                failed.pop_all()
-            return permit
-
-        return await self._pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
-
-    def _queue_of(self, spec: ModelSpec) -> BatchQueue:
-        images = self._pipeline.tritons.parallel_images(spec)
-        return self._pipeline.admission.batch_queue(spec.name, images, self._call.caller)
+            return await pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
 
 
 class Download:

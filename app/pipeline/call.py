@@ -105,6 +105,8 @@ class DetectOptions(NamedTuple):
     """Whether an `iou` above the maximum of the model is lowered to it; otherwise it is rejected."""
     default_iou: float | None = None
     """Used if `iou` is None, except for models without duplicate boxes; None for the threshold in the model's config."""
+    drops_unknown: bool = False
+    """Whether classes that the model does not have are left out of `classes`; otherwise they are rejected."""
 
     task: Task = DetectionHead.task
     """Task of the model, one of `HEADS`."""
@@ -119,7 +121,7 @@ class DetectOptions(NamedTuple):
             InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
         """
         head = spec.expect_head(HEADS[self.task])
-        class_ids = to_class_ids(self.classes, spec.labels)
+        class_ids = to_class_ids(self.classes, spec.labels, drops_unknown=self.drops_unknown)
         iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
         iou = min(iou, head.max_iou) if self.lowers_iou and iou is not None else iou
         suppress = oriented.suppress if isinstance(head, ObbHead) else nms.suppress

@@ -28,6 +28,7 @@ from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
+from app.resilience.batch_queue import BatchQueue
 from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
 from app.resilience.fairness import ANYBODY, Caller
@@ -215,6 +216,10 @@ class Pipeline:
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
         return spec
+
+    def batch_queue(self, spec: ModelSpec, caller: Caller) -> BatchQueue:
+        """Return the queue in which a caller's images of batches wait for their turn at a model."""
+        return self.admission.batch_queue(spec.name, self.tritons.parallel_images(spec), caller)
 
     def sample(self) -> None:
         """Set the gauges of this worker. Call this about once a second."""

@@ -132,8 +132,8 @@ def parse_origin(url: str, token_file: str = "") -> TrustedOrigin:
 
 def _read_token(file: str) -> str:
     token = Path(file).read_text(encoding="ascii").strip()
-    if not token or not token.isprintable() or " " in token:
-        raise ValueError("there is no token in the file")
+    if not token or not token.isprintable() or " " in token or token.startswith("eyJ"):  # a JWT: a personal access token
+        raise ValueError("there is no legacy token in the file")
     return token
 
 

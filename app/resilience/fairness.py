@@ -207,14 +207,12 @@ class FairQueue(Generic[Work]):
         for work in (first, *others):
             flow = _flow(work)
             self._ends[flow] = self._start(flow) + _cost(work.turn, callers)
-            self._remove(work, flow)
+            self.discard(work)
         self._now[priority] = now
 
     def discard(self, work: Work) -> None:
         """Remove work that nobody needs any more, if it still waits."""
-        self._remove(work, _flow(work))
-
-    def _remove(self, work: Work, flow: "_Flow") -> None:
+        flow = _flow(work)
         works = self._flows.get(flow, {})
         works.pop(work, None)
         if not works:

@@ -1,4 +1,4 @@
-"""The last valid content of the files that every worker reads when it starts.
+"""The files that every worker reads: their content, or the last valid one.
 
 While a file is invalid, workers use what it contained when it was last valid, also workers that start meanwhile. The contents are
 in a memory file that the first parent process creates and all workers inherit, because they include secrets.
@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from time import monotonic
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 import structlog
@@ -19,6 +20,7 @@ T = TypeVar("T")
 File = Literal["api_keys", "triton_tls", "label_studio_token", "routes", "cache_key"]
 FILES: tuple[File, ...] = get_args(File)
 _VARIABLE = "NEREID_INTERNAL_LAST_VALID_FD"
+_CHECK_SECONDS = 1.0
 
 LOG = structlog.get_logger()
 
@@ -68,13 +70,36 @@ def recall(source: str) -> bytes | None:
         return contents.get(source)
 
 
-def version_of(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when a file is written or replaced; None if it does not exist."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+class WatchedFile(Generic[T]):
+    """The tables of a TOML file, which is read again when it has changed."""
+
+    def __init__(self, file: File, path: Path, read: Callable[[], dict[str, T]]) -> None:
+        """Read the file; `read` calls `load`, and its errors are those of this method."""
+        self._file, self._path, self._read = file, path, read
+        self._version: tuple[int, ...] | None = ()
+        self._tables: dict[str, T] = {}
+        self.next_check = 0.0
+        _ = self.tables
+
+    @property
+    def tables(self) -> dict[str, T]:
+        """The tables by name, at most a second old; the same object until they change."""
+        if (now := monotonic()) >= self.next_check:
+            self.next_check = now + _CHECK_SECONDS
+            before, self._version = self._version, self._find_version()
+            # A file that could not be read may be the same.
+            if (self._version != before or self._file in refused) and (tables := self._read()) != self._tables:
+                self._tables = tables
+                LOG.info("a file was read", file=self._file, tables=len(tables))
+        return self._tables
+
+    def _find_version(self) -> tuple[int, ...] | None:
+        """Return a value that changes when the file is written or replaced; None if it does not exist."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 @contextmanager

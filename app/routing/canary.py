@@ -32,7 +32,6 @@ class CanaryWatch:
     """Compares the canaries of a host with the defaults of their routes. The first worker decides for all."""
 
     def __init__(self, routes: Routes, metrics: Metrics) -> None:
-        """Watch the canaries of these routes."""
         self._routes, self._metrics, self._table = routes, metrics, metrics.table
         self._columns: dict[str, list[int]] = {}
         """By route and models: columns of the counts of the default, of those of the canary, and of whether that is withdrawn in

@@ -25,7 +25,7 @@ def report(url: str, sockets: Iterable[Path | None], route: str, key_file: Path 
         key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
     except OSError as error:
         raise CommandError(f"{key_file}: {error.strerror}") from error
-    answers = (get(f"{'http://localhost' if path else url}/metrics", _SECONDS, path, key) for path in sockets)
+    answers = (get(f"{url}/metrics", _SECONDS, path, key) for path in sockets)
     status, text = next(filter(None, answers), (0, ""))
     if status in _REFUSED:
         raise CommandError("/metrics needs an API key with the scope health: name a file that contains one with --key-file")

@@ -42,7 +42,6 @@ class Router:
     """Chooses between the models of routes. A route has precedence over a model of the same name."""
 
     def __init__(self, routes: Routes, pipeline: Pipeline, metrics: Metrics, canaries: CanaryWatch, shadows: Shadows) -> None:
-        """Choose between models of the pipeline."""
         self.routes, self.canaries, self.shadows = routes, canaries, shadows
         self.pipeline = pipeline
         self.requests = metrics.route_requests
@@ -111,10 +110,7 @@ class Choice(NamedTuple):
     """Reference of the model."""
 
     async def run(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
-        """Answer a question by the chosen model, or by another one of the route if that fails.
-
-        Raises the errors of `attempt`; those about the model name the route.
-        """
+        """Answer a question, as `hooks.Choice` says."""
         model, version = split_reference(self.model)
         call.timing.stages.pop("infer", None)  # that of a model that has failed
         began = monotonic()

@@ -16,22 +16,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from time import monotonic
 
 import msgspec
-import structlog
 
 from app.host import toml
 from app.model.reference import split_reference
 from app.resilience import last_valid
 from app.routing.route import Canary, Route, RouteName
 
-_CHECK_SECONDS = 1.0
 _HEADER = "# Routes of Nereid. `PUT /routes/{name}` writes this file anew, without comments.\n"
 
 _NO_ROUTES = msgspec.msgpack.encode({})
-
-LOG = structlog.get_logger()
 
 
 class RoutesError(Exception):
@@ -44,18 +39,12 @@ class Routes:
     def __init__(self, path: Path) -> None:
         """Read the routes; errors are those of `load`."""
         self._path = path
-        self._version: tuple[int, ...] | None = ()
-        self._next_check = 0.0
-        self._known: dict[str, Route] = {}
-        self._read_if_changed()
+        self._file = last_valid.WatchedFile("routes", path, partial(load, path))
 
     @property
     def known(self) -> Mapping[str, Route]:
         """The routes by name; another mapping when the file has changed."""
-        if (now := monotonic()) >= self._next_check:
-            self._next_check = now + _CHECK_SECONDS
-            self._read_if_changed()
-        return self._known
+        return self._file.tables
 
     def put(self, name: str, route: Route | None) -> bool:
         """Add or replace a route in the file, or remove it if it is None; return whether it was there.
@@ -87,16 +76,7 @@ class Routes:
             os.fsync(folder)
         finally:
             os.close(folder)
-        self._next_check = 0.0
-
-    def _read_if_changed(self) -> None:
-        version = last_valid.version_of(self._path)
-        if version == self._version and "routes" not in last_valid.refused:  # a file that could not be read may be the same
-            return
-        self._version = version
-        if (known := load(self._path)) != self._known:
-            self._known = known
-            LOG.info("the routes were read", routes=sorted(known))
+        self._file.next_check = 0.0
 
 
 def load(path: str | Path) -> dict[str, Route]:

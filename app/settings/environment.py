@@ -31,6 +31,8 @@ _UNITS = {"_seconds": "seconds", "_ms": "milliseconds", "_mb": "MiB", "megapixel
 """Units by the part of a setting's name that tells them."""
 _INTERNAL = "INTERNAL_"
 """Begins the names of variables, without the prefix, that the processes of Nereid pass on to each other."""
+_OF_CLIENTS = "KEY"
+"""A variable, without the prefix, that clients read, and that may be exported in the shell that starts a gateway, too."""
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
@@ -40,7 +42,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         SettingsError: A variable with the prefix is unknown or was removed, or its value has the wrong type or is out of range.
     """
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
-    given = {name: value for name, value in given.items() if not name.startswith(_INTERNAL)}
+    given = {name: value for name, value in given.items() if not name.startswith(_INTERNAL) and name != _OF_CLIENTS}
     if removed := sorted(given.keys() & REMOVED.keys()):
         raise SettingsError("; ".join(f"{PREFIX}{name} was removed: {REMOVED[name]}" for name in removed))
     known = {name.upper() for name in Settings.__struct_fields__}

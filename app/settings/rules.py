@@ -5,8 +5,7 @@ from contextlib import suppress
 from ipaddress import ip_address, ip_network
 
 from app.expected import quoted
-from app.settings.fields import DIALECTS
-from app.settings.schema import MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
+from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
 from app.settings.task_models import task_models
 
 _SOCKET = re.compile(r"unix:/[^\s,]+")

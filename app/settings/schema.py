@@ -1,12 +1,14 @@
-"""The settings, and what follows from them."""
+"""The settings: types, limits and defaults, and what follows from them."""
 
 import math
 import os
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from typing import Annotated, Literal
 
-from app.settings.fields import SettingsFields
+import msgspec
+from msgspec import Meta
 
 PREFIX = "NEREID_"
 """The prefix of environment variables: `NEREID_PORT=8080` sets `port`."""
@@ -14,10 +16,162 @@ MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
 TRITON_SOCKET = "triton:1"
 """File name of the embedded Triton's socket: Triton adds the number of a port to the name it is given."""
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim", "kserve")
+"""Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
-class Settings(SettingsFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All settings, and what follows from them."""
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All settings, and what follows from them. The reference is generated from the docstrings of the fields."""
+
+    host: str = "127.0.0.1"
+    """Address the API listens on."""
+    port: Port = 4603
+    """Port the API listens on."""
+    socket: Annotated[str, Meta(max_length=100)] = ""
+    """Unix socket the API listens on, instead of host and port; with instances, the folder of their sockets. Empty: none; with
+    instances, `run`."""
+    socket_mode: Annotated[str, Meta(pattern="^[0-7]{3}$", title="three digits from 0 to 7, such as 660")] = "660"
+    """Permissions of the unix sockets, octal; the proxy must be allowed to write."""
+    instances: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Instances of the API that `serve` runs, each on a unix socket `nereid-N.sock`, for a proxy in front of them. 0: one, on
+    `socket`, or on host and port."""
+    trusted_proxies: str = ""
+    """Addresses and networks of proxies, separated by commas, whose `X-Real-IP` is the client's address. It is always trusted on a
+    unix socket. Empty: none."""
+    api_keys_file: str = ""
+    """TOML file of the API keys, read again when it changes. Empty: no key is needed."""
+    workers: Annotated[int, Meta(ge=0, le=256)] = 0
+    """API processes per instance. 0: one per core, within the CPU quota of the container."""
+    worker_max_age_seconds: Annotated[int, Meta(ge=0, le=10**8)] = 0
+    """Age at which an API process is replaced, at least 60 seconds; up to a tenth more or less. 0: never."""
+    worker_max_memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Resident memory at which an API process is replaced, MiB. 0: never."""
+    drain_delay_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
+    """After SIGTERM, time for which `/readyz` answers 503 before new connections are refused, seconds."""
+    decode_threads: Annotated[int, Meta(ge=1, le=256)] = 2
+    """Threads per worker that decode images, request bodies and raw model outputs; as many more take images of a megapixel, bodies
+    of a megabyte, AVIF, HEIC and TIFF."""
+
+    model: str = "yolo11n"
+    """Model used when a request names none."""
+    classify_model: str = "efficientnet_lite0"
+    """Model used when a request to `/classify` names none."""
+    task_models: str = ""
+    """Default models, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`: `segmentation=parts,pose=people`."""
+    model_repository: str = "model_repository"
+    """Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, as a checkout does;
+    otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a `models.toml`, `pull` knows the models
+    listed there, instead of those that Nereid lists itself. `nereid detect` does not use the current folder, unless that is a
+    checkout: it runs what is in these folders."""
+    triton_endpoints: str = ""
+    """gRPC endpoints of running Tritons, separated by commas: `host:port`, `unix:/path`, or `dns:///name:port` for one Triton at
+    each address that the name has, now and later. Empty: use the embedded Triton."""
+    triton_loads_models: bool = False
+    """Whether these Tritons run with `--model-control-mode=explicit` and read the same model repository: then they load the models
+    that are added to it."""
+    triton_tls_folder: str = ""
+    """Folder with PEM files for TLS to these Tritons, whose certificates must name the host in their address: `ca.crt`, the CAs; if
+    Triton requires a certificate of the gateway, `tls.crt` and `tls.key`, not encrypted. Empty: no TLS."""
+    triton_ports: Annotated[int, Meta(ge=0, le=65534)] = 0
+    """TCP port on 127.0.0.1 at which the embedded Triton also answers HTTP, with its metrics at the next one. Then every user of
+    this machine can run models and read statistics; the control of models stays off. 0: neither; Triton answers only its own user,
+    through a unix socket."""
+    triton_metrics_url: Annotated[
+        str,
+        Meta(
+            pattern="^(https?://[^,]+(,https?://[^,]+)*)?$",
+            title="URLs such as http://triton.example.org:8002/metrics, separated by commas",
+        ),
+    ] = ""
+    """Metrics endpoints of running Tritons, `http://host:8002/metrics`, separated by commas, for the GPUs in `/health`. Empty:
+    none."""
+    triton_control_key_file: str = ""
+    """File with the key of a running Triton that restricts protocols:
+    `--grpc-restricted-protocol=shared-memory,model-repository:nereid=KEY`. Empty: none is needed."""
+    triton_home: str = ".triton"
+    """Folder of the embedded Triton's installation and log; each runs one Triton at a time. By default, it is in the same folder as
+    the default model repository."""
+    transport: Literal["auto", "shm", "inline"] = "auto"
+    """How tensors reach Triton: `shm` (shared memory), `inline` (in the request) or `auto` (`shm` if available)."""
+    calls_in_flight: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Maximum number of calls in progress to each Triton for one model, on the whole host, divided among the workers and rounded
+    up; images that become ready meanwhile are sent together. 0: one more than the model has instances, or twice that for a model
+    without batches."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=600)] = 5.0
+    """Deadline of a request in seconds, from the end of its body to its response; a twentieth more for each further image of a
+    batch."""
+    max_timeout_seconds: Annotated[float, Meta(gt=0, le=600)] = 20.0
+    """Maximum deadline of a batch, or that a request may set with `timeout_ms`, seconds."""
+    body_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    """Maximum time to receive a request body, or to send a picture, seconds; of which at most 10 pass between two reads or
+    writes."""
+    max_requests: Annotated[int, Meta(ge=0, le=65536)] = 0
+    """Maximum number of requests in progress per model, on the whole host; below it the gateway finds the number that can be
+    answered in time. 0: 128, or two full batches per instance of the model if that is more."""
+    max_uploads: Annotated[int, Meta(ge=1, le=65536)] = 2048
+    """Maximum number of request bodies being received, on the whole host."""
+    memory_mb: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Memory for the images of all requests on the host, MiB, and as much again for request bodies being received; at least what
+    the largest ones need. 0: an eighth of the memory of the host or container, each."""
+    max_file_size_mb: Annotated[float, Meta(gt=0, le=1024)] = 50.0
+    """Maximum size of a request body, MiB."""
+    max_batch_size_mb: Annotated[float, Meta(gt=0, le=16384)] = 128.0
+    """Maximum size of the body of a request with several images, MiB."""
+    max_model_size_mb: Annotated[float, Meta(gt=0, le=2047)] = 300.0
+    """Maximum size of a network that a caller with the scope `admin` may add, MiB."""
+    url_hosts: str = ""
+    """Hosts from which images may be fetched by https, separated by commas: `images.example.org`, `*.example.org` for all
+    subdomains, or `*` for any host; with `:port` if it is not 443. Only public IP addresses are allowed. Empty: none."""
+    max_megapixels: Annotated[float, Meta(gt=0, le=178)] = 50.0
+    """Maximum size of an image in millions of pixels, checked in its header."""
+    max_megapixels_non_jpeg: Annotated[float, Meta(gt=0, le=178)] = 25.0
+    """The same for images that cannot be decoded at a reduced size (all formats except JPEG), if it is lower."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Minimum level of log messages, which are text on a terminal and lines of JSON elsewhere."""
+    slow_request_ms: Annotated[float, Meta(ge=0, le=10_000_000)] | None = None
+    """Requests for a model that take longer are logged as warnings, milliseconds. 0: never. Default: 100; with the embedded Triton,
+    whose models run on the CPU, 1000."""
+    page: bool = True
+    """Whether `/` serves a page to try detection in a browser."""
+    cors_origins: str = ""
+    """Origins whose pages may call the API from a browser, separated by commas: `https://app.example.org`, `http://localhost:3000`.
+    `*`: the pages of every origin. They cannot change models. Empty: none."""
+    routes_file: str = ""
+    """TOML file of the routes: names that stand for models, with canaries, shadows and fallbacks. It is read again when it changes,
+    and written by `PUT /routes/{name}`. Empty: no routes."""
+    loaded_models: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Maximum number of models that Triton keeps loaded: others are loaded at their first request, and the least recently used ones
+    leave, never a default model. 0: all models are loaded."""
+    cache: Annotated[
+        str, Meta(pattern=r"^(memory|(rediss?|unix)://.+)?$", title="memory, or a URL such as redis://redis:6379/0")
+    ] = ""
+    """Where results are cached for identical images: `memory`, shared by all workers of the host, or the URL of a Redis or Valkey,
+    `redis://host:6379/0` or `rediss://` with TLS. Empty: nowhere."""
+    cache_mb: Annotated[int, Meta(ge=1, le=1 << 16)] = 64
+    """Size of the cache in memory, MiB."""
+    cache_seconds: Annotated[int, Meta(ge=1, le=10**8)] = 3600
+    """Time after which a cached result is not used any more, seconds."""
+    cache_shared: bool = False
+    """Whether cached results answer all API keys. Then a caller can find out whether somebody has sent an image before."""
+    cache_key_file: str = ""
+    """File with a secret of at least 32 bytes, from which the keys of the cache are made; the hosts that share a Redis need the
+    same one. Empty: a new secret at each start."""
+    dialects: str = ",".join(name for name in DIALECTS if name != "kserve")
+    """Interfaces of other detection services to offer, separated by commas; `kserve` is another. `none`: none."""
+    frigate_zmq: Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$", title="an address such as tcp://127.0.0.1:5555")] = ""
+    """Address at which Frigate's ZMQ detector is answered, `tcp://127.0.0.1:5555` or `ipc:///path`; only loopback and private IP
+    addresses. Empty: none."""
+    label_studio_url: Annotated[
+        str, Meta(pattern="^(https?://[^/?#]+[^?#]*)?$", title="an http or https URL such as http://label-studio:8080")
+    ] = ""
+    """URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch images. Private IP addresses are
+    allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none."""
+    label_studio_token_file: str = ""
+    """File with Label Studio's access token (legacy token) for fetching these images. Empty: none."""
+    tracing: bool = False
+    """Export OpenTelemetry traces, configured by the variables `OTEL_*`; needs the extra `otel`."""
 
     @property
     def sockets(self) -> list[Path | None]:

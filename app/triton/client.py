@@ -119,7 +119,7 @@ class TritonClient:
             TritonUnavailable: Triton does not answer.
             GatewayError: Triton rejects the request.
         """
-        index = await self.ask("RepositoryIndex", service_pb2.RepositoryIndexRequest())
+        index = await self.ask("RepositoryIndex")
         return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
@@ -162,7 +162,7 @@ class TritonClient:
             TritonUnavailable: Triton does not answer.
             GatewayError: Triton rejects the request.
         """
-        answer = await self.ask("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
+        answer = await self.ask("SystemSharedMemoryStatus")
         return {region.name: region.key.removeprefix("/") for region in answer.regions.values()}
 
     async def unregister(self, region: str) -> None:
@@ -182,24 +182,20 @@ class TritonClient:
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
-    async def ask(self, method: str, request: Any, seconds: float = _QUERY_SECONDS) -> Any:  # noqa: ANN401 - messages have no types
-        """Make an RPC that may need the control key, and return the response message.
-
-        Args:
-            method: Name of the RPC in Triton's protocol.
-            request: The request message.
-            seconds: Time-out.
+    async def ask(self, method: str, seconds: float = _QUERY_SECONDS, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
+        """Make the RPC with this name and these fields of its request, which may need the control key; return the response message.
 
         Raises:
             TritonUnavailable: Triton does not answer in time.
             GatewayError: Triton rejects the request.
         """
+        request = getattr(service_pb2, f"{method}Request")(**fields)
         return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
 
     async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - it has any members
         """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
         name, version = split_reference(model)
-        return to_json(await self.ask(method, getattr(service_pb2, f"{method}Request")(name=name, version=version)))
+        return to_json(await self.ask(method, name=name, version=version))
 
     async def infer(  # noqa: PLR0913 - the parts of a request
         self,

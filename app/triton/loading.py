@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
-from tritonclient.grpc import service_pb2
 
 from app.errors import GatewayError
 from app.resilience.worker_table import WorkerTable
@@ -87,14 +86,13 @@ class ModelLoader:
 
     async def _load_now(self, client: TritonClient, added: dict[str, str], removed: set[str]) -> None:
         loaded = added.copy()
-        calls = [("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=model)) for model in sorted(removed)]
-        calls += [("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=model)) for model in sorted(added)]
-        for method, request in calls:
+        calls = [("RepositoryModelUnload", model) for model in sorted(removed)]
+        for method, model in [*calls, *(("RepositoryModelLoad", model) for model in sorted(added))]:
             try:
-                await client.ask(method, request, _LOAD_SECONDS)
+                await client.ask(method, _LOAD_SECONDS, model_name=model)
             except GatewayError as error:
-                loaded.pop(request.model_name, None)
-                LOG.warning("a Triton cannot load a model", triton=client.address, model=request.model_name, reason=error.detail)
+                loaded.pop(model, None)
+                LOG.warning("a Triton cannot load a model", triton=client.address, model=model, reason=error.detail)
         self._loaded[client] = loaded
 
     def _publish(self, table: WorkerTable) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic, monotonic_ns
 
 import structlog
-from tritonclient.grpc import service_pb2
 
 from app.errors import GatewayError, ModelNotReady, TritonUnavailable
 from app.resilience.fairness import ANYBODY, Caller, CallerCounts
@@ -191,7 +190,7 @@ class ModelsOnDemand:
             raise ModelNotReady("Triton could not load the model; its log says why")
         await self._make_room(name)
         start = monotonic()
-        errors = await self._tell("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name=name), _LOAD_SECONDS)
+        errors = await self._tell("RepositoryModelLoad", name, _LOAD_SECONDS)
         seconds = monotonic() - start
         if len(errors) == len(self._pool.servers):
             if all(isinstance(error, TritonUnavailable) and not isinstance(error, NoReply) for error in errors):
@@ -236,7 +235,7 @@ class ModelsOnDemand:
             self._table.set(left_at, before)
             return False
         try:
-            await self._tell("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name), _UNLOAD_SECONDS)
+            await self._tell("RepositoryModelUnload", name, _UNLOAD_SECONDS)
             until = monotonic() + _UNLOAD_SECONDS
             while name in await self._in_memory() and monotonic() < until:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
@@ -245,8 +244,8 @@ class ModelsOnDemand:
         LOG.info("a model was unloaded", model=name)
         return True
 
-    async def _tell(self, method: str, request: object, seconds: float) -> list[GatewayError]:
+    async def _tell(self, method: str, name: str, seconds: float) -> list[GatewayError]:
         """Call all Tritons; return the errors of those that have not done it."""
-        calls = [server.client.ask(method, request, seconds) for server in self._pool.servers]
+        calls = [server.client.ask(method, seconds, model_name=name) for server in self._pool.servers]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, GatewayError)]

@@ -3,8 +3,6 @@
 from operator import add
 from typing import NamedTuple
 
-from tritonclient.grpc import service_pb2
-
 from app.triton.client import TritonClient
 
 
@@ -58,7 +56,7 @@ async def read_statistics(client: TritonClient, seconds: float) -> dict[tuple[st
         TritonUnavailable: Triton does not answer within `seconds`.
         GatewayError: Triton rejects the request.
     """
-    answer = await client.ask("ModelStatistics", service_pb2.ModelStatisticsRequest(), seconds)
+    answer = await client.ask("ModelStatistics", seconds)
     return {
         (model.name, model.version): ModelStatistics(
             model.inference_count,

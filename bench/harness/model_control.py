@@ -95,9 +95,8 @@ async def _answer(settings: Settings, model: str, config: Mapping[str, Any] | No
     )
     try:
         if config is not None:
-            request = service_pb2.RepositoryModelLoadRequest(model_name=model)
-            request.parameters["config"].string_param = json.dumps(config)
-            await client.ask("RepositoryModelLoad", request, _LOAD_SECONDS)
+            parameters = {"config": service_pb2.ModelRepositoryParameter(string_param=json.dumps(config))}
+            await client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model, parameters=parameters)
         return (await client.read_config(model))[0]
     finally:
         await client.close()

@@ -1,18 +1,20 @@
-"""Annotate a CVAT task with rectangles from Nereid. Runs on any machine that can reach both; CVAT itself need not reach Nereid.
+"""Annotate a CVAT task with what Nereid finds. Runs on any machine that can reach both; CVAT itself need not reach Nereid.
 
 cvat-cli task auto-annotate TASK_ID --function-file nereid_function.py -p url=str:http://localhost:4603 --allow-unmatched-labels
 
 Parameters: `url`; `model`, by default the gateway's. The environment variable NEREID_KEY contains the API key, if any.
+The gateway's dialect `cvat` must be on, as it is by default.
 """
 
 import io
 import json
 import os
-import urllib.parse
-import urllib.request
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import cvat_sdk.auto_annotation as cvataa
+import urllib3
 from cvat_sdk import models
 from PIL import Image
 
@@ -20,28 +22,48 @@ from PIL import Image
 class _Nereid:
     def __init__(self, url: str, model: str) -> None:
         self._url = url.rstrip("/")
-        self._headers = {"X-API-Key": os.environ["NEREID_KEY"]} if "NEREID_KEY" in os.environ else {}
-        known = self._ask("/models")
-        self._model = model or known["default"]
-        classes = next(one["classes"] for one in known["models"] if one["name"] == self._model)
-        self._ids = {name: number for number, name in enumerate(classes)}
-        labels = [cvataa.label_spec(name, number, type="rectangle") for name, number in self._ids.items()]
-        self.spec = cvataa.DetectionFunctionSpec(labels=labels)
+        self._model = model or self._ask("GET", "/models")["default"]
+        function = self._ask("GET", f"/api/functions/{quote(self._model, safe='')}")
+        labels = json.loads(function["metadata"]["annotations"]["spec"])
+        self._labels = {label["name"]: label for label in labels}
+        self.spec = cvataa.DetectionFunctionSpec(labels=[_to_label(label) for label in labels])
 
     def detect(self, context: cvataa.DetectionFunctionContext, image: Image.Image) -> list[models.LabeledShapeRequest]:
         """Return the objects in an image."""
         file = io.BytesIO()
         image.convert("RGB").save(file, "JPEG", quality=95)
-        confidence = 0.5 if context.conf_threshold is None else context.conf_threshold
-        query = {"model": self._model, "boxes": "pixel", "confidence": confidence, "max_detections": 300}
-        found = self._ask(f"/detect?{urllib.parse.urlencode(query)}", file.getvalue())["detections"]
-        return [cvataa.rectangle(self._ids[one["class_name"]], [one["x1"], one["y1"], one["x2"], one["y2"]]) for one in found]
+        query = "" if context.conf_threshold is None else f"?threshold={context.conf_threshold}"
+        headers = {"Content-Type": "image/jpeg", "X-Nuclio-Function-Name": self._model}
+        found = self._ask("POST", f"/api/function_invocations{query}", body=file.getvalue(), headers=headers)
+        return [self._to_shape(one) for one in found]
 
-    def _ask(self, path: str, body: bytes | None = None) -> Any:  # noqa: ANN401 - any JSON
-        headers = {**self._headers, "Content-Type": "image/jpeg"}
-        request = urllib.request.Request(self._url + path, body, headers)  # noqa: S310 - the user's own URL
-        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
-            return json.load(response)
+    def _to_shape(self, found: dict[str, Any]) -> models.LabeledShapeRequest:
+        label = self._labels[found["label"]]
+        if found["type"] == "skeleton":
+            ids = {point["name"]: point["id"] for point in label["sublabels"]}
+            elements = [cvataa.keypoint(ids[one["label"]], one["points"], outside=one["outside"]) for one in found["elements"]]
+            return cvataa.skeleton(label["id"], elements)
+        others = {name: found[key] for name, key in (("group", "group_id"), ("rotation", "rotation")) if key in found}
+        return cvataa.shape(label["id"], type=found["type"], points=found["points"], **others)
+
+    def _ask(self, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - any JSON
+        headers = {"X-API-Key": os.environ["NEREID_KEY"]} if "NEREID_KEY" in os.environ else {}
+        headers |= request.pop("headers", {})
+        retries = urllib3.Retry(3, allowed_methods=None, raise_on_status=False)  # if the gateway is busy, as its Retry-After says
+        try:
+            response = urllib3.request(method, self._url + path, headers=headers, timeout=30, retries=retries, **request)
+        except urllib3.exceptions.HTTPError as error:
+            raise cvataa.BadFunctionError(f"Nereid does not answer: {error}") from error
+        if response.status != HTTPStatus.OK:
+            raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode()}")
+        return response.json()
+
+
+def _to_label(label: dict[str, Any]) -> models.PatchedLabelRequest:
+    if label["type"] == "skeleton":
+        points = [cvataa.keypoint_spec(point["name"], point["id"]) for point in label["sublabels"]]
+        return cvataa.skeleton_label_spec(label["name"], label["id"], points)
+    return cvataa.label_spec(label["name"], label["id"], type=label["type"])
 
 
 def create(url: str = "http://localhost:4603", model: str = "") -> _Nereid:

@@ -23,7 +23,7 @@ from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
 from app.resilience.lease import Lease
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 from tests.api.conftest import post_unread, routes_of, write_keys

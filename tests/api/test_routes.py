@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from app.api.application import Application, table_of
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import UNMATCHED, ModelRoute, route_of
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from tests.support import SCENE, calling, json
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
@@ -75,6 +75,7 @@ def serving(folder: Path, repository: Path, **settings: object) -> Iterator[str]
         "workers": 1,
         "dialects": ",".join(DIALECTS),
         "model": MODEL,
+        "timeout_seconds": 20,  # the machine also runs the clients
         "model_repository": folder / "models",
         "triton_home": folder / "triton",
         **settings,

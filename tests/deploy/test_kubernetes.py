@@ -7,8 +7,7 @@ import pytest
 from app.api.application import table_of
 from app.api.dialects import dialect
 from app.host.ports import is_loopback
-from app.settings.fields import DIALECTS
-from app.settings.schema import Settings
+from app.settings.schema import DIALECTS, Settings
 from tests.deploy.kubernetes import COMBINATIONS, Cluster, example, plain, selects, volume
 from tests.deploy.needs import (
     EMBEDDED_TRITON_SECONDS,
@@ -141,16 +140,17 @@ def test_the_gateway_finds_triton(cluster: Cluster) -> None:
 
 def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
     ingress = cluster.one("Ingress")
-    paths = [path["path"] for path in ingress["spec"]["rules"][0]["http"]["paths"]]
+    rules = ingress["spec"]["rules"][0]["http"]["paths"]
+    exact, paths = ([rule["path"] for rule in rules if rule["pathType"] == kind] for kind in ("Exact", "Prefix"))
     annotations = {name.removeprefix("nginx.org/"): value for name, value in ingress["metadata"]["annotations"].items()}
 
     def is_public(path: str) -> bool:
-        return path == "/" or any(f"{path}/".startswith(f"{prefix}/") for prefix in paths)
+        return path in exact or any(f"{path}/".startswith(f"{prefix}/") for prefix in paths)
 
-    for path in ("/models", "/routes", "/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
+    for path in ("/models", "/routes", "/", "/v1/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
         assert is_public(path)
     for path, _ in table_of(dialect.load(DIALECTS)).paths:  # no prefix can express some of them
-        assert is_public(path) or path in {"/health", "/{model:str}/{version:int}"}
+        assert is_public(path) or path in {"/health", "/v1/auth", "/{model:str}/{version:int}"}
     for path in ("/metrics", "/docs", "/health", "/ready", "/v1/health", "/v1/metrics"):
         assert not is_public(path)
     assert annotations["limit-req-reject-code"] == "429"

@@ -107,6 +107,7 @@ def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None
 
     similar = "; did you mean person?" if name == "Person" and labels else ""
     assert caught.value.detail == f"classes: {name[:64]!r} is not a class of this model{similar}"
+    assert to_class_ids(["0", name], labels, drops_unknown=True) == frozenset({0})
 
 
 def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:

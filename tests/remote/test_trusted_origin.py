@@ -91,6 +91,7 @@ def test_the_origin_gets_the_token(tmp_path: Path) -> None:
         (URL, "two tokens", "TOKEN_FILE: "),
         (URL, "a\nb", "TOKEN_FILE: "),
         (URL, "\N{SNOWMAN}", "TOKEN_FILE: "),
+        (URL, "eyJhbGciOiJIUzI1NiJ9.e30.secret", "there is no legacy token in it"),
         (URL, "missing", "TOKEN_FILE: "),
     ],
 )

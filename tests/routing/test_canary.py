@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.resilience import worker_table
+from app.resilience import last_valid, worker_table
 from app.resilience.worker_table import COUNTER, WorkerTable
 from app.routing import canary as canary_module
 from app.routing import routes as routes_module
@@ -53,7 +53,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 async def workers(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Worker]]:
     """Two workers, which have seen the route and no request."""
-    monkeypatch.setattr(routes_module, "_CHECK_SECONDS", 0)
+    monkeypatch.setattr(last_valid, "_CHECK_SECONDS", 0)
     Routes(path).put(NAME, ROUTE)
     monkeypatch.setenv(TABLE_VARIABLE, "")  # restored in the end, whatever `create` writes
     descriptor = worker_table.create()

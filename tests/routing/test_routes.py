@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch, "app.routing.routes")
+    return Clock(monkeypatch, "app.resilience.last_valid")
 
 
 def test_a_table_is_a_route(path: Path) -> None:

@@ -57,7 +57,9 @@ def test_removed_variables_are_told_with_what_to_do_instead() -> None:
 
 
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:
-    assert load({"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", SUPERVISED: "4"}) == Settings()
+    """Also the key of clients in the same shell."""
+    others = {"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", "NEREID_KEY": "one.secret"}
+    assert load({**others, SUPERVISED: "4"}) == Settings()
 
 
 def test_folders_are_in_the_current_one_if_it_has_a_model_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

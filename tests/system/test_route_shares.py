@@ -11,6 +11,7 @@ from tests.api.conftest import until, write_keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.support import SCENE
 from tests.system.gateway import running_gateway
+from tests.system.test_routes import FOLLOW_SECONDS
 
 WORKERS, CLIENTS, REQUESTS = 2, 8, 2000
 ADMIN, CAMERA = {"X-API-Key": "boss.secret"}, {"X-API-Key": "camera.secret"}
@@ -53,13 +54,13 @@ async def test_all_workers_follow_a_route_and_share_exactly(tmp_path: Path) -> N
         await put(to="tiny:2")
         assert await until(follow)
         file.write_text("[detector")
-        await asyncio.sleep(1.5)  # until each worker has read it
+        await asyncio.sleep(FOLLOW_SECONDS)
         assert await versions() == {"2"}
         file.write_text('[detector]\nto = "tiny:2"\n')
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(FOLLOW_SECONDS)
         assert await versions() == {"2"}
         await put(to="tiny:2", canary={"to": "tiny:3", "share": 0.2})
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(FOLLOW_SECONDS)
         left = iter(range(REQUESTS))
 
         async def keep_asking() -> Counter[str]:

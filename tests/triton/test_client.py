@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2 as messages
 
 from app.errors import (
     GatewayError,
@@ -261,7 +260,7 @@ async def until_a_question_is_late(fake: FakeTriton, client: TritonClient, secon
     """Wait until a call has timed out; an earlier call with less time would have timed out as well."""
     fake.may_tell.clear()
     with pytest.raises(TritonUnavailable):
-        await client.ask("ServerMetadata", messages.ServerMetadataRequest(), seconds)
+        await client.ask("ServerMetadata", seconds)
 
 
 async def test_an_inference_may_take_longer_than_its_time(fake_triton: Fake) -> None:

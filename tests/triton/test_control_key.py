@@ -9,7 +9,6 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tritonclient.grpc import service_pb2
 
 from app.embedded.launch import command
 from app.embedded.server import EmbeddedTriton
@@ -146,7 +145,6 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
 ) -> None:
     """The error differs from that of a Triton that does not answer; other RPCs still work. HTTP has an option of its own."""
     port, restricted = free_port(), f"model-repository,shared-memory:{control_key.HEADER}={KEY}"
-    load = service_pb2.RepositoryModelLoadRequest(model_name="six_columns")
 
     def command_with_key(settings: Settings, folder: Path) -> list[str]:
         options = [option for option in command(settings, folder) if option != "--allow-http=false"]
@@ -162,7 +160,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
     write(tmp_path / "other.key", "0" * 64)
     for path in (None, tmp_path / "other.key"):
         client = TritonClient(own.triton_address, path)
-        asked_to_load = client.ask("RepositoryModelLoad", load, 5)
+        asked_to_load = client.ask("RepositoryModelLoad", 5, model_name="six_columns")
         for control in (client.register(arena), client.list_regions(), client.list_models(), asked_to_load):
             with pytest.raises(GatewayError, match="does not allow the gateway to do this") as caught:
                 await control
@@ -175,7 +173,7 @@ async def test_a_real_triton_refuses_its_controls_without_its_key(
         await owner.unregister(arena.region)
         assert arena.region not in await owner.list_regions()
         await client.close()
-    await owner.ask("RepositoryModelLoad", load, 5)
+    await owner.ask("RepositoryModelLoad", 5, model_name="six_columns")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v2") as http:
         for key, status in ((KEY, 200), ("0" * 64, 403)):
             headers = {control_key.HEADER: key}

@@ -157,8 +157,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     source: str | None = None
     licence: str | None = None
     detail: str | None = None
-    status: str | None = None
-    """Triton's state of the model, such as `READY`; null if Triton does not have the model or does not report a state."""
+    status: str = "UNAVAILABLE"
+    """Triton's state of the model, such as `READY`; `UNAVAILABLE` also if Triton does not have the model or reports no state."""
     backend: str | None = None
     """The Triton backend that runs it."""
     max_batch_size: int | None = None

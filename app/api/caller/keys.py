@@ -18,11 +18,9 @@ from collections.abc import Iterable
 from functools import partial
 from math import fsum
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-import structlog
 from msgspec import Meta
 
 from app.errors import Unauthorized
@@ -40,9 +38,6 @@ _TABLE_RULE = (
 )
 _PRIORITIES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 _SECRET_BYTES = 32
-_CHECK_SECONDS = 1.0
-
-LOG = structlog.get_logger()
 
 
 class ApiKey(NamedTuple):
@@ -74,13 +69,9 @@ class ApiKeys:
 
     def __init__(self, path: Path) -> None:
         """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
-        self._path = path
-        self._keys: dict[str, ApiKey] = {}
-        self._version: tuple[int, ...] | None = ()
-        self._next_check = 0.0
+        self._file = last_valid.WatchedFile("api_keys", path, partial(load, path))
         # Used for unknown ids, so that the comparison takes the same time.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), ANYBODY)
-        self._read_if_changed()
 
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
         """Return the key in the headers of a request; raise Unauthorized for none, more than one, or a wrong one."""
@@ -94,23 +85,11 @@ class ApiKeys:
 
         The time depends only on the length of the credential, so that a client cannot measure which ids exist.
         """
-        if (now := monotonic()) >= self._next_check:
-            self._next_check = now + _CHECK_SECONDS
-            self._read_if_changed()
         id_, _, secret = credential.partition(b".")
-        key = self._keys.get(id_.decode("latin-1"), self._nobody)
+        key = self._file.tables.get(id_.decode("latin-1"), self._nobody)
         digest = hashlib.sha256(secret).digest()
         matches = [hmac.compare_digest(digest, known) for known in key.digests]
         return key if any(matches) else None
-
-    def _read_if_changed(self) -> None:
-        version = last_valid.version_of(self._path)
-        if version == self._version and "api_keys" not in last_valid.refused:  # a file that could not be read may be the same
-            return
-        self._version = version
-        self._keys = load(self._path)
-        if "api_keys" not in last_valid.refused:
-            LOG.info("the API keys were read", keys=len(self._keys))
 
 
 def load(path: Path) -> dict[str, ApiKey]:

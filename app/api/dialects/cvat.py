@@ -4,7 +4,6 @@ Source: CVAT's cvat/apps/lambda_manager/views.py, classes `LambdaGateway` and `L
 """
 
 from collections.abc import Iterator
-from itertools import repeat
 from math import cos, pi, sin
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -110,13 +109,13 @@ def _describe(given: ResponseInput[Detections]) -> list[dict[str, Any]]:
     found = given.found
     return [
         {"confidence": str(score), "label": name, "attributes": (), **shape}
-        for (box, score, _, name), shapes in zip(objects(found, "pixel"), _shapes(found, given.wanted.confidence), strict=False)
-        for shape in shapes or ({"type": "rectangle", "points": box},)
+        for (_, score, _, name), shapes in zip(objects(found, "pixel"), _shapes(found, given.wanted.confidence), strict=True)
+        for shape in shapes
     ]
 
 
 def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]]]:
-    """Return the shapes of each object; none if its upright box is all there is.
+    """Return the shapes of each object, of its label's type; none if its mask is empty or all its keypoints are `outside`.
 
     The polygons of an object have one `group_id`. Keypoints below the threshold are `outside`, as in CVAT's own functions.
     """
@@ -130,14 +129,14 @@ def _shapes(found: Detections, threshold: float) -> Iterator[list[dict[str, Any]
                 {"label": name, "type": "points", "points": point, "outside": bool((visibility < threshold).any())}
                 for name, point, visibility in zip(found.spec.head.keypoint_names, rounded(own[:, :2]), own[:, 2:], strict=True)
             ]
-            yield [{"type": "skeleton", "elements": elements}]
+            yield [] if all(element["outside"] for element in elements) else [{"type": "skeleton", "elements": elements}]
     elif found.corners is not None:
         centres, sizes = found.corners.mean(axis=1), side_lengths(found.corners)
         boxes = rounded(np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=1))
         for box, rotation in zip(boxes, rounded(np.degrees(found.rotations), _ROTATION_DIGITS), strict=True):
             yield [{"type": "rectangle", "points": box, "rotation": rotation}]
     else:
-        yield from repeat([])
+        yield from ([{"type": "rectangle", "points": box}] for box in rounded(found.boxes))
 
 
 DIALECT = Dialect("cvat", [functions, function, invoke])

@@ -3,12 +3,11 @@
 Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs; Frigate's deepstack.py.
 """
 
-from datetime import UTC, datetime
+from email.utils import formatdate
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
-import msgspec
 from litestar import get
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -19,9 +18,9 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
 from app.api.answering.schema import Problem
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect, detectors, receive_text
-from app.api.parameters.parse import Pairs, split_classes
+from app.api.dependencies import Worker
+from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, Fraction, detect, detectors, receive_text
+from app.api.parameters.parse import split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
@@ -30,38 +29,43 @@ from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
 
 _NAMED = 20
 """Maximum number of objects named in `message`."""
+_FRIGATE_ROWS = 20
+"""Maximum number of objects that Frigate's detector can take."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
 """CodeProject.AI's additions that are the same in all responses."""
-
-
 _SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
-class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
-    confidence: Fraction = msgspec.field(default=0.4, name="min_confidence")
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    min_confidence: Fraction | Literal[""] = ""
+    """Empty as if it were missing: 0.4."""
     url: str | None = None
     """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
     """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
-    max_objects: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = MAX_DETECTIONS
-    """Maximum number of objects, the best ones. Not part of DeepStack; for Frigate, which fails with more than 20."""
+    max_objects: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] | None = None
+    """Maximum number of objects, the best ones. Not part of DeepStack; for Frigate, which exits if there are too many."""
 
     @property
     def options(self) -> DetectOptions:
         """The options of the detection."""
-        return super().options._replace(classes=split_classes(self.classes) or None, max_detections=self.max_objects)
+        # Frigate's form without a key: other clients leave out an empty key, or send `min_confidence` too.
+        is_frigate = self.api_key == self.min_confidence == ""
+        maximum = self.max_objects or (_FRIGATE_ROWS if is_frigate else MAX_DETECTIONS)
+        confidence = 0.4 if self.min_confidence == "" else self.min_confidence
+        return DetectOptions(self.model, confidence, split_classes(self.classes) or None, maximum, version=self.version)
 
 
 @ModelRoute("/v1/vision/detection", key_in="body")
 async def detection(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects with the default model."""
-    return await _detect(request, worker, "detect")
+    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, "detect"))
 
 
 @ModelRoute("/v1/vision/custom/{model:str}", key_in="body")
 async def custom(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Detect objects with the model in the path."""
-    return await _detect(request, worker, "custom", [("model", model)])
+    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, "custom"), [("model", model)])
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
@@ -78,7 +82,7 @@ async def list_custom(request: AnyRequest, worker: Worker) -> dict[str, Any]:
         "statusData": None,
         "inferenceDevice": "GPU" if any(spec.device == "gpu" for spec in specs) else "CPU",
         "analysisRoundTripMs": 0,
-        "timestampUTC": _now(),
+        "timestampUTC": formatdate(usegmt=True),
     }
 
 
@@ -95,10 +99,6 @@ async def update_available() -> dict[str, Any]:
         "latest": version,
         "updateAvailable": False,
     }
-
-
-async def _detect(request: AnyRequest, worker: WorkerResources, command: str, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, command), in_path)
 
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -137,17 +137,13 @@ def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, 
         **_MODULE,
         "executionProvider": "GPU" if is_gpu else "CPU",
         "canUseGPU": is_gpu,
-        "timestampUTC": _now(),
+        "timestampUTC": formatdate(usegmt=True),
     }
 
 
 def write_error(problem: Problem) -> dict[str, Any]:
     """Convert a problem to DeepStack's error format, with CodeProject.AI's `code`."""
     return {"success": False, "error": problem.detail, "duration": 0, "code": problem.status}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # DeepStack's own clients expect 400 for a bad image.

@@ -27,6 +27,7 @@ from app.api.dialects.dialect import (
     Fraction,
     OptionsByModel,
     detect_each,
+    detectors,
     find_detector,
     receive_text,
 )
@@ -36,7 +37,7 @@ from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, decod
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady, UrlNotAllowed
-from app.model.heads import DetectionHead, Task
+from app.model.heads import HEADS, DetectionHead, Task
 from app.model.reference import refer_to
 from app.pipeline.batch_request import Image
 from app.pipeline.call import CallContext, Detections, DetectOptions
@@ -81,12 +82,6 @@ def _read_tasks(data: bytes, content_type: str, origin: TrustedOrigin | None) ->
         )
     kind = _task_type(controls[0].key)
     return [_to_image(task, kind, origin) for task in (tasks if len(tasks) <= MAX_IMAGES else tasks[:1])], controls
-
-
-def _read_setup(data: bytes, content_type: str) -> Sequence[Control]:
-    """Parse a setup request; return the controls of the project, which may be empty."""
-    config = decode_json(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
-    return labeling_config.read(config) if config else ()
 
 
 @lru_cache(maxsize=64)
@@ -156,11 +151,18 @@ async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
-        return ParsedBody(b"", _question_of(_read_setup(data, content_type)))
+        config = decode_json(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
+        return ParsedBody(b"", _question_of(labeling_config.read(config) if config else ()))
 
     received = await receive_text(request, worker, _Parameters, parse)
     spec = await find_detector(worker, received.wanted.options, received.call)
     return {"model_version": refer_to(spec.name, spec.version)}
+
+
+@get("/versions")
+async def versions(request: AnyRequest, worker: Worker) -> dict[str, list[str]]:
+    """List the models of all projects: Label Studio does not say for which project it asks."""
+    return {"versions": [refer_to(spec.name, spec.version) for spec in await detectors(request, worker, HEADS)]}
 
 
 @ModelRoute("/predict", takes="images", key_in="query")
@@ -221,6 +223,6 @@ def _is_json(scope: HTTPScope) -> bool:
 
 DIALECT = Dialect(
     "label-studio",
-    [health, setup, predict, webhook],
+    [health, setup, versions, predict, webhook],
     applies={"/health": _is_label_studio, "/predict": _is_json},
 )

@@ -49,11 +49,16 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
     """Detect objects in up to 64 images. If one image fails, the request fails."""
     nbytes = 0
 
-    def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
+    def parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBatch:
         nonlocal nbytes
-        parsed = parse_inputs(data, content_type)
-        nbytes = sum(len(image) for image in parsed.images if isinstance(image, bytes))
-        return parsed
+        if body_type(content_type, data) != JSON:
+            raise UnsupportedMediaType(f"send {JSON}, such as {_EXAMPLE}")
+        content, pairs = parse_document(data, "input", kind, _EXPECTED)
+        images = [decode_text(each.url) for each in split_images(content, _Image, _EXPECTED)]  # data URLs, or addresses
+        if not images:
+            raise MalformedRequest(f"the list of inputs is empty; {_EXPECTED}")
+        nbytes = sum(len(image) for image in images if isinstance(image, bytes))
+        return ParsedBatch(images, [None] * len(images), [pair for pair in pairs if pair[0] in {"threshold", "model"}])
 
     async def respond(answer: BatchAnswer[Detections], _: _Parameters, call: CallContext) -> JsonResponse:
         describe = partial(_describe, found := answer.all(), nbytes)
@@ -93,17 +98,6 @@ async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     specs.sort(key=lambda spec: spec.name != split_reference(worker.pipeline.default_reference)[0])
     info = [{"shortName": f"{spec.name}:{spec.version}", "modelUrl": spec.source} for spec in specs]
     return {"version": __version__, "modelInfo": info, "assetInfo": []}
-
-
-def parse_inputs(data: bytes, content_type: str) -> ParsedBatch:
-    """Parse the JSON object of a request, whose images are data URLs in base64 or http(s) URLs."""
-    if body_type(content_type, data) != JSON:
-        raise UnsupportedMediaType(f"send {JSON}, such as {_EXAMPLE}")
-    content, pairs = parse_document(data, "input", _Parameters, _EXPECTED)
-    images = [decode_text(each.url) for each in split_images(content, _Image, _EXPECTED)]
-    if not images:
-        raise MalformedRequest(f"the list of inputs is empty; {_EXPECTED}")
-    return ParsedBatch(images, [None] * len(images), [pair for pair in pairs if pair[0] in {"threshold", "model"}])
 
 
 def _describe(found: Iterable[Detections], nbytes: int) -> bytes:

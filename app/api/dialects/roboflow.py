@@ -6,6 +6,7 @@ Source: roboflow/inference, inference/core/interfaces/http/http_api.py, inferenc
 import re
 from collections.abc import Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -56,7 +57,7 @@ class _Options(OptionsByModel):
     tasks = TASK_TYPES
 
 
-_DEFAULTS = _Options(None, 0.4, None, MAX_DETECTIONS, lowers_iou=True, default_iou=0.3)
+_DEFAULTS = _Options(None, 0.4, None, MAX_DETECTIONS, lowers_iou=True, default_iou=0.3, drops_unknown=True)
 """Those of Roboflow's server. The IoU applies only to models that need suppression."""
 _MODEL_ID = re.compile(r"([^/]*)(?:/([1-9][0-9]{0,17}))?")
 _V0 = "/{model:str}/{version:int}"
@@ -94,11 +95,12 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
 
 
 class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
+    repeatable = frozenset({"class_filter"})
     confidence: Fraction | Usual = _DEFAULTS.confidence
     keypoint_confidence: Fraction = 0.0
     """Minimum confidence of a keypoint."""
     iou_threshold: Fraction | None = None
-    class_filter: str | None = None
+    class_filter: str | list[str] | None = None
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     visualize_predictions: bool = False
@@ -174,9 +176,8 @@ class _InferenceBody:
             if media_type(content_type) not in {JSON, URLENCODED}:
                 raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
             content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
-            pairs = [
-                pair for pair in pairs if pair[0] not in {"url", "model", "model_name", "version", "timeout_ms"}
-            ]  # not its members
+            # These are not members of the service's.
+            pairs = [pair for pair in pairs if pair[0] not in {"url", "model", "model_name", "version", "timeout_ms"}]
             self._draws = str(dict(pairs).get("visualize_predictions")).lower() in {"true", "1"}
             self.is_list = kind_of(content) == "a list"
             expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"
@@ -228,7 +229,7 @@ async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
 
 @ModelRoute("/model/add", takes="text", key_in="body")
 async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
-    """List the detectors; the requested one comes first, under the client's id for it."""
+    """List the detectors, the requested one first, under the client's id for it."""
 
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")[1])
@@ -236,7 +237,7 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     received = await receive_text(request, worker, _ModelParameters, parse)
     wanted = received.wanted
     spec = await find_detector(worker, wanted.options, received.call)
-    others = await detectors(request, worker, TASK_TYPES)
+    others = [one for one in await detectors(request, worker, TASK_TYPES) if one.pinned.reference != spec.pinned.reference]
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
@@ -253,10 +254,8 @@ def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
 
             def describe(pictures: Sequence[bytes] = ()) -> object:
                 ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
-                described = [
-                    to_inference(one, id_, context.timing.total, wanted.keypoint_confidence, pictures[index] if pictures else None)
-                    for index, (one, id_) in enumerate(zip(found, ids, strict=True))
-                ]
+                both = context.timing.total, wanted.keypoint_confidence
+                described = [to_inference(one, id_, *both, picture) for one, id_, picture in zip_longest(found, ids, pictures)]
                 return described if body.is_list else described[0]
 
             if body.is_list or body.drawn:  # large responses

@@ -1,32 +1,34 @@
-"""The dialect of the Ultralytics Platform: its dedicated endpoints and its shared endpoint.
+"""The dialect of the Ultralytics Platform, its dedicated endpoints and its shared endpoint, and of Ultralytics HUB's `hub-sdk`.
 
-Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/api/index.md of ultralytics/ultralytics.
+Source: docs/en/platform/deploy/inference.md, endpoints.md and docs/en/platform/api/index.md of ultralytics/ultralytics;
+hub_sdk/base/auth.py, base/server_clients.py and modules/models.py of ultralytics/hub-sdk.
 """
 
 import platform
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from litestar import get, post
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
-from litestar.types import HTTPScope
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects, rounded, to_scores
+from app.api.caller.check import require_key
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect
-from app.api.parameters.parse import Pairs
-from app.api.receiving.body import FILE_FIELDS, ParsedBody, parse_body
+from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
+from app.api.reports.models import describe_model
 from app.api.routes import ModelRoute
-from app.errors import UnsupportedMediaType
 from app.model.heads import ClassificationHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
@@ -36,7 +38,7 @@ _TOP = 5
 """Number of classes in the answer of a classifier."""
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
 _CORNERS = (2, 1, 0, 3)
-_FIELDS = (*FILE_FIELDS, "source")
+_parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
 
 
 class _Options(OptionsByModel):
@@ -71,26 +73,24 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
         return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
 
 
-@ModelRoute("/predict", key_in="query")
-async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """Ask the default model; stands in for a dedicated endpoint."""
-    return await _detect(request, worker)
+@ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")
+async def predict(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
+    """Ask the model in the path; without one, the default model, as a dedicated endpoint asks its own."""
+    return await detect(request, worker, _Parameters, _parse, to_prediction, [("model", model)] if model else [])
 
 
-@ModelRoute("/api/models/{model:str}/predict", key_in="query")
-async def predict_with(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
-    """Ask the model in the path."""
-    return await _detect(request, worker, [("model", model)])
+@post("/v1/auth", status_code=200)
+async def authenticate(request: AnyRequest, worker: Worker) -> dict[str, bool]:
+    """Tell hub-sdk that its key is valid; without this answer, it would not send the key again."""
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    return {"success": True}
 
 
-async def _detect(request: AnyRequest, worker: WorkerResources, in_path: Pairs = ()) -> ASGIResponse:
-    return await detect(request, worker, _Parameters, _parse, to_prediction, in_path)
-
-
-def _parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBody:
-    if media_type(content_type) == JSON:
-        raise UnsupportedMediaType("send a form with the image in the field 'file', or its address in 'source'")
-    return parse_body(data, content_type, kind, _FIELDS)
+@get("/v1/models/{model:str}")
+async def describe(request: AnyRequest, worker: Worker, model: FromPath[str]) -> dict[str, dict[str, str]]:
+    """Tell hub-sdk that a model exists."""
+    require_key(request, worker.keys, "detect", is_dialect=True)
+    return {"data": {"id": (await describe_model(model, worker)).name}}
 
 
 def to_prediction(given: ResponseInput[TaskResult]) -> dict[str, Any]:
@@ -168,9 +168,14 @@ def _join(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate([first, *(piece for part in others for piece in (first[:1], part, part[:1]))])
 
 
-def _is_not_json(scope: HTTPScope) -> bool:
-    """Return whether a request is for this dialect: another dialect takes JSON at the same path."""
-    return media_type(context_of(scope).content_type) != JSON
-
-
-DIALECT = Dialect("ultralytics", [predict, predict_with], statuses={415: 400, 422: 400}, applies={"/predict": _is_not_json})
+_BELOW_ITS_NAME = ("/v1/auth", "/v1/models/{model:str}", "/v1/predict/{model:str}")
+"""Two of these are the gateway's own paths, too. So hub-sdk's address ends with the dialect's name."""
+DIALECT = Dialect(
+    "ultralytics",
+    [predict, authenticate, describe],
+    statuses={415: 400, 422: 400},
+    applies={
+        "/predict": lambda scope: media_type(context_of(scope).content_type) != JSON,  # at this path, JSON is for Label Studio's
+        **dict.fromkeys(_BELOW_ITS_NAME, lambda _: False),
+    },
+)

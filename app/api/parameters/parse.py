@@ -22,6 +22,7 @@ Pairs = Sequence[Pair]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
+_IGNORED = {"shared_client"}  # a choice that OpenProcessor offers its clients
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter `model`, including its alias."""
 _MAX_LENGTH = 4096
@@ -109,7 +110,7 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
     for given, value in pairs:
         name = _ALIASES.get(given, given)
         if name not in kind.__struct_encode_fields__:
-            if kind.ignores_unknown:
+            if kind.ignores_unknown or given in _IGNORED:
                 continue
             raise unknown_parameter(given, kind)
         if name in values and name not in kind.repeatable:

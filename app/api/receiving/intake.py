@@ -23,7 +23,7 @@ from app.resilience.fairness import Turn
 from app.resilience.uploads import Upload
 from app.telemetry.timing import FETCH
 
-_NO_KEY = ("api_key", "")  # sent by clients whose key is in the body
+_NO_KEY = ("api_key", "")  # sent by clients whose key is in the body, or in the query
 
 
 class Content(Protocol):
@@ -98,7 +98,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 threads = pipeline.apart_threads if is_anonymous else pipeline.threads
                 turn = Turn(context.caller, len(data))  # a large body must not delay small images
                 content = await threads.run(work, Deadline(received_at + seconds), upload, turn=turn)
-                wanted = parse_parameters([*pairs, *content.parameters], kind)
+                given = [pair for pair in content.parameters if pair != _NO_KEY or not getattr(wanted, "api_key", None)]
+                wanted = parse_parameters([*pairs, *given], kind)
                 images = getattr(content, "images", ())  # of a batch, which has more time
                 seconds = pipeline.limits.timeout(wanted.timeout_ms, len(images))
             else:

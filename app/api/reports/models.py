@@ -59,17 +59,18 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:
     """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
     if fault is not None:
-        return ModelInfo(name, fault.state, detail=fault.reason, status=(state and state.state) or None)
+        return ModelInfo(name, fault.state, detail=fault.reason)
     if state is None:
         return ModelInfo(name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`")
+    status = state.state or "UNAVAILABLE"
     if not state.is_ready and pipeline.on_demand is not None and state.reason in {"", "unloaded"}:
-        return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=state.state or None)
+        return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=status)
     if not state.is_ready:
-        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=state.state or None)
+        return ModelInfo(name, "not_ready", detail="Triton has not loaded it; its log says why", status=status)
     try:
         spec = await pipeline.spec(name)
     except GatewayError as error:
-        return ModelInfo(name, "ready", detail=error.detail, status=state.state)
+        return ModelInfo(name, "ready", detail=error.detail, status=status)
     return ModelInfo(
         name,
         "ready",
@@ -83,7 +84,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         classes=list(spec.labels),
         source=spec.source,
         licence=spec.licence,
-        status=state.state,
+        status=status,
         backend=spec.backend,
         max_batch_size=spec.max_batch,
         has_labels=bool(spec.labels),

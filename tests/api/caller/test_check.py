@@ -9,12 +9,12 @@ from app.api.admin import ROUTES
 from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
-from app.api.caller import keys
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
 from app.main import create_app
-from app.settings.fields import DIALECTS
+from app.resilience import last_valid
+from app.settings.schema import DIALECTS
 from tests.api.conftest import routes_of, settings_for, write_keys
 from tests.fakes.triton import FakeTriton, serving
 from tests.support import SCENE, call, calling, captured_log, json, lifespan_of, receiving
@@ -30,7 +30,8 @@ NEED_ADMIN = [prefix + path for route in [*ROUTES, *ADMIN_ROUTES] for path in ro
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
     *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
-    *("/", "/page-assets/page.css", "/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
+    *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
+    *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
 
 
@@ -70,7 +71,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later must not be open by mistake."""
-    others = ("/docs", "/page-assets", *(f"/{name}/" for name in DIALECTS))
+    others = ("/docs", "/page-assets", "/v1/page-assets", *(f"/{name}/" for name in DIALECTS))
     paths = {path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_ADMIN + NEED_HEALTH + NEED_NONE}
     found = {route.path for route in routes_of(locked)}
     assert {path for path in found if not path.startswith(others)} == {path for path in paths if not path.startswith(others)}
@@ -154,7 +155,7 @@ async def test_anything_but_one_valid_key_is_unauthorized(
 async def test_the_log_has_the_id_of_the_key_and_never_its_secret(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the key is accepted, forbidden or wrong, in whichever header, and in no response either."""
     log = captured_log(monkeypatch, middleware)
-    others = [captured_log(monkeypatch, module) for module in (problems, keys)]
+    others = [captured_log(monkeypatch, module) for module in (problems, last_valid)]
     answers = [
         await ask(locked, path, headers)
         for path in ("/detect", "/detect?camera=1", "/health")

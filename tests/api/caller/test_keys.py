@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 from structlog.testing import CapturedCall
 
-from app.api.caller import keys
 from app.api.caller.keys import ApiKeys, KeysError, create, load
 from app.resilience import last_valid
 from app.resilience.fairness import HIGH, LOW, NORMAL, Caller
@@ -29,9 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[CapturedCall]:
-    calls = captured_log(monkeypatch, keys)
-    monkeypatch.setattr(last_valid, "LOG", keys.LOG)
-    return calls
+    return captured_log(monkeypatch, last_valid)
 
 
 @pytest.fixture
@@ -42,7 +39,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(keys, "monotonic", lambda: now)
+    monkeypatch.setattr(last_valid, "monotonic", lambda: now)
     return pass_by
 
 
@@ -203,7 +200,7 @@ def test_the_file_is_looked_at_once_a_second(
         known.find(b"x")
 
     assert looked == [path, path]
-    assert [(line.method_name, line.kwargs) for line in log] == [("info", {"keys": 1})]
+    assert [(line.method_name, line.kwargs) for line in log] == [("info", {"file": "api_keys", "tables": 1})]
 
 
 def test_an_invalid_change_keeps_the_keys_and_is_logged_once(

@@ -1,11 +1,15 @@
 """The dialect of DeepStack and CodeProject.AI, as their clients read it."""
 
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from itertools import takewhile
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 
+from app.api.dialects import deepstack
+from app.api.parameters.parse import parse_parameters
 from tests.api.dialects.conformance import Box, Conformance, Sent
 from tests.support import SCENE, json
 
@@ -44,6 +48,7 @@ async def test_an_answer_has_what_clients_of_both_services_read(server: httpx.As
 
     assert {"success", "predictions", "duration", "count", "message", "inferenceMs", "processMs", "canUseGPU"} <= set(answer)
     assert (answer["code"], answer["command"], answer["moduleId"]) == (200, "detect", "nereid")
+    assert parsedate_to_datetime(answer["timestampUTC"]).tzinfo == UTC
     assert int(response.headers["content-length"]) == len(response.content)
 
 
@@ -54,6 +59,31 @@ async def test_at_most_as_many_objects_as_the_query_says(server: httpx.AsyncClie
 
     assert [one["label"] for one in limited["predictions"]] == [own["detections"][0]["class_name"]]
     assert limited["message"] == f"Found {own['detections'][0]['class_name']}"
+
+
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [
+        ({"api_key": ""}, 1),
+        ({"api_key": "", "min_confidence": ""}, 1),
+        ({"api_key": "", "max_objects": "2"}, 2),
+        ({"api_key": "", "min_confidence": "0.4"}, 2),
+        ({"api_key": "a-key"}, 2),
+        ({}, 2),
+    ],
+)
+async def test_frigate_gets_no_more_objects_than_it_has_room_for(
+    server: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, form: dict[str, str], count: int
+) -> None:
+    """Its form has an empty key and no minimum score; those of other clients have not, and get all objects."""
+    monkeypatch.setattr(deepstack, "_FRIGATE_ROWS", 1)
+
+    assert json(await server.post("/v1/vision/detection", **FORM, data=form))["count"] == count
+
+
+@pytest.mark.parametrize(("given", "least"), [("", 0.4), ("0", 0.0), ("0.7", 0.7)])
+def test_an_empty_minimum_is_that_of_deepstack(given: str, least: float) -> None:
+    assert parse_parameters([("min_confidence", given)], deepstack._Parameters).options.confidence == least  # noqa: SLF001
 
 
 async def test_frigate_loses_no_object(server: httpx.AsyncClient) -> None:

@@ -50,12 +50,14 @@ BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
 @pytest.mark.parametrize(
     ("headers", "query", "in_body", "status"),
     [
+        ({}, "", None, 401),
         ({}, "", "", 401),
         ({"Authorization": f"Bearer camera.{SECRET}"}, "", "", 400),
         ({"Authorization": BASIC}, "", "", 400),
         ({"Authorization": "Basic camera"}, "", "", 401),
         ({"Authorization": "Basic %%%"}, "", "", 401),
         ({"X-API-Key": f"camera.{SECRET}"}, "", "", 400),
+        ({}, f"?api_key=camera.{SECRET}", None, 400),
         ({}, f"?api_key=camera.{SECRET}", "", 400),
         ({}, "?api_key=camera.wrong", f"camera.{SECRET}", 401),
         ({}, "", f"camera.{SECRET}", 400),
@@ -70,10 +72,10 @@ BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
     ],
 )
 async def test_a_key_may_be_in_a_header_the_query_or_the_body(
-    guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str, status: int
+    guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str | None, status: int
 ) -> None:
-    """The first key found counts. 400 is for the image, which is only read once the key is known to be valid."""
-    fields = {"api_key": in_body} if in_body else {}
+    """The first key found counts, and an empty one is none. 400 is for the image, only read once the key is known to be valid."""
+    fields = {} if in_body is None else {"api_key": in_body}
     response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
 
     assert response.status_code == status, response.text

@@ -101,6 +101,14 @@ async def test_health_and_set_up(server: httpx.AsyncClient) -> None:
         assert answer == {"model_version": "six_columns:1"}
 
 
+async def test_versions_are_those_that_projects_may_name(server: httpx.AsyncClient) -> None:
+    """Label Studio does not say for which project it asks."""
+    found = json(await server.get("/versions", headers=HEADERS))["versions"]
+
+    assert {"six_columns:1", "yolo_head:1"} <= set(found)
+    assert "probabilities:1" not in found
+
+
 async def test_the_model_may_be_that_of_the_project(server: httpx.AsyncClient) -> None:
     """`model_path` names it, as in the example for YOLO; a model that does not exist or is no detector is an error."""
     chosen = config(others='model_path="yolo_head.pt"')

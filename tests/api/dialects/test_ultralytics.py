@@ -1,4 +1,4 @@
-"""The dialect of the Ultralytics Platform, as its documents describe it."""
+"""The dialect of the Ultralytics Platform and HUB, as their documents describe it."""
 
 import base64
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ class TestConformance(Conformance):
     name = "ultralytics"
     pixel_error = 1e-5
     statuses: ClassVar[dict[int, int]] = {415: 400, 422: 400}
-    paths = ("/predict", "/api/models/six_columns/predict")
+    paths = ("/predict", "/api/models/six_columns/predict", "/v1/predict/six_columns")
 
     def request(self, image: bytes, confidence: float = 0.25) -> Sent:
         data = {"conf": str(confidence), "iou": "0.7", "imgsz": "640"}
@@ -91,6 +91,17 @@ async def test_a_model_in_the_path(server: httpx.AsyncClient) -> None:
 
     assert answer["metadata"]["model"] == "yolo_head"
     assert unknown.status_code == 404
+
+
+async def test_hub_sdk_learns_that_its_key_is_valid_and_its_model_exists(server: httpx.AsyncClient) -> None:
+    """It asks below the dialect's name, because the gateway has paths like these of its own."""
+    path = "/ultralytics/v1/predict/yolo_head"
+
+    assert json(await server.post("/ultralytics/v1/auth")) == {"success": True}
+    assert json(await server.get("/ultralytics/v1/models/yolo_head")) == {"data": {"id": "yolo_head"}}
+    assert (await server.get("/ultralytics/v1/models/nothing-like-it")).status_code == 404
+    assert (await predict(server, path, conf="0.3"))["metadata"]["model"] == "yolo_head"
+    assert (await server.post(path.removeprefix("/ultralytics"), **FILE, data={"conf": "0.3"})).status_code == 400
 
 
 async def test_an_overlap_that_the_model_does_not_leave_is_no_error(server: httpx.AsyncClient) -> None:

@@ -69,6 +69,11 @@ def test_a_value_that_is_not_valid_says_what_is_expected(
         assert caught.value.detail.startswith(f"{name}: expected {expected}"), value
 
 
+def test_a_choice_of_another_system_is_ignored() -> None:
+    """OpenProcessor tells its clients that they may send it."""
+    assert parse_parameters([("shared_client", "false")], DetectParameters) == DetectParameters()
+
+
 SUPPORTED = ", ".join(DetectParameters.__struct_fields__)
 
 

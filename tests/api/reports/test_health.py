@@ -20,6 +20,7 @@ from app.host import cores
 from app.host.packages import has_pillow_simd
 from app.host.processes import DRAIN_SIGNAL
 from app.main import create_app
+from app.resilience import last_valid
 from app.triton.client import TritonClient
 from tests.api.conftest import settings_for
 from tests.fakes.http import answering
@@ -170,7 +171,7 @@ async def test_withdrawn_canaries_are_told(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys from before are valid until it is mended."""
-    monkeypatch.setattr(keys, "_CHECK_SECONDS", 0)
+    monkeypatch.setattr(last_valid, "_CHECK_SECONDS", 0)
     credential, table = keys.create("operator")
     valid = table.replace("detect", "health")
     (file := tmp_path / "keys.toml").write_text(valid, encoding="utf-8")

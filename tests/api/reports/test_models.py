@@ -86,7 +86,7 @@ async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
     told = {"status": "READY", "versions": ["1"], "backend": "onnxruntime", "max_batch_size": 1, "has_labels": True}
     assert {name: models["a"][name] for name in told} == told
     assert (models["a"]["num_classes"], models["a"]["input_shape"]) == (2, [32, 32, 3])
-    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == (None, [])
+    assert (models["yolo11n"]["status"], models["yolo11n"]["versions"]) == ("UNAVAILABLE", [])
 
 
 async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
@@ -135,8 +135,8 @@ async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
     assert {name: (model["state"], model["status"]) for name, model in models.items() if model["state"] != "not_pulled"} == {
         "a": ("ready", "READY"),
         "b": ("invalid", "UNAVAILABLE"),
-        "c": ("no_config", None),
-        "exported": ("no_config", None),
+        "c": ("no_config", "UNAVAILABLE"),
+        "exported": ("no_config", "UNAVAILABLE"),
     }
     assert models["b"]["detail"].startswith(f"{tmp_path}/b/config.pbtxt: ")
     assert f"`nereid add {tmp_path}/exported`" in models["exported"]["detail"]

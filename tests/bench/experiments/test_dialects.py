@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.settings.fields import DIALECTS
+from app.settings.schema import DIALECTS
 from bench.__main__ import main
 from bench.experiments import dialects
 from bench.experiments.dialects import Round, Spent, describe

@@ -75,6 +75,7 @@ async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]
         "status": "running",
         "version": __version__,
         "api_version": API_VERSION,
+        "api_versions": {"current": API_VERSION, "supported": [API_VERSION], "deprecated": []},
         "endpoints": _ENDPOINTS,
         "models": {task: pipeline.default_for(task) for task in TASKS},
         "backend": {"name": "triton", "gpu_available": spec is not None and spec.device == "gpu"},

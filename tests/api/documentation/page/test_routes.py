@@ -38,6 +38,7 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
         "status": "running",
         "version": __version__,
         "api_version": "v1",
+        "api_versions": {"current": "v1", "supported": ["v1"], "deprecated": []},
         "models": {
             "detection": "tiny",
             "classification": "efficientnet_lite0",

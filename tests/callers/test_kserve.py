@@ -1,8 +1,8 @@
-"""tritonclient's HTTP client, and Ultralytics' use of it, against `serve` with its embedded Triton."""
+"""tritonclient's HTTP client, and Ultralytics' use of it."""
 
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -16,15 +16,13 @@ from PIL import Image
 from tritonclient.http import InferenceServerClient, InferenceServerException, InferInput, InferRequestedOutput
 from tritonclient.http.auth import BasicAuth
 
-from bench.harness.ports import find_free
-from bench.harness.processes import running
-from bench.harness.triton import link_installation
 from tests.api.conftest import write_keys
+from tests.callers.conftest import MODEL, serving
 from tests.fakes.models import SIDE
 from tests.support import IMAGES, SCENE
 
-MODEL, SMALL = "yolo11n", "six_columns"
-PICTURES = 60
+SMALL = "six_columns"
+PICTURES = 24
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
 SCOPES = ("detect", "admin")
 PHOTOS = ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")
@@ -67,31 +65,25 @@ def crops() -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def service(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A gateway with keys, to which the second model is added."""
     folder = tmp_path_factory.mktemp("kserve")
-    for name in (MODEL, SMALL):
-        if not (repository / name).is_dir():
-            pytest.skip(f"the published network of {name} is not there")
-        shutil.copytree(repository / name, folder / "models" / name)
-    (folder / "triton").mkdir()
-    link_installation(folder / "triton")
-    (port,) = find_free(1)
-    settings = {
-        "port": port,
-        "workers": 1,
-        "dialects": "kserve",
-        "model": MODEL,
-        "model_repository": folder / "models",
-        "triton_home": folder / "triton",
-        "api_keys_file": write_keys(folder, *((scope, SECRET, scope) for scope in SCOPES)),
-    }
-    environment = {f"NEREID_{name.upper()}": str(value) for name, value in settings.items()}
-    with running([sys.executable, "-m", "app", "serve"], environment, port, "/readyz", folder / "serve.log") as server:
-        client = InferenceServerClient(server.url.removeprefix("http://"))
-        yield Service(server.url, client)
+    keys = write_keys(folder, *((scope, SECRET, scope) for scope in SCOPES))
+    with serving(folder, repository, dialects="kserve", api_keys_file=keys) as url:
+        client = InferenceServerClient(url.removeprefix("http://"))
+        shutil.copytree(repository / SMALL, folder / "models" / SMALL)
+        client.load_model(SMALL, headers=key("admin"))
+        yield Service(url, client)
         client.close()
 
 
+@pytest.fixture(autouse=True)
+def _version(record_property: Callable[[str, object], None]) -> None:
+    record_property("version", version("tritonclient"))
+
+
+@pytest.mark.client("tritonclient")
 def test_health_and_descriptions(service: Service) -> None:
+    """Health, metadata, config, statistics and the index of models, with a key in a header."""
     client = service.client
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -109,8 +101,9 @@ def test_health_and_descriptions(service: Service) -> None:
         client.get_model_config(MODEL)
 
 
+@pytest.mark.client("tritonclient")
 def test_boxes_are_those_of_the_gateways_own_answer(service: Service) -> None:
-    """Of 60 pictures, by class, score and place."""
+    """24 pictures as files: class, score and place of each box are those of `/detect`."""
     found = 0
     with httpx.Client(base_url=service.url, headers=key()) as own:
         for image in crops():
@@ -125,8 +118,9 @@ def test_boxes_are_those_of_the_gateways_own_answer(service: Service) -> None:
     assert found > PICTURES / 2
 
 
+@pytest.mark.client("tritonclient")
 def test_a_tensor_in_json_and_binary(service: Service) -> None:
-    """With the key as user and password, and with compressed bodies."""
+    """Tensors in JSON and in binary, compressed by gzip and deflate, with the key as user and password."""
     client = InferenceServerClient(service.url.removeprefix("http://"))
     client.register_plugin(BasicAuth("detect", SECRET))
     tensor = np.zeros((1, 3, SIDE, SIDE), np.float32)
@@ -145,8 +139,12 @@ def test_a_tensor_in_json_and_binary(service: Service) -> None:
         np.testing.assert_array_equal(result.as_numpy("output0"), results[0].as_numpy("output0"))
 
 
+@pytest.mark.client("tritonclient")
 def test_what_ultralytics_does_with_a_model_by_its_address(service: Service) -> None:
-    """It reads types and names from the config, and sends all inputs and names all outputs. Source: ultralytics/utils/triton.py."""
+    """What Ultralytics does with a model by its address: types and names from the config, all inputs and outputs.
+
+    Source: ultralytics/utils/triton.py.
+    """
     client = service.client
     config = client.get_model_config(SMALL, headers=key())
     types = {"TYPE_FP32": np.float32, "TYPE_FP16": np.float16, "TYPE_UINT8": np.uint8}
@@ -160,7 +158,9 @@ def test_what_ultralytics_does_with_a_model_by_its_address(service: Service) -> 
     assert [answer.as_numpy(output["name"]).shape[0] for output in outputs] == [1]
 
 
+@pytest.mark.client("tritonclient")
 def test_models_are_unloaded_and_loaded(service: Service) -> None:
+    """A model is unloaded and loaded, with a key that may do so."""
     client = service.client
     with pytest.raises(InferenceServerException, match="scope 'admin'"):
         client.unload_model(SMALL, headers=key())

@@ -1,0 +1,115 @@
+"""Label Studio with the gateway as the ML backend of its projects."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from bench.harness.ports import find_free
+from bench.harness.processes import running
+from tests.api.conftest import write_keys
+from tests.callers.client import environment, run
+from tests.callers.conftest import serving
+from tests.deploy.needs import load
+from tests.support import IMAGES, ROOT, sample_image
+
+NAME = "label-studio"
+EXAMPLE = ROOT / "examples" / NAME
+LABELS = {"person": "Person", "cat": "Cat", "car": "Vehicle", "truck": "Vehicle", "bus": "Vehicle", "motorcycle": "Vehicle"}
+"""Of the classes, as labeling.xml says."""
+LEGACY, KEY, SECRET = "0123456789abcdef" * 2, "annotators", "secret-of-the-annotators"
+PICTURES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
+"""The second has no object with a label."""
+
+
+class Pair(NamedTuple):
+    """A Label Studio and a gateway that may fetch from it."""
+
+    studio: str
+    gateway: str
+
+    def annotate(self, token: str) -> Any:  # noqa: ANN401
+        """Make a project of the pictures with the gateway as its backend."""
+        backend = {
+            **json.loads((EXAMPLE / "backend.json").read_text(encoding="utf-8")),
+            "url": self.gateway,
+            "basic_auth_user": KEY,
+            "basic_auth_pass": SECRET,
+        }
+        del backend["project"]
+        pictures = [str(IMAGES / name) for name in PICTURES]
+        return run(NAME, "label_studio", self.studio, token, json.dumps(backend), str(EXAMPLE / "labeling.xml"), *pictures)
+
+
+@pytest.fixture(scope="module")
+def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both with the settings of the example; Label Studio has a database of its own, and calls nobody else."""
+    folder = tmp_path_factory.mktemp(NAME)
+    settings = load(EXAMPLE / "compose.yaml")["services"][NAME]["environment"]
+    settings |= {
+        "LABEL_STUDIO_BASE_DATA_DIR": str(folder),
+        "LABEL_STUDIO_PASSWORD": SECRET,
+        "LABEL_STUDIO_USER_TOKEN": LEGACY,
+        "COLLECT_ANALYTICS": "false",
+        "LATEST_VERSION_CHECK": "false",
+        "SENTRY_DSN": "",
+    }
+    (port,) = find_free(1)
+    program = str(environment(NAME).python().with_name(NAME))
+    command = [program, "start", "--no-browser", "--internal-host", "127.0.0.1", "--port", str(port)]
+    (folder / "token").write_text(LEGACY)
+    (folder / "gateway").mkdir()
+    keys = write_keys(folder, (KEY, SECRET, "detect"))
+    own = {"label_studio_url": f"http://127.0.0.1:{port}", "label_studio_token_file": folder / "token", "api_keys_file": keys}
+    with (
+        running(command, settings, port, "/health", folder / "studio.log", ready_seconds=300) as studio,
+        serving(folder / "gateway", repository, **own) as gateway,
+    ):
+        yield Pair(studio.url, gateway)
+
+
+@pytest.mark.client(NAME)
+def test_predictions_of_uploaded_pictures(pair: Pair) -> None:
+    """Three uploaded photos: predictions for a task that is opened, for all, and interactive; versions, training (ignored)."""
+    found = pair.annotate(LEGACY)
+    expected = [boxes(pair.gateway, name) for name in PICTURES]
+
+    assert (found["state"], found["model_version"], found["versions"]) == ("Connected", "yolo11n:1", {"versions": ["yolo11n:1"]})
+    assert all(image.startswith("/data/upload/") for image in found["images"])
+    assert [bool(each) for each in expected] == [True, False, True]
+    assert [[[box(region) for region in regions] for regions in task] for task in found["predictions"]] == [
+        [each] for each in expected
+    ]
+    assert found["opened"] == 1
+    assert [box(region) for region in found["interactive"]["data"]["result"]] == expected[0]
+
+
+@pytest.mark.client(NAME)
+def test_the_gateway_needs_a_legacy_token(pair: Pair) -> None:
+    """Legacy tokens switched off in the organization: the model is connected, but gets no uploads, and tasks no predictions."""
+    personal = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off")
+    try:
+        found = pair.annotate(personal)
+    finally:
+        run(NAME, "label_studio_tokens", pair.studio, personal, "on")
+
+    assert (found["state"], found["predictions"]) == ("Connected", [[], [], []])
+    (error,) = found["interactive"]["errors"]
+    assert "424" in error
+
+
+def boxes(gateway: str, picture: str) -> list[tuple[str, Any]]:
+    """Return the labels of the objects in a picture, and their boxes: x y w h in percent of it, as `box` does."""
+    key = {"Authorization": f"Bearer {KEY}.{SECRET}"}
+    answer = httpx.post(f"{gateway}/detect?boxes=normalized&confidence=0.4", content=sample_image(picture), headers=key)
+    found = [(LABELS[one["class_name"]], one) for one in answer.json()["detections"] if one["class_name"] in LABELS]
+    sides = [(one["x1"], one["y1"], one["x2"] - one["x1"], one["y2"] - one["y1"]) for _, one in found]
+    return [(label, pytest.approx([100 * side for side in each], abs=0.01)) for (label, _), each in zip(found, sides, strict=True)]
+
+
+def box(region: dict[str, Any]) -> tuple[str, list[float]]:
+    value = region["value"]
+    return value["rectanglelabels"][0], [value[side] for side in ("x", "y", "width", "height")]
