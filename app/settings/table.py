@@ -11,7 +11,7 @@ from app.settings.schema import PREFIX, Settings
 
 def render() -> str:
     """Render the settings as a Markdown table."""
-    rows, meanings = ["| variable | default | meaning |", "|---|---|---|"], _read_docstrings()
+    rows, meanings = ["| variable | default | meaning |", "|---|---|---|"], read_docstrings()
     for field in msgspec.structs.fields(Settings):
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
         shown = f"`{default}`" if default not in {"", None} else ""
@@ -19,7 +19,7 @@ def render() -> str:
     return "\n".join(rows)
 
 
-def _read_docstrings() -> dict[str, str]:
+def read_docstrings() -> dict[str, str]:
     """Read the docstrings of the settings in the source: Python does not keep those of fields."""
     (struct,) = ast.parse(inspect.getsource(Settings)).body
     found = {}

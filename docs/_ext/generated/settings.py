@@ -1,8 +1,9 @@
-"""The settings, from their types."""
+"""The settings, from their types and docstrings."""
 
 import msgspec
 
 from app.settings.schema import PREFIX, Settings
+from app.settings.table import read_docstrings
 from generated.markdown import define, type_of
 
 _SECTIONS = {
@@ -20,7 +21,7 @@ def render() -> str:
     described = msgspec.json.schema_components([Settings])[1]["Settings"]["properties"]
     if unknown := _SECTIONS.keys() - described.keys():
         raise ValueError(f"there are no settings {unknown}")
-    parts = []
+    parts, meanings = [], read_docstrings()
     for field, schema in described.items():
         if field in _SECTIONS:
             parts.append(f"## {_SECTIONS[field]}\n")
@@ -29,5 +30,5 @@ def render() -> str:
         written = str(default).lower() if isinstance(default, bool) else str(default)
         remark = kind if default in {"", None} else f"{kind}; default `{written}`"
         name = PREFIX + field.upper()
-        parts.append(define(name, remark, schema["description"], anchor=name.lower().replace("_", "-")))
+        parts.append(define(name, remark, meanings[field], anchor=name.lower().replace("_", "-")))
     return "\n".join(parts)
