@@ -47,7 +47,8 @@ def row(request: pytest.FixtureRequest, record_property: Callable[[str, object],
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     stats = terminalreporter.stats
     reports = [report for outcome in ("passed", "failed") for report in stats.get(outcome, []) if report.user_properties]
-    rows = sorted({table.Row(result=report.outcome, **dict(report.user_properties)) for report in reports})
+    found = {table.Row(result=report.outcome, **dict(report.user_properties)) for report in reports}
+    rows = sorted(found, key=lambda row: (row.client.lower(), row.done))
     if rows:
         terminalreporter.section("clients")
         terminalreporter.line(table.render(rows))

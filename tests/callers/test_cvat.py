@@ -52,9 +52,9 @@ def annotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Annotate:
 
 @pytest.mark.client("cvat-cli")
 def test_the_function_annotates_a_task(gateway: str, own: httpx.Client, annotate: Annotate, tmp_path: Path) -> None:
-    """`task auto-annotate` with the function of `examples/cvat`: two photos, an unknown model, a bad picture, no gateway.
+    """The function of `examples/cvat`, with a stand-in of CVAT: two photos, an unknown model, a bad picture, no gateway.
 
-    CVAT's server is a stand-in. Rectangles get the labels of the task, classes without a label are left out, and each error ends
+    Rectangles get the labels of the task, classes without a label are left out, and each error ends
     the command with its reason.
     """
     found = [
@@ -85,7 +85,7 @@ def test_the_function_annotates_a_task(gateway: str, own: httpx.Client, annotate
 async def test_the_function_has_the_shapes_of_each_task(
     annotate: Annotate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same with masks, keypoints, oriented boxes, a key and a full gateway: polygons, skeletons, turned rectangles."""
+    """The function with masks, keypoints, oriented boxes, a key and a full gateway: polygons, skeletons, turned rectangles."""
     picture = tmp_path / "white.png"
     picture.write_bytes(IMAGE)
     keys = write_keys(tmp_path, ("camera", SECRET, "detect"))
@@ -134,15 +134,15 @@ def turned(box: list[float], degrees: float) -> NDArray[np.float64]:
     return found
 
 
-@pytest.mark.client("requests")
+@pytest.mark.client("CVAT")
 def test_the_dashboard(gateway: str, own: httpx.Client, record_property: Callable[[str, object], None]) -> None:
-    """CVAT's calls of Nuclio's dashboard: the functions and their labels, the objects of a photo, a bad invocation.
+    """Its calls of Nuclio's dashboard, rewritten: the functions and their labels, the objects of a photo, a bad invocation.
 
     Of errors, CVAT shows the status and the address.
     """
     photo = IMAGES / "coffee.jpg"
     given = run("cvat-cli", "nuclio_dashboard", gateway, "yolo11n", str(photo))
-    record_property("version", given["version"])
+    record_property("version", f"requests {given['version']}")
     models = {model["name"]: model for model in own.get("/models").json()["models"]}
     labels = json.loads(given["own"]["metadata"]["annotations"]["spec"])
     detections = own.post("/detect?boxes=pixel&confidence=0.4", content=photo.read_bytes()).json()["detections"]

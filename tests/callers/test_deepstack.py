@@ -155,9 +155,9 @@ def to_rows(objects: list[Object], labelmap: list[str]) -> list[list[Any]]:
     ]
 
 
-@pytest.mark.client("frigate")
+@pytest.mark.client("Frigate")
 def test_frigate_has_room_for_twenty(gateway: str, locked: str, own: httpx.Client, plugin: Plugin, crowd: Path) -> None:
-    """The logic of its detector `deepstack`, rewritten: a region of 25 objects, of which it gets the 20 that it has room for."""
+    """Its detector `deepstack`, rewritten: a region of 25 objects, of which it gets the 20 that it has room for."""
     labelmap = own.get(f"/models/{MODEL}").json()["classes"]
     objects = expect(own, 0.4, crowd.read_bytes())
     path = "/v1/vision/detection"
@@ -169,9 +169,9 @@ def test_frigate_has_room_for_twenty(gateway: str, locked: str, own: httpx.Clien
     assert plugin(f"{locked}{path}?max_objects=20", crowd, "wrong") == []
 
 
-@pytest.mark.client("frigate")
+@pytest.mark.client("Frigate")
 def test_frigate_with_its_own_labels(gateway: str, own: httpx.Client, plugin: Plugin, crowd: Path) -> None:
-    """The same with a labelmap that lacks classes of the model: with `classes` in `api_url`, no object is lost."""
+    """Its detector, rewritten, with a labelmap that lacks classes of the model: with `classes` in `api_url`, no object is lost."""
     labelmap = ["person"]
     people = [one for one in expect(own, 0.4, crowd.read_bytes()) if one[0] == "person"]
     url = f"{gateway}/v1/vision/detection"

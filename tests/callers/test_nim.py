@@ -60,7 +60,7 @@ def answer_of(record: dict[str, Any]) -> Any:  # noqa: ANN401 - any JSON
 
 @pytest.mark.client("aiperf")
 def test_photos(gateway: str, own: httpx.Client, tmp_path: Path) -> None:
-    """A profile with photos, after its wait for the model: no error, the boxes of /detect, and the gateway's own metrics."""
+    """A profile with photos, after its wait for the model: no error, the boxes of `/detect`, and the gateway's own metrics."""
     listed = tmp_path / "images.jsonl"
     listed.write_text("".join(f'{{"image": "{IMAGES / name}"}}\n' for name in ("chelsea.jpg", "coffee.jpg")))
     wait = ("--wait-for-model-timeout", "60", "--wait-for-model-mode", "models")

@@ -89,7 +89,7 @@ def version(record_property: Callable[[str, object], None]) -> None:
 
 @pytest.mark.client("OpenProcessor")
 def test_detection(own: httpx.Client) -> None:
-    """A photo to `/detect`, `/predict/{model}` and, with a broken one, `/detect/batch`, also under `/v1`, with `shared_client`."""
+    """Its calls, rewritten: a photo to `/detect` and `/predict/{model}`, several with a broken one to `/detect/batch`; also under `/v1`."""
     params = {"confidence": "0.3", "shared_client": "true"}
     image = {"image": ("photo.jpg", PHOTO, "image/jpeg")}
     expected = msgspec.json.decode(own.post("/detect?confidence=0.3", content=PHOTO).content, type=Result)
@@ -116,7 +116,7 @@ def test_detection(own: httpx.Client) -> None:
 
 @pytest.mark.client("OpenProcessor")
 def test_models_and_state(own: httpx.Client) -> None:
-    """`/models` and `/models/` with a status of each model, `/`, `/ready`, `/live` and `/health`, also under `/v1`."""
+    """Its calls, rewritten: the list of models with a status of each, the service and its health."""
     for prefix in PREFIXES:
         for path in ("/models", "/models/"):
             listed = msgspec.json.decode(own.get(prefix + path).content, type=Models)
@@ -138,7 +138,7 @@ def test_models_and_state(own: httpx.Client) -> None:
 
 @pytest.mark.client("OpenProcessor")
 def test_errors(own: httpx.Client) -> None:
-    """Invalid requests, and faces, embeddings, OCR, analysis, ingest and search, which are not there: `detail` is a sentence."""
+    """Its calls, rewritten: invalid requests, and what the gateway does not have, such as faces: `detail` is a sentence."""
     image = {"image": ("photo.jpg", PHOTO, "image/jpeg")}
     for prefix in PREFIXES:
         answers = {

@@ -28,7 +28,7 @@ def predict(key: str = "any", model: str = MODEL, picture: Path = PHOTO, **param
 @pytest.mark.client("hub-sdk")
 @pytest.mark.usefixtures("hub")
 def test_a_photo(own: httpx.Client) -> None:
-    """A model by its name, and a photo with `conf`, `iou` and `imgsz`: the boxes of /detect."""
+    """A model by its name, and a photo with `conf`, `iou` and `imgsz`: the boxes of `/detect`."""
     found = predict(conf=0.1, iou=0.6, imgsz=640)
     expected = own.post("/detect?boxes=pixel&confidence=0.1&iou=0.6", content=sample_image(PHOTO.name)).json()["detections"]
     (image,) = found["answer"]["images"]
