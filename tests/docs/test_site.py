@@ -100,4 +100,4 @@ async def test_a_page_loads_nothing_from_elsewhere(browser: Browser, origin: str
 
 async def test_the_search_finds_pages(browser: Browser, origin: str) -> None:
     async with opened(browser, f"{origin}/search.html?q=max_detections") as page:
-        await expect(page.locator("#search-results a").first).to_have_attribute("href", re.compile(r"reference/api\.html"))
+        await expect(page.locator("#search-results a[href^='reference/api.html']").first).to_be_visible()
