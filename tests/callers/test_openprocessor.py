@@ -89,7 +89,7 @@ def version(record_property: Callable[[str, object], None]) -> None:
 
 @pytest.mark.client("OpenProcessor")
 def test_detection(own: httpx.Client) -> None:
-    """Its calls, rewritten: a photo to `/detect` and `/predict/{model}`, several with a broken one to `/detect/batch`; also under `/v1`."""
+    """Its calls, rewritten: a photo to `/detect` and `/predict/{model}`, a broken one in `/detect/batch`; also under `/v1`."""
     params = {"confidence": "0.3", "shared_client": "true"}
     image = {"image": ("photo.jpg", PHOTO, "image/jpeg")}
     expected = msgspec.json.decode(own.post("/detect?confidence=0.3", content=PHOTO).content, type=Result)
