@@ -145,9 +145,10 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
 
     The outputs of a model that takes files are those for its image.
     """
-    require_key(request, worker.keys, "detect", is_dialect=True)
+    end = route_of(request.scope).rpartition("/")[2]
+    require_key(request, worker.keys, "health" if end == "stats" else "detect", is_dialect=True)  # all callers' statistics
     check_model_name(model)
-    reference, end, spec = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2], None
+    reference, spec = worker.pipeline.refer_to(model, version), None
     with suppress(UnsupportedModel):  # Triton can describe it nevertheless
         spec = await worker.pipeline.spec(reference)
     if end == "ready":

@@ -389,3 +389,5 @@ async def test_models_are_changed_by_callers_who_may(settings: Settings, triton:
             json(await ask(key, "/v2/repository/index"), 403)
             json(await client.get("/v2/models/six_columns/config", headers={"X-API-Key": f"{key}.{SECRET}"}), 403)
             json(await ask(key, "/v2/models/six_columns/infer", content=b"{}"), 403)
+        for key, status in (("detect", 403), ("admin", 403), ("health", 200)):  # of all callers, as at /metrics
+            json(await client.get("/v2/models/six_columns/stats", headers={"X-API-Key": f"{key}.{SECRET}"}), status)
