@@ -18,6 +18,16 @@ import urllib3
 from cvat_sdk import models
 from PIL import Image
 
+# If the gateway is busy: at once, and after 2 and 4 s. A proxy's Retry-After could be hours.
+_RETRIES = urllib3.Retry(
+    3,
+    allowed_methods=None,
+    status_forcelist=[HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE],
+    backoff_factor=1,
+    respect_retry_after_header=False,
+    raise_on_status=False,
+)
+
 
 class _Nereid:
     def __init__(self, url: str, model: str) -> None:
@@ -47,16 +57,20 @@ class _Nereid:
         return cvataa.shape(label["id"], type=found["type"], points=found["points"], **others)
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - any JSON
-        headers = {"X-API-Key": os.environ["NEREID_KEY"]} if "NEREID_KEY" in os.environ else {}
-        headers |= request.pop("headers", {})
-        retries = urllib3.Retry(3, allowed_methods=None, raise_on_status=False)  # if the gateway is busy, as its Retry-After says
+        key = os.environ.get("NEREID_KEY", "").strip()  # an error would show one with a line break
+        headers = ({"X-API-Key": key} if key else {}) | request.pop("headers", {})
+        # No redirect, which could take the key elsewhere.
+        options = {"timeout": 30, "retries": _RETRIES, "redirect": False}
         try:
-            response = urllib3.request(method, self._url + path, headers=headers, timeout=30, retries=retries, **request)
+            response = urllib3.request(method, self._url + path, headers=headers, **options, **request)
         except urllib3.exceptions.HTTPError as error:
             raise cvataa.BadFunctionError(f"Nereid does not answer: {error}") from error
         if response.status != HTTPStatus.OK:
-            raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode()}")
-        return response.json()
+            raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode(errors='replace')}")
+        try:
+            return response.json()
+        except ValueError as error:
+            raise cvataa.BadFunctionError(f"{self._url} answers no JSON to {path}; is it Nereid?") from error
 
 
 def _to_label(label: dict[str, Any]) -> models.PatchedLabelRequest:
