@@ -74,8 +74,8 @@ def test_models_are_changed_at_the_location_that_only_this_machine_has() -> None
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     (changes,) = re.findall(r"location ~ (.+?) \{\n(?:(?!    \}\n).+\n)*? +limit_except", TEXT)
 
-    for path in {path for prefix in ("", VERSION) for route in ROUTES for path in (prefix + path for path in route.paths)} | CONTROL:
-        sample = path.replace("{model:str}", "tiny").replace("{name:str}", "tiny")
+    for path in {prefix + path for prefix in ("", VERSION) for route in ROUTES for path in route.paths} | CONTROL:
+        sample = re.sub(r"\{\w+:str\}", "tiny", path)
         assert next(pattern for pattern in patterns if re.search(pattern, sample)) == changes
 
 

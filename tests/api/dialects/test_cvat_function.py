@@ -1,8 +1,8 @@
-"""The function of `examples/cvat`, without CVAT's SDK: it asks servers that are not Nereid, or behind a proxy that says odd things."""
+"""The function of `examples/cvat`, without CVAT's SDK, asks servers that redirect, stay busy, or are not Nereid."""
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from runpy import run_path
 from types import ModuleType
@@ -62,10 +62,14 @@ FOUND: list[Answer] = [
 
 
 def test_a_redirect_does_not_take_the_key_to_another_host(create: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEREID_KEY", "camera.secret\n")  # as `export NEREID_KEY="$(<key)"` never has it, but files of variables do
-    with answering(*FOUND) as (other, stolen), answering((308, {"Location": f"{other}/models"}, b"")) as (url, keys):
-        with pytest.raises(BadFunctionError, match="Nereid answers 308 to /models"):
-            create(url)
+    """Nor does a line break after the key, as from a file, show it in an error."""
+    monkeypatch.setenv("NEREID_KEY", "camera.secret\n")
+    with (
+        answering(*FOUND) as (other, stolen),
+        answering((308, {"Location": f"{other}/models"}, b"")) as (url, keys),
+        pytest.raises(BadFunctionError, match="Nereid answers 308 to /models"),
+    ):
+        create(url)
 
     assert (keys, stolen) == (["camera.secret"], [])
 
