@@ -24,6 +24,7 @@ from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3
 CONTROL = {prefix + path for path in control.paths for prefix in ("", "/kserve")}
+SLASHED = CONTROL | {f"{path}/" for path in CONTROL}
 TABLE = table_of(load(DIALECTS))
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
@@ -70,11 +71,11 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
 
 
 def test_models_are_changed_at_the_location_that_only_this_machine_has() -> None:
-    """Also below a dialect's name: the first location that matches counts."""
+    """Also below a dialect's name, whose location takes everything else: the first location that matches counts."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     (changes,) = re.findall(r"location ~ (.+?) \{\n(?:(?!    \}\n).+\n)*? +limit_except", TEXT)
 
-    for path in {prefix + path for prefix in ("", VERSION) for route in ROUTES for path in route.paths} | CONTROL:
+    for path in {prefix + path for prefix in ("", VERSION) for route in ROUTES for path in route.paths} | SLASHED:
         sample = re.sub(r"\{\w+:str\}", "tiny", path)
         assert next(pattern for pattern in patterns if re.search(pattern, sample)) == changes
 
