@@ -9,6 +9,8 @@ The gateway's dialect `cvat` must be on, as it is by default.
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -29,6 +31,14 @@ _RETRIES = urllib3.Retry(
 )
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:  # no JSON, or other members
+        raise cvataa.BadFunctionError(f"the answer is not that of Nereid, or not of the same model: {error!r}") from error
+
+
 class _Nereid:
     def __init__(self, url: str, model: str) -> None:
         self._url = url.rstrip("/")
@@ -44,8 +54,9 @@ class _Nereid:
         image.convert("RGB").save(file, "JPEG", quality=95)
         query = "" if context.conf_threshold is None else f"?threshold={context.conf_threshold}"
         headers = {"Content-Type": "image/jpeg", "X-Nuclio-Function-Name": self._model}
-        found = self._ask("POST", f"/api/function_invocations{query}", body=file.getvalue(), headers=headers)
-        return [self._to_shape(one) for one in found]
+        with _reading():
+            found = self._ask("POST", f"/api/function_invocations{query}", body=file.getvalue(), headers=headers)
+            return [self._to_shape(one) for one in found]
 
     def _to_shape(self, found: dict[str, Any]) -> models.LabeledShapeRequest:
         label = self._labels[found["label"]]
@@ -67,10 +78,7 @@ class _Nereid:
             raise cvataa.BadFunctionError(f"Nereid does not answer: {error}") from error
         if response.status != HTTPStatus.OK:
             raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode(errors='replace')}")
-        try:
-            return response.json()
-        except ValueError as error:
-            raise cvataa.BadFunctionError(f"{self._url} answers no JSON to {path}; is it Nereid?") from error
+        return response.json()
 
 
 def _to_label(label: dict[str, Any]) -> models.PatchedLabelRequest:
@@ -82,4 +90,5 @@ def _to_label(label: dict[str, Any]) -> models.PatchedLabelRequest:
 
 def create(url: str = "http://localhost:4603", model: str = "") -> _Nereid:
     """Make the function; its labels are the classes of the model."""
-    return _Nereid(url, model)
+    with _reading():
+        return _Nereid(url, model)
