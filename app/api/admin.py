@@ -223,7 +223,7 @@ async def _run(
 async def _receive(request: Request[Any, Any, Any], file: IO[bytes], max_bytes: int) -> list[tuple[str, str]]:
     """Receive a file, or a form with one, into `file`; return the form's other fields."""
     content_type, options = parse_options_header(header_of(request.scope, b"content-type"))
-    chunks = _chunks(request, max_bytes)
+    chunks = receive_parts(request, max_bytes)
     if content_type != MULTIPART:
         async for chunk in chunks:
             await asyncio.to_thread(file.write, chunk)
@@ -256,7 +256,7 @@ async def _receive_form(parser: PushMultipartParser, chunks: AsyncIterator[bytes
     return [(name, value.decode()) for name, value in fields]
 
 
-async def _chunks(request: Request[Any, Any, Any], max_bytes: int) -> AsyncIterator[bytes]:
+async def receive_parts(request: Request[Any, Any, Any], max_bytes: int) -> AsyncIterator[bytes]:
     """Yield the parts of the body, none if it is declared too large."""
     if int(header_of(request.scope, b"content-length") or "0") > max_bytes:
         raise body_too_large(max_bytes)

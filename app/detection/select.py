@@ -38,11 +38,10 @@ def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str], *, drops_
     """
     if classes is None:
         return None
-    ids = set()
-    for name in classes:
-        if name in labels:
-            ids |= {index for index, label in enumerate(labels) if label == name}
-        elif _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
+    wanted, known = set(classes), set(labels)  # thousands of each would be compared with each other
+    ids = {index for index, label in enumerate(labels) if label in wanted}
+    for name in [name for name in classes if name not in known]:
+        if _ID.fullmatch(name) and (not labels or int(name) < len(labels)):
             ids.add(int(name))
         elif not drops_unknown:
             raise InvalidParameter(f"classes: {name[:64]!r} is not a class of this model{suggestion(name, labels)}")

@@ -9,6 +9,8 @@ The gateway's dialect `cvat` must be on, as it is by default.
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +19,24 @@ import cvat_sdk.auto_annotation as cvataa
 import urllib3
 from cvat_sdk import models
 from PIL import Image
+
+# If the gateway is busy: at once, and after 2 and 4 s. A proxy's Retry-After could be hours.
+_RETRIES = urllib3.Retry(
+    3,
+    allowed_methods=None,
+    status_forcelist=[HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE],
+    backoff_factor=1,
+    respect_retry_after_header=False,
+    raise_on_status=False,
+)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:  # no JSON, or other members
+        raise cvataa.BadFunctionError(f"the answer is not that of Nereid, or not of the same model: {error!r}") from error
 
 
 class _Nereid:
@@ -34,8 +54,9 @@ class _Nereid:
         image.convert("RGB").save(file, "JPEG", quality=95)
         query = "" if context.conf_threshold is None else f"?threshold={context.conf_threshold}"
         headers = {"Content-Type": "image/jpeg", "X-Nuclio-Function-Name": self._model}
-        found = self._ask("POST", f"/api/function_invocations{query}", body=file.getvalue(), headers=headers)
-        return [self._to_shape(one) for one in found]
+        with _reading():
+            found = self._ask("POST", f"/api/function_invocations{query}", body=file.getvalue(), headers=headers)
+            return [self._to_shape(one) for one in found]
 
     def _to_shape(self, found: dict[str, Any]) -> models.LabeledShapeRequest:
         label = self._labels[found["label"]]
@@ -47,15 +68,16 @@ class _Nereid:
         return cvataa.shape(label["id"], type=found["type"], points=found["points"], **others)
 
     def _ask(self, method: str, path: str, **request: Any) -> Any:  # noqa: ANN401 - any JSON
-        headers = {"X-API-Key": os.environ["NEREID_KEY"]} if "NEREID_KEY" in os.environ else {}
-        headers |= request.pop("headers", {})
-        retries = urllib3.Retry(3, allowed_methods=None, raise_on_status=False)  # if the gateway is busy, as its Retry-After says
+        key = os.environ.get("NEREID_KEY", "").strip()  # an error would show one with a line break
+        headers = ({"X-API-Key": key} if key else {}) | request.pop("headers", {})
+        # No redirect, which could take the key elsewhere.
+        options = {"timeout": 30, "retries": _RETRIES, "redirect": False}
         try:
-            response = urllib3.request(method, self._url + path, headers=headers, timeout=30, retries=retries, **request)
+            response = urllib3.request(method, self._url + path, headers=headers, **options, **request)
         except urllib3.exceptions.HTTPError as error:
             raise cvataa.BadFunctionError(f"Nereid does not answer: {error}") from error
         if response.status != HTTPStatus.OK:
-            raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode()}")
+            raise cvataa.BadFunctionError(f"Nereid answers {response.status} to {path}: {response.data.decode(errors='replace')}")
         return response.json()
 
 
@@ -68,4 +90,5 @@ def _to_label(label: dict[str, Any]) -> models.PatchedLabelRequest:
 
 def create(url: str = "http://localhost:4603", model: str = "") -> _Nereid:
     """Make the function; its labels are the classes of the model."""
-    return _Nereid(url, model)
+    with _reading():
+        return _Nereid(url, model)

@@ -12,6 +12,7 @@ from app.api.admin import ROUTES
 from app.api.application import table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
+from app.api.dialects.kserve import control
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
@@ -22,6 +23,8 @@ from app.settings.schema import DIALECTS, Settings
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3
+CONTROL = {prefix + path for path in control.paths for prefix in ("", "/kserve")}
+SLASHED = CONTROL | {f"{path}/" for path in CONTROL}
 TABLE = table_of(load(DIALECTS))
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
@@ -67,6 +70,16 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
         assert re.search(dialects, f"/{name}/anything")
 
 
+def test_models_are_changed_at_the_location_that_only_this_machine_has() -> None:
+    """Also below a dialect's name, whose location takes everything else: the first location that matches counts."""
+    patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
+    (changes,) = re.findall(r"location ~ (.+?) \{\n(?:(?!    \}\n).+\n)*? +limit_except", TEXT)
+
+    for path in {prefix + path for prefix in ("", VERSION) for route in ROUTES for path in route.paths} | SLASHED:
+        sample = re.sub(r"\{\w+:str\}", "tiny", path)
+        assert next(pattern for pattern in patterns if re.search(pattern, sample)) == changes
+
+
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
 OTHERS = {
     prefix + re.sub(r"\{\w+:str\}", "tiny", path)
@@ -83,7 +96,8 @@ def test_each_public_path_exists(location: str, data: st.DataObject) -> None:
     for general, example in EXAMPLES.items():
         location = location.replace(general, example)
     path = data.draw(st.from_regex(location, fullmatch=True)).rstrip()
-    known = {re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3")) for path, _ in TABLE.paths}
+    paths = {path for path, _ in TABLE.paths} | CONTROL
+    known = {re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3")) for path in paths}
 
     assert path in known | OTHERS | {"/", f"{VERSION}/"} | {f"/{name}/" for name in DIALECTS}
 

@@ -110,6 +110,26 @@ def test_any_other_class_is_rejected(name: str, labels: tuple[str, ...]) -> None
     assert to_class_ids(["0", name], labels, drops_unknown=True) == frozenset({0})
 
 
+def test_many_classes_are_not_each_compared_with_all_labels() -> None:
+    """This runs on the event loop, for each image of a batch."""
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    labels = [Name(f"label {number}") for number in range(100)]
+
+    assert to_class_ids([Name(f"other {number}") for number in range(100)], labels, drops_unknown=True) == frozenset()
+    assert to_class_ids([Name(labels[-1])] * 100, labels) == frozenset({99})
+    assert compared < 1000
+
+
 def test_an_id_that_no_candidate_can_have_finds_nothing() -> None:
     """An id beyond the range of the array's integers must not raise."""
     assert chosen(candidates(0.9, class_ids=[1]), class_ids=frozenset({1, 10**30})) == [0]

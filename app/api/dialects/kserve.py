@@ -16,7 +16,7 @@ from litestar.response.base import ASGIResponse
 from numpy.typing import NDArray
 
 from app import __version__
-from app.api.admin import load_model, unload_model
+from app.api.admin import load_model, receive_parts, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
@@ -145,9 +145,10 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
 
     The outputs of a model that takes files are those for its image.
     """
-    require_key(request, worker.keys, "detect", is_dialect=True)
+    end = route_of(request.scope).rpartition("/")[2]
+    require_key(request, worker.keys, "health" if end == "stats" else "detect", is_dialect=True)  # all callers' statistics
     check_model_name(model)
-    reference, end, spec = worker.pipeline.refer_to(model, version), route_of(request.scope).rpartition("/")[2], None
+    reference, spec = worker.pipeline.refer_to(model, version), None
     with suppress(UnsupportedModel):  # Triton can describe it nevertheless
         spec = await worker.pipeline.spec(reference)
     if end == "ready":
@@ -161,7 +162,7 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
     return answer.get("config", answer)
 
 
-@post("/v2/repository/index", status_code=200, request_max_body_size=_MAX_TEXT_BYTES)
+@post("/v2/repository/index", status_code=200)
 async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
     """List the models in the repositories of all Tritons."""
     require_key(request, worker.keys, "detect", is_dialect=True)
@@ -174,12 +175,7 @@ async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
     ]
 
 
-@post(
-    [f"/v2/repository/models/{{model:str}}/{action}" for action in ("load", "unload")],
-    status_code=200,
-    request_max_body_size=_MAX_TEXT_BYTES,
-    guards=load_model.guards,
-)
+@post([f"/v2/repository/models/{{model:str}}/{action}" for action in ("load", "unload")], status_code=200, guards=load_model.guards)
 async def control(request: AnyRequest, worker: Worker, model: Model) -> Response[bytes]:
     """Let Triton load a model of the repository, or unload it."""
     command = load_model if request.scope["path"].endswith("/load") else unload_model
@@ -195,7 +191,7 @@ async def control(request: AnyRequest, worker: Worker, model: Model) -> Response
 
 async def _read_object(request: AnyRequest) -> dict[str, Any]:
     """Return the JSON object in the body, which may be empty."""
-    body = await request.body()
+    body = b"".join([part async for part in receive_parts(request, _MAX_TEXT_BYTES)])
     context_of(request.scope).is_body_received = True
     return decode(memoryview(body or b"{}"), dict[str, Any], "expected a JSON object, or nothing")
 

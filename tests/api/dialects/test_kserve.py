@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from app.api import admin
 from app.api.admission import middleware
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
@@ -22,7 +23,7 @@ from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.conformance import SECRET, Box, Conformance, Sent, with_header
 from tests.fakes.models import SIDE
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE, captured_log, json, started
+from tests.support import SCENE, call, captured_log, json, lifespan_of, receiving, started, staying
 
 LENGTH = "Inference-Header-Content-Length"
 
@@ -367,6 +368,19 @@ async def test_state_of_server_and_models(server: httpx.AsyncClient) -> None:
     json(await server.post("/v2/repository/index", content=b"["), 400)
 
 
+async def test_a_body_that_pauses_is_given_up(settings: Settings, triton: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no model is asked; otherwise a client could hold any number of requests for ever."""
+    assert triton.poll() is None
+    monkeypatch.setattr(admin, "PAUSE_SECONDS", 0.05)
+    async with lifespan_of(app := create_app(msgspec.structs.replace(settings, model="six_columns"))):
+        pausing = staying({"type": "http.request", "body": b"{", "more_body": True})
+        reply = await call(app, pausing, "/v2/repository/index")
+        large = receiving({"type": "http.request", "body": b" " * 70_000, "more_body": False})
+        too_large = await call(app, large, "/v2/repository/index")
+
+    assert (reply.status, too_large.status) == (408, 413)
+
+
 async def test_models_are_changed_by_callers_who_may(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Not at all in an open API, and never with a config or files, which could run programs in Triton."""
     assert triton.poll() is None
@@ -389,3 +403,5 @@ async def test_models_are_changed_by_callers_who_may(settings: Settings, triton:
             json(await ask(key, "/v2/repository/index"), 403)
             json(await client.get("/v2/models/six_columns/config", headers={"X-API-Key": f"{key}.{SECRET}"}), 403)
             json(await ask(key, "/v2/models/six_columns/infer", content=b"{}"), 403)
+        for key, status in (("detect", 403), ("admin", 403), ("health", 200)):  # of all callers, as at /metrics
+            json(await client.get("/v2/models/six_columns/stats", headers={"X-API-Key": f"{key}.{SECRET}"}), status)
