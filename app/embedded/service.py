@@ -28,7 +28,7 @@ class ServiceError(Exception):
         """The exit code of the gateway."""
 
 
-class CheckError(Exception):
+class CheckError(CommandError):
     """A running program does not work; the message is part of a line for the user."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:

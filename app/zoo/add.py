@@ -42,7 +42,7 @@ _HEAVY_BATCH = 8
 # Enough images to find a network that cannot run a batch.
 _BATCH = 4
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
+_SHARED = ("task", "size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -275,13 +275,9 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
-    entry, licence = request.published, request.licence or recognized.licence
+    entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
-    labels, source, licence = (
-        tuple(map(_printable, recognized.labels)),
-        _printable(entry.source if entry else name_of_file),
-        _printable(licence),
-    )
+    labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
     if not all(labels) or len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
         limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
@@ -304,15 +300,10 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
-    differing = [field for field in _SHARED if getattr(old.recipe, field, None) != getattr(recognized.recipe, field, None)]
-    if type(old.recipe) is not type(recognized.recipe) or old.labels != labels or differing:
-        what = (
-            "another task"
-            if type(old.recipe) is not type(recognized.recipe)
-            else f"another {differing[0]}"
-            if differing
-            else "other classes"
-        )
+    shared = [tuple(getattr(recipe, field, None) for field in _SHARED) for recipe in (old.recipe, recognized.recipe)]
+    differing = [f"another {field}" for field, one, other in zip(_SHARED, *shared, strict=True) if one != other]
+    if differing or old.labels != labels:
+        what = differing[0] if differing else "other classes"
         raise CommandError(f"{request.title} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
     number = old.last_version + 1
     return msgspec.structs.replace(
