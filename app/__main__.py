@@ -24,6 +24,7 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
+from app.embedded import detect
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
@@ -32,6 +33,7 @@ from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
 from app.routing import routes
+from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
@@ -193,8 +195,6 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
 
 
 def _detect(settings: Settings, options: argparse.Namespace) -> int:
-    from app.embedded import detect  # noqa: PLC0415 - it imports the client
-
     return detect.run(settings, options.arguments)
 
 
@@ -306,8 +306,6 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _compare(settings: Settings, options: argparse.Namespace) -> None:
-    from app.routing.report import report  # noqa: PLC0415
-
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
@@ -332,9 +330,9 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:
-    from app.doctor import report  # noqa: PLC0415 - it loads gRPC
+    from app.doctor.report import run  # noqa: PLC0415 - it loads gRPC
 
-    return report.run(settings, as_json=options.json, is_strict=options.strict)
+    return run(settings, as_json=options.json, is_strict=options.strict)
 
 
 def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
