@@ -109,20 +109,18 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     load()  # says what is wrong with the name before a download
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with _interruptible():
-            file = _find(request, scratch)
-        old = load()
-        work = partial(_prepare, name, request, file, scratch, old)
-        new = sandbox.run(work, Description) if request.is_untrusted else work()
+            file, old = _find(request, scratch), load()
+            work = partial(_prepare, name, request, file, scratch, old)
+            new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
 def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
-    with _interruptible():
-        content = _read(file, request)
-        recognized = _recognize(content, file, request)
-        without_floor, batch = _compose(content, recognized, request.title)
+    content = _read(file, request)
+    recognized = _recognize(content, file, request)
+    without_floor, batch = _compose(content, recognized, request.title)
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
     if limit := batch or recognized.max_batch:
         embedded, production = (
@@ -131,9 +129,8 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
     canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
-    with _interruptible():
-        report = _check(open_session(content), without_floor, recognized, canvases)
-        _run_blank(scratch / NETWORK, new, request.title)
+    report = _check(open_session(content), without_floor, recognized, canvases)
+    _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
     if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
