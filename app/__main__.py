@@ -345,7 +345,6 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Install the embedded Triton and pull the default model if necessary."""
     repository = Path(settings.model_repository)
     try:
         is_pulled = settings.model in loadable_models(repository)

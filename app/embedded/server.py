@@ -101,11 +101,7 @@ class EmbeddedTriton:
             raise
 
     def spawn(self) -> None:
-        """Start the server without waiting for it.
-
-        Raises:
-            CommandError: As for `claim`; or the server cannot run on this machine.
-        """
+        """Start the server without waiting for it; raise `CommandError` as `claim` does, or if it cannot run on this machine."""
         self.claim()
         try:
             self._sweep()
@@ -127,11 +123,7 @@ class EmbeddedTriton:
             raise CommandError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
-        """Check that the default model works.
-
-        Raises:
-            CheckError: The inference failed: Triton hangs, or one of its processes has died.
-        """
+        """Check that the default model works; if not, Triton hangs, or one of its processes has died."""
         if not (self._folder.is_held() and self._folder.socket.exists()):  # before it listens; later, new workers could not connect
             raise CheckError(f"it does not listen on {self._folder.socket}")
         check_inference(self._client, self._settings.model, max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))

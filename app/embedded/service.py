@@ -139,7 +139,6 @@ class Service:
             self._restart(f"does not work ({error})", 1)
 
     def _restart(self, reason: str, code: int) -> None:
-        """Kill the program and schedule its restart."""
         now = monotonic()
         self.program.kill()
         if not self.is_ready:
