@@ -213,16 +213,13 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
-    from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
-    from app.zoo.add import Request, add, read_options  # noqa: PLC0415
+    from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
 
     os.nice(_ADD_NICENESS)
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    request = Request(
-        options.source, options.name, options.licence, options.samples or check.SAMPLES, given, is_untrusted=options.untrusted
-    )
+    request = Request(options.source, options.name, options.licence, options.samples, given, is_untrusted=options.untrusted)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")

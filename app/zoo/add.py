@@ -55,8 +55,8 @@ class Request(NamedTuple):
     name: str | None
     """Name of the model; by default that of the file."""
     licence: str
-    samples: Path
-    """Folder of images for the check."""
+    samples: Path | None
+    """Folder of images for the check; None for the photos of the page."""
     options: Options
     is_untrusted: bool = False
     """Whether the file may be hostile."""
@@ -128,7 +128,7 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         )
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
-    canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
+    canvases = check.draw_samples(request.samples or check.SAMPLES, _spec(name, new, scratch))
     report = _check(open_session(content), without_floor, recognized, canvases)
     _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
