@@ -109,13 +109,26 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     load()  # says what is wrong with the name before a download
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with _interruptible():
-            file, old = _find(request, scratch), load()
-            work = partial(_prepare, name, request, file, scratch, old)
-            new = sandbox.run(work, Description) if request.is_untrusted else work()
+            file = _find(request, scratch)
+        old = load()
+        work = partial(_prepare, name, request, file, scratch, old)
+        new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@_interruptible()
 def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
     content = _read(file, request)
@@ -141,17 +154,6 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
     say(_summary(reference, new, report, is_single=bool(batch)))
     return new
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _find(request: Request, scratch: Path) -> Path:
