@@ -24,6 +24,7 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
+from app.embedded import detect
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
@@ -32,6 +33,7 @@ from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
 from app.routing import routes
+from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
@@ -193,8 +195,6 @@ def _embedded_triton(settings: Settings) -> Iterator["EmbeddedTriton"]:
 
 
 def _detect(settings: Settings, options: argparse.Namespace) -> int:
-    from app.embedded import detect  # noqa: PLC0415 - it imports the client
-
     return detect.run(settings, options.arguments)
 
 
@@ -213,16 +213,13 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
-    from app.zoo import check  # noqa: PLC0415 - it loads numpy and OpenCV
-    from app.zoo.add import Request, add, read_options  # noqa: PLC0415
+    from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
 
     os.nice(_ADD_NICENESS)
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    request = Request(
-        options.source, options.name, options.licence, options.samples or check.SAMPLES, given, is_untrusted=options.untrusted
-    )
+    request = Request(options.source, options.name, options.licence, options.samples, given, is_untrusted=options.untrusted)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
@@ -306,8 +303,6 @@ def _key(settings: Settings, options: argparse.Namespace) -> None:
 
 
 def _compare(settings: Settings, options: argparse.Namespace) -> None:
-    from app.routing.report import report  # noqa: PLC0415
-
     print(report(settings.local_url, settings.sockets, options.name, options.key_file))
 
 
@@ -332,9 +327,9 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:
-    from app.doctor import report  # noqa: PLC0415 - it loads gRPC
+    from app.doctor.report import run  # noqa: PLC0415 - it loads gRPC
 
-    return report.run(settings, as_json=options.json, is_strict=options.strict)
+    return run(settings, as_json=options.json, is_strict=options.strict)
 
 
 def _healthcheck(settings: Settings, _: argparse.Namespace) -> None:
@@ -347,7 +342,6 @@ def _settings(_: Settings, __: argparse.Namespace) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """Install the embedded Triton and pull the default model if necessary."""
     repository = Path(settings.model_repository)
     try:
         is_pulled = settings.model in loadable_models(repository)

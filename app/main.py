@@ -170,7 +170,6 @@ def _add_options(
 
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
-    """Connect to a Triton according to the settings."""
     if not settings.triton_endpoints:
         check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
@@ -178,7 +177,6 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
-    """Open the result cache of a worker."""
     descriptor = cache_memory.open_file(settings.cache_memory_bytes)
     key_file = settings.cache_key_file
     secret = cache_memory.read_secret_of(key_file) if key_file else cache_memory.read_secret(descriptor)
@@ -245,7 +243,6 @@ def _pixel_limits(settings: Settings) -> PixelLimits:
 
 
 def _capacity(settings: Settings) -> Capacity:
-    """Derive the capacity of this host from the settings."""
     body = max(settings.max_body_bytes, settings.max_batch_bytes)
     largest = body + max_decode_bytes(_pixel_limits(settings), body)
     budget = memory.image_budget(settings.memory_mb, largest)

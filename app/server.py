@@ -57,7 +57,6 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
-        self._drain_delay = settings.drain_delay_seconds
         self._signals = StopSignals()
         self._table = TableView()
         self._failures: dict[int, int] = {}
@@ -125,7 +124,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             for worker in self.wrks:
                 worker.interrupt_by_parent = True  # expect its end: terminals and systemd signal workers directly as well
             self._announce_stop()
-            delay = 0.0 if number == signal.SIGINT else self._drain_delay  # Ctrl-C: no load balancer to wait for
+            delay = 0.0 if number == signal.SIGINT else self._settings.drain_delay_seconds  # Ctrl-C: no load balancer to wait for
             threading.Timer(delay, super().signal_handler_interrupt).start()
         elif self._signals.count > 1 and SUPERVISED not in os.environ:
             # Not with a supervisor: it repeats the signal that systemd has already sent to all processes, possibly much later.

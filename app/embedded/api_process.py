@@ -42,11 +42,7 @@ class ApiProcess:
         self._missed = 0
 
     def spawn(self) -> None:
-        """Start the instance.
-
-        Raises:
-            CommandError: The process cannot be created.
-        """
+        """Start the instance; raise `CommandError` if that is not possible."""
         inherited = [worker_table.create(), last_valid.create(), self._beats]
         if self._settings.cache:
             inherited.append(cache_memory.create(self._settings.cache_memory_bytes))
@@ -71,11 +67,7 @@ class ApiProcess:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Check that the instance responds; once it has, that its main process, which replaces the workers, does.
-
-        Raises:
-            CheckError: It does not respond.
-        """
+        """Check that the instance responds; once it has, that its main process, which replaces the workers, does."""
         process = self._process
         is_new = process is None or process is not self._answered
         if is_new and not self._answers("/livez"):

@@ -5,7 +5,7 @@ This module reads Triton's own memory instead. It runs inside Triton; the gatewa
 """
 
 import ctypes
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,16 +36,10 @@ class TensorMembers(ctypes.Structure):
     )
 
 
-class _Undecoded:
-    """Placeholder for the decoded elements of a tensor, which Triton reshapes."""
-
-    def reshape(self, shape: list[int]) -> NDArray[np.object_]:
-        return np.empty(shape, np.object_)
-
-
 def leave_undecoded(triton: ModuleType) -> None:
     """Disable the decoding of BYTES tensors in Triton's module, which crashes the process with numpy 2."""
-    triton.deserialize_bytes_tensor = lambda _encoded: _Undecoded()  # type: ignore[attr-defined]
+    undecoded = SimpleNamespace(reshape=lambda shape: np.empty(shape, np.object_))  # Triton reshapes what it gets
+    triton.deserialize_bytes_tensor = lambda _encoded: undecoded  # type: ignore[attr-defined]
 
 
 def read(tensor: Any) -> NDArray[np.object_]:  # noqa: ANN401 - Triton's classes have no types

@@ -41,17 +41,21 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
 
     Raises:
         CommandError: Triton cannot load it.
+        NotPossible: It shall be unloaded, and the embedded Triton does not run.
     """
     folder, target = TritonFolder(settings), Path(settings.model_repository).resolve() / model
     if obstacle := find_obstacle(settings):
-        _announce_elsewhere(settings, model, loads=loads)
+        if not loads:
+            raise NotPossible(f"{model} cannot be unloaded: a Triton that runs elsewhere, or not at all, is not told")
+        if settings.triton_endpoints and settings.triton_loads_models:
+            _announce(target.parent)
         return obstacle
     client, link = BlockingClient(f"unix:{folder.socket}"), folder.path / "models" / model
     try:
         for other in [other for other in link.parent.iterdir() if not other.exists()]:
             other.unlink()  # with a link to nothing, Triton cannot list its models
         if loads and target.is_dir():
-            if not link.is_symlink():
+            with suppress(FileExistsError):
                 link.symlink_to(target)
             identity = identify(target)
             client.load(model)
@@ -89,14 +93,6 @@ def read_usage(settings: Settings) -> dict[str, str]:
         for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
             texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
     return texts
-
-
-def _announce_elsewhere(settings: Settings, model: str, *, loads: bool) -> None:
-    """Let the API's workers know of a change if they let Tritons load models; raise NotPossible if a model shall be unloaded."""
-    if not loads:
-        raise NotPossible(f"{model} cannot be unloaded: a Triton that runs elsewhere, or not at all, is not told")
-    if settings.triton_endpoints and settings.triton_loads_models:
-        _announce(Path(settings.model_repository))
 
 
 def _announce(repository: Path) -> None:

@@ -57,7 +57,8 @@ def _gateway(settings: Settings) -> Iterator[str]:
         try:
             while http.get_status(url, settings.timeout_seconds, socket) != _OK:
                 if process.poll() is not None:
-                    raise CommandError(f"the gateway did not start: {_last_line(log)}")
+                    last_line = log.read_text(errors="replace").strip().rpartition("\n")[2]
+                    raise CommandError(f"the gateway did not start: {last_line.removeprefix('nereid: ')}")
                 time.sleep(_POLL_SECONDS)
             yield str(socket)
         finally:
@@ -66,7 +67,3 @@ def _gateway(settings: Settings) -> Iterator[str]:
 
 def _variables(values: dict[str, str]) -> dict[str, str]:
     return {PREFIX + name.upper(): value for name, value in values.items()}
-
-
-def _last_line(log: Path) -> str:
-    return log.read_text(errors="replace").strip().rpartition("\n")[2].removeprefix("nereid: ")

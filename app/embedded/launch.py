@@ -30,14 +30,13 @@ _TRACING = ("--trace-config=mode=opentelemetry", "--trace-config=rate=0", "--tra
 # Other users of the machine must not reach the parts of Triton's API that change the server: with them, they could, for example,
 # access its memory. HTTP cannot transmit this key.
 _TCP = {
+    "model-control-mode": "none",
     "http-address": "127.0.0.1",
     "metrics-address": "127.0.0.1",
     "http-restricted-api": f"model-repository,shared-memory,trace,logging:{HEADER}=\n",
 }
 # Loading a model can run code: only this user may do so, through the socket.
-_LOADABLE_MODELS = {"model-control-mode": "explicit"}
-_FIXED_MODELS = {"model-control-mode": "none"}
-_NO_TCP = {"allow-http": "false", "allow-metrics": "false"}
+_NO_TCP = {"model-control-mode": "explicit", "allow-http": "false", "allow-metrics": "false"}
 
 
 def command(settings: Settings, folder: Path) -> list[str]:
@@ -54,7 +53,6 @@ def command(settings: Settings, folder: Path) -> list[str]:
     options = {
         "model-repository": folder / "models",
         "model-config-name": CONFIG_NAME,
-        **(_FIXED_MODELS if port else _LOADABLE_MODELS),
         "backend-directory": triton / "backends",
         "backend-config": f"python,shm-region-prefix-name={shm_prefix(settings)}",
         "exit-on-error": "false",
@@ -68,13 +66,12 @@ def command(settings: Settings, folder: Path) -> list[str]:
     if settings.loaded_models:  # the others are loaded on demand
         models = sorted(default_models(settings) & {path.name for path in (folder / "models").iterdir()})
     load = [] if port else [f"--load-model={model}" for model in models]
-    tracing = _TRACING if settings.tracing else ()
     return [
         str(triton / "bin" / "tritonserver"),
         "--disable-auto-complete-config",
         *(f"--{name}={value}" for name, value in options.items()),
         *load,
-        *tracing,
+        *(_TRACING if settings.tracing else ()),
     ]
 
 

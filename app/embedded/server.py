@@ -96,19 +96,12 @@ class EmbeddedTriton:
             unloadable = {model: found.reason for model, found in unloadable_models(self._repository, is_embedded=True).items()}
             for model, reason in (unloadable | self.load_failures()).items():
                 say(f"warning: {model} could not be loaded: {reason}")
-        except CheckError as error:
-            self.stop()
-            raise CommandError(str(error)) from error
         except BaseException:
             self.stop()
             raise
 
     def spawn(self) -> None:
-        """Start the server without waiting for it.
-
-        Raises:
-            CommandError: As for `claim`; or the server cannot run on this machine.
-        """
+        """Start the server without waiting for it; raise `CommandError` as `claim` does, or if it cannot run on this machine."""
         self.claim()
         try:
             self._sweep()
@@ -130,11 +123,7 @@ class EmbeddedTriton:
             raise CommandError(f"Triton cannot be run here: {error}") from error
 
     def check(self) -> None:
-        """Check that the default model works.
-
-        Raises:
-            CheckError: The inference failed: Triton hangs, or one of its processes has died.
-        """
+        """Check that the default model works; if not, Triton hangs, or one of its processes has died."""
         if not (self._folder.is_held() and self._folder.socket.exists()):  # before it listens; later, new workers could not connect
             raise CheckError(f"it does not listen on {self._folder.socket}")
         check_inference(self._client, self._settings.model, max(_CHECK_SECONDS, 2 * self._settings.timeout_seconds))
@@ -214,20 +203,12 @@ class EmbeddedTriton:
         raise CommandError(f"{model} could not be loaded: {self.load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
     def _sweep(self) -> None:
-        """Remove the shared memory of this process or a previous one, and the control keys that earlier versions needed."""
-        for leftover in (*self._files(), *self.log.parent.glob("control-*[0-9].key")):
-            with suppress(OSError):  # Triton has just removed it
-                leftover.unlink()
-
-    def _files(self) -> list[Path]:
-        """Return the shared memory files of this process or a previous one; other users may make files with such names."""
-        files = []
+        """Remove the shared memory of this process or a previous one; other users may make files with such names."""
         for path in Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"):  # noqa: S108 - where Triton puts them
-            with suppress(FileNotFoundError):  # Triton has just removed it
+            with suppress(OSError):  # Triton has just removed it
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                    files.append(path)
-        return files
+                    path.unlink()
 
 
 def check_inference(client: BlockingClient, model: str, seconds: float) -> None:

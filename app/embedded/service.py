@@ -28,7 +28,7 @@ class ServiceError(Exception):
         """The exit code of the gateway."""
 
 
-class CheckError(Exception):
+class CheckError(CommandError):
     """A running program does not work; the message is part of a line for the user."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
@@ -139,7 +139,6 @@ class Service:
             self._restart(f"does not work ({error})", 1)
 
     def _restart(self, reason: str, code: int) -> None:
-        """Kill the program and schedule its restart."""
         now = monotonic()
         self.program.kill()
         if not self.is_ready:

@@ -11,7 +11,11 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 def dump(content: Mapping[str, Any], *title: str) -> str:
     """Return a TOML table with its subtables, without values that are None; JSON's numbers, strings and arrays are also TOML's."""
     tables = {name: value for name, value in content.items() if isinstance(value, dict)}
-    lines = [f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in content.items() if _is_plain(value)]
+    lines = [
+        f"{_key(name)} = {json.dumps(value, ensure_ascii=False)}\n"
+        for name, value in content.items()
+        if value is not None and name not in tables
+    ]
     if title:
         lines.insert(0, f"[{'.'.join(map(_key, title))}]\n")
     return "\n".join(["".join(lines), *(dump(table, *title, name) for name, table in tables.items())])
@@ -19,7 +23,3 @@ def dump(content: Mapping[str, Any], *title: str) -> str:
 
 def _key(name: str) -> str:
     return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-
-
-def _is_plain(value: object) -> bool:
-    return value is not None and not isinstance(value, dict)

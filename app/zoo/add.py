@@ -42,7 +42,7 @@ _HEAVY_BATCH = 8
 # Enough images to find a network that cannot run a batch.
 _BATCH = 4
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
+_SHARED = ("task", "size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -55,8 +55,8 @@ class Request(NamedTuple):
     name: str | None
     """Name of the model; by default that of the file."""
     licence: str
-    samples: Path
-    """Folder of images for the check."""
+    samples: Path | None
+    """Folder of images for the check; None for the photos of the page."""
     options: Options
     is_untrusted: bool = False
     """Whether the file may be hostile."""
@@ -117,12 +117,23 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@_interruptible()
 def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
-    with _interruptible():
-        content = _read(file, request)
-        recognized = _recognize(content, file, request)
-        without_floor, batch = _compose(content, recognized, request.title)
+    content = _read(file, request)
+    recognized = _recognize(content, file, request)
+    without_floor, batch = _compose(content, recognized, request.title)
     new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
     if limit := batch or recognized.max_batch:
         embedded, production = (
@@ -130,10 +141,9 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         )
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
-    canvases = check.draw_samples(request.samples, _spec(name, new, scratch))
-    with _interruptible():
-        report = _check(open_session(content), without_floor, recognized, canvases)
-        _run_blank(scratch / NETWORK, new, request.title)
+    canvases = check.draw_samples(request.samples or check.SAMPLES, _spec(name, new, scratch))
+    report = _check(open_session(content), without_floor, recognized, canvases)
+    _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
     if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
@@ -144,17 +154,6 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
     say(_summary(reference, new, report, is_single=bool(batch)))
     return new
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def _find(request: Request, scratch: Path) -> Path:
@@ -275,13 +274,9 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
 
 def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
-    entry, licence = request.published, request.licence or recognized.licence
+    entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
-    labels, source, licence = (
-        tuple(map(_printable, recognized.labels)),
-        _printable(entry.source if entry else name_of_file),
-        _printable(licence),
-    )
+    labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
     if not all(labels) or len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
         limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
@@ -304,15 +299,10 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
-    differing = [field for field in _SHARED if getattr(old.recipe, field, None) != getattr(recognized.recipe, field, None)]
-    if type(old.recipe) is not type(recognized.recipe) or old.labels != labels or differing:
-        what = (
-            "another task"
-            if type(old.recipe) is not type(recognized.recipe)
-            else f"another {differing[0]}"
-            if differing
-            else "other classes"
-        )
+    shared = [tuple(getattr(recipe, field, None) for field in _SHARED) for recipe in (old.recipe, recognized.recipe)]
+    differing = [f"another {field}" for field, one, other in zip(_SHARED, *shared, strict=True) if one != other]
+    if differing or old.labels != labels:
+        what = differing[0] if differing else "other classes"
         raise CommandError(f"{request.title} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
     number = old.last_version + 1
     return msgspec.structs.replace(

@@ -16,16 +16,14 @@ from app.zoo.graph import IR_VERSION, OPSET, parse
 from app.zoo.recipe import SIZES, TENSORS, Recipe, SegmentationRecipe
 from app.zoo.torch_weights import read_weights
 
-_ARCHITECTURES = {"efficientnet_lite0": efficientnet.build_lite0}
-
 
 def load_network(file: Path, architecture: str | None) -> onnx.ModelProto:
-    """Read a network, or build it if its file contains only the weights of an architecture.
+    """Read a network, or build EfficientNet-Lite0 if the file contains only the weights of an architecture.
 
     Raises:
         ValueError: The weights cannot be read, or do not match the architecture.
     """
-    return onnx.load(file) if architecture is None else _ARCHITECTURES[architecture](read_weights(file))
+    return onnx.load(file) if architecture is None else efficientnet.build_lite0(read_weights(file))
 
 
 def compose_model(

@@ -83,10 +83,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path}: {getattr(error, 'strerror', error)}") from error
     return tuple(line.strip() for line in lines if line.strip())
 
 

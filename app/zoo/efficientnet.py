@@ -72,14 +72,9 @@ class _Layers:
         bias = self._weights[f"{norm}.bias"] - self._weights[f"{norm}.running_mean"] * factor
         self.tensors += [_tensor(f"{name}.kernel", kernel * factor[:, None, None, None]), _tensor(f"{name}.bias", bias)]
         # TensorFlow, in which it was trained, puts odd padding at the bottom and right.
-        self._add(
-            "Conv",
-            [x, f"{name}.kernel", f"{name}.bias"],
-            name,
-            strides=[stride, stride],
-            group=len(kernel) if kernel.shape[1] == 1 else 1,
-            auto_pad="SAME_UPPER",
-        )
+        groups = len(kernel) if kernel.shape[1] == 1 else 1
+        inputs = [x, f"{name}.kernel", f"{name}.bias"]
+        self._add("Conv", inputs, name, strides=[stride, stride], group=groups, auto_pad="SAME_UPPER")
         return name if is_linear else self._add("Clip", [name, "zero", "six"], f"{name}.relu6")
 
     def classify(self, x: str) -> str:

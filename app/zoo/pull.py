@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from app.telemetry.logging import say
-from app.zoo import check
 from app.zoo.add import Request, add
 from app.zoo.recognize import Options
 from app.zoo.registry import PublishedModel
@@ -37,5 +36,5 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     options = Options(
         labels=entry.class_names or None, **{option: recipe[option] for option in recipe.keys() & {*Options.__struct_fields__}}
     )
-    request = Request(str(source or ""), name, entry.licence, check.SAMPLES, options, published=entry, sha256=sha256)
+    request = Request(str(source or ""), name, entry.licence, None, options, published=entry, sha256=sha256)
     return add(request, repository, apply)[1]

@@ -116,8 +116,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         what = f"--head {options.head}" if options.head else f"a known head for {task}" if features else "a known head"
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     head, labels = _choose(fits, hints, options)
-    is_ultralytics = hints.is_ultralytics_classifier
-    defaults = {"resize": "center_crop", "crop": 1.0} if is_ultralytics else _DEFAULTS.get(head, {})
+    defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
     given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
     task = "classification" if head in ("logits", "probabilities") else task
     try:

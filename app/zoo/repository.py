@@ -116,13 +116,8 @@ class Repository:
         found, existing = description.load(folder), folder / version / NETWORK
         if existing.is_file() and (found is None or version in found.versions):  # pulled again
             shutil.copy(existing, network.with_name(PREVIOUS))
-            try:
-                _write(folder, name, new)
-                network.replace(existing)
-            except BaseException:
-                if found is not None:
-                    _write(folder, name, found)
-                raise
+            _write(folder, name, new)
+            network.replace(existing)
             return
         prepared = network.parent / name
         (prepared / version).mkdir(parents=True)

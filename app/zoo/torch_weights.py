@@ -24,7 +24,8 @@ _LENGTH_BYTES = 8
 class _Tensor(NamedTuple):
     """Location of a tensor's numbers, from the first arguments of `_rebuild_tensor_v2`."""
 
-    storage: str
+    storage: tuple[str, str]
+    """Key and dtype."""
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -52,15 +53,14 @@ def read_weights(path: Path) -> Weights:
 
 
 def _read(file: BytesIO) -> Weights:
-    magic, _version, _system, reader = _Reader(file).load(), _Reader(file).load(), _Reader(file).load(), _Reader(file)
+    magic, _version, _system, tensors, keys = (_Reader(file).load() for _ in range(5))
     if magic != _MAGIC:
         raise ValueError("the magic number is another one")
-    tensors, keys = reader.load(), _Reader(file).load()
-    storages = {}
+    dtypes, storages = dict(tensor.storage for tensor in tensors.values()), {}
     for key in keys:
-        dtype, count = np.dtype(reader.dtypes[key]), int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        dtype, count = np.dtype(dtypes[key]), int.from_bytes(file.read(_LENGTH_BYTES), "little")
         storages[key] = np.frombuffer(file.read(count * dtype.itemsize), dtype, count)
-    return {str(name): _take(storages[tensor.storage], tensor) for name, tensor in tensors.items()}
+    return {str(name): _take(storages[tensor.storage[0]], tensor) for name, tensor in tensors.items()}
 
 
 # Python's unpickler, because the C implementation allocates as many slots as the file requests.
@@ -70,20 +70,14 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001
     # This opcode allocates as many bytes as the file requests.
     dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]}  # noqa: RUF012, SLF001
 
-    def __init__(self, file: BytesIO) -> None:
-        super().__init__(file, encoding="utf-8")
-        self.dtypes: dict[str, str] = {}
-        """Dtypes of the storages read so far, by key."""
-
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - as in the base class
         if (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
         return _NAMES[module, name]
 
-    def persistent_load(self, pid: Any) -> str:  # noqa: ANN401 - as in the base class
+    def persistent_load(self, pid: Any) -> tuple[str, str]:  # noqa: ANN401 - as in the base class
         _, dtype, key, *_ = pid
-        self.dtypes[key] = dtype
-        return str(key)
+        return key, dtype
 
 
 def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
