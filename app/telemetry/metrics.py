@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -214,6 +213,4 @@ def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # invalid version in the header
         encode, content_type = choose_encoder("")
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return encode(registry), content_type
+    return encode(_Families(families)), content_type
