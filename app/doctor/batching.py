@@ -51,16 +51,6 @@ class Scheduling(msgspec.Struct, frozen=True):
     ensemble_scheduling: dict[str, Any] | None = None
     parameters: dict[str, ParameterValue] = {}
 
-    @property
-    def max_queue_size(self) -> int:
-        """Maximum number of waiting requests; 0 for no limit."""
-        return self.dynamic_batching.default_queue_policy.max_queue_size if self.dynamic_batching else 0
-
-    @property
-    def delay_ms(self) -> float:
-        """Time that a request waits to be batched with others, in milliseconds."""
-        return self.dynamic_batching.max_queue_delay_microseconds / 1e3 if self.dynamic_batching else 0.0
-
 
 def read(config: dict[str, Any]) -> Scheduling:
     """Read the scheduling part of a model's config."""
@@ -92,12 +82,12 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
 
 
 def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
-    if model.dynamic_batching is None or not model.max_queue_size:
+    policy = model.dynamic_batching.default_queue_policy if model.dynamic_batching else QueuePolicy()
+    if not policy.max_queue_size:
         text = f"{model.name} has no max_queue_size: an overloaded Triton queues without end, for callers that have long given up"
         lines = f"dynamic_batching in {file}:\n{_POLICY}" if model.dynamic_batching else f"{file}:\n{_BATCHING}"
         yield warning("queue_policy", text, f"add to {lines}")
         return
-    policy = model.dynamic_batching.default_queue_policy
     yield ok("queue_policy", f"at most {policy.max_queue_size} requests of {model.name} queue; more are rejected at once")
     if policy.timeout_action != "REJECT":
         text = f"{model.name} runs requests whose deadline has passed all the same (timeout_action: {policy.timeout_action})"
@@ -111,8 +101,9 @@ def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
 
 def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Finding:
     """Check how long a single request waits to be batched with others; the duration of an inference is None if it is unknown."""
-    text = f"a single request of {model.name} waits {model.delay_ms:g} ms for others to join it"
-    if model.delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
+    delay_ms = model.dynamic_batching.max_queue_delay_microseconds / 1e3 if model.dynamic_batching else 0.0
+    text = f"a single request of {model.name} waits {delay_ms:g} ms for others to join it"
+    if delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
         return ok("queue_delay", text)
     if inference_ms is not None:
         text = f"{text}, and then {inference_ms:.1f} ms for its inference"
