@@ -23,7 +23,6 @@ from bench.experiments import (
     shadow,
     stages,
     switch,
-    tail,
     tune,
     versus,
 )
@@ -48,7 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
         fair,
         switch,
         shadow,
-        tail,
         batch,
         cache,
         limit,
