@@ -23,7 +23,6 @@ from bench.experiments import (
     server_options,
     shadow,
     stages,
-    switch,
     tune,
     versus,
 )
@@ -46,7 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
         versus,
         overload,
         fair,
-        switch,
         shadow,
         batch,
         cache,
