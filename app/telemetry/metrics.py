@@ -119,7 +119,6 @@ class Metrics:
         self._count_cached(table)
 
     def _count_routes(self, table: WorkerTable) -> None:
-        """Make the metrics of routes."""
         self.route_requests = Counter(
             table,
             "api_route_requests",
@@ -139,7 +138,6 @@ class Metrics:
         )
 
     def _count_cached(self, table: WorkerTable) -> None:
-        """Make the metrics of the cache of results."""
         self.cache_requests = Counter(
             table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
         )
