@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.host.program import CommandError
 from app.settings.schema import SettingsError
+from app.triton.config_file import ConfigFileError
 from bench.experiments import (
     batch,
     cache,
@@ -22,8 +23,6 @@ from bench.experiments import (
     server_options,
     shadow,
     stages,
-    switch,
-    tail,
     tune,
     versus,
 )
@@ -34,7 +33,7 @@ from bench.report.records import load_record
 
 _INTERRUPTED = 130
 # Each has a one-line message for the user.
-_FAILURES = (ContestantError, SettingsError, CommandError)
+_FAILURES = (ContestantError, SettingsError, CommandError, ConfigFileError)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,9 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         versus,
         overload,
         fair,
-        switch,
         shadow,
-        tail,
         batch,
         cache,
         limit,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from app.doctor.finding import Finding, count, failure, ok, warning
-from app.model.triton_config import InstanceGroup, ParameterValue
+from app.model.triton_config import ModelConfig, ParameterValue, QueuePolicy
 
 # A batch is formed from the requests that queued while the instances were busy. The queue is limited.
 _POLICY = """  default_queue_policy {
@@ -22,52 +22,12 @@ _HARMLESS_MS = 1.0
 _USUAL_INFERENCE_MS = 10.0
 
 
-class QueuePolicy(msgspec.Struct, frozen=True):
-    """Triton's policy for waiting requests."""
-
-    timeout_action: str = "REJECT"
-    default_timeout_microseconds: int = 0
-    allow_timeout_override: bool = False
-    max_queue_size: int = 0
+def read(config: dict[str, Any]) -> ModelConfig:
+    """Read a model's config in Triton's JSON form."""
+    return msgspec.convert(config, ModelConfig, strict=False)
 
 
-class DynamicBatching(msgspec.Struct, frozen=True):
-    """Triton's settings for batching requests."""
-
-    preferred_batch_size: list[int] = []
-    max_queue_delay_microseconds: int = 0
-    default_queue_policy: QueuePolicy = QueuePolicy()
-
-
-class Scheduling(msgspec.Struct, frozen=True):
-    """The scheduling part of Triton's ModelConfig in its JSON form, which omits zeros."""
-
-    name: str = ""
-    backend: str = ""
-    max_batch_size: int = 0
-    instance_group: list[InstanceGroup] = []
-    dynamic_batching: DynamicBatching | None = None
-    sequence_batching: dict[str, Any] | None = None
-    ensemble_scheduling: dict[str, Any] | None = None
-    parameters: dict[str, ParameterValue] = {}
-
-    @property
-    def max_queue_size(self) -> int:
-        """Maximum number of waiting requests; 0 for no limit."""
-        return self.dynamic_batching.default_queue_policy.max_queue_size if self.dynamic_batching else 0
-
-    @property
-    def delay_ms(self) -> float:
-        """Time that a request waits to be batched with others, in milliseconds."""
-        return self.dynamic_batching.max_queue_delay_microseconds / 1e3 if self.dynamic_batching else 0.0
-
-
-def read(config: dict[str, Any]) -> Scheduling:
-    """Read the scheduling part of a model's config."""
-    return msgspec.convert(config, Scheduling, strict=False)
-
-
-def check(model: Scheduling, file: str) -> Iterator[Finding]:
+def check(model: ModelConfig, file: str) -> Iterator[Finding]:
     """Check batching and queue of a model; the fixes name the file of its config."""
     if model.ensemble_scheduling is not None or model.sequence_batching is not None:
         return  # an ensemble has no queue of its own; sequences do not apply to single images
@@ -91,13 +51,13 @@ def check(model: Scheduling, file: str) -> Iterator[Finding]:
     yield from _check_policy(model, file)
 
 
-def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
-    if model.dynamic_batching is None or not model.max_queue_size:
+def _check_policy(model: ModelConfig, file: str) -> Iterator[Finding]:
+    policy = model.dynamic_batching.default_queue_policy if model.dynamic_batching else QueuePolicy()
+    if not policy.max_queue_size:
         text = f"{model.name} has no max_queue_size: an overloaded Triton queues without end, for callers that have long given up"
         lines = f"dynamic_batching in {file}:\n{_POLICY}" if model.dynamic_batching else f"{file}:\n{_BATCHING}"
         yield warning("queue_policy", text, f"add to {lines}")
         return
-    policy = model.dynamic_batching.default_queue_policy
     yield ok("queue_policy", f"at most {policy.max_queue_size} requests of {model.name} queue; more are rejected at once")
     if policy.timeout_action != "REJECT":
         text = f"{model.name} runs requests whose deadline has passed all the same (timeout_action: {policy.timeout_action})"
@@ -109,10 +69,11 @@ def _check_policy(model: Scheduling, file: str) -> Iterator[Finding]:
         yield warning("queue_timeout", text, f"set both in default_queue_policy in {file}:\n{lines}")
 
 
-def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Finding:
+def check_delay(model: ModelConfig, file: str, inference_ms: float | None) -> Finding:
     """Check how long a single request waits to be batched with others; the duration of an inference is None if it is unknown."""
-    text = f"a single request of {model.name} waits {model.delay_ms:g} ms for others to join it"
-    if model.delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
+    delay_ms = model.dynamic_batching.max_queue_delay_microseconds / 1e3 if model.dynamic_batching else 0.0
+    text = f"a single request of {model.name} waits {delay_ms:g} ms for others to join it"
+    if delay_ms < max(_USUAL_INFERENCE_MS if inference_ms is None else inference_ms, _HARMLESS_MS):
         return ok("queue_delay", text)
     if inference_ms is not None:
         text = f"{text}, and then {inference_ms:.1f} ms for its inference"
@@ -120,7 +81,7 @@ def check_delay(model: Scheduling, file: str, inference_ms: float | None) -> Fin
     return warning("queue_delay", text, fix)
 
 
-def check_instances(model: Scheduling, file: str, cores: float, *, is_embedded: bool) -> Iterator[Finding]:
+def check_instances(model: ModelConfig, file: str, cores: float, *, is_embedded: bool) -> Iterator[Finding]:
     """Check the threads of a model on the CPUs of this machine. The embedded Triton's instances have one each by default."""
     groups = [group for group in model.instance_group if group.kind == "KIND_CPU"]
     if model.backend != "onnxruntime" or not groups:

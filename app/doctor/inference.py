@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from statistics import median
 from time import perf_counter
 
-from app.doctor.batching import Scheduling, check_delay
+from app.doctor.batching import check_delay
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import GatewayError, InferenceFailed, InvalidModelOutput
 from app.model.spec import ModelSpec
+from app.model.triton_config import ModelConfig
 from app.pipeline.probe import blank_input, check_result
 from app.triton.client import TritonClient
 from app.triton.statistics import ModelStatistics, read_statistics
@@ -25,7 +26,7 @@ _PATIENCE_SECONDS = 60.0
 
 
 async def measure(
-    client: TritonClient, spec: ModelSpec, model: Scheduling, file: str, timeout_seconds: float
+    client: TritonClient, spec: ModelSpec, model: ModelConfig, file: str, timeout_seconds: float
 ) -> AsyncIterator[Finding]:
     """Run inferences one by one, and check how long they take. The fixes name the config file."""
     try:

@@ -68,7 +68,6 @@ def check_file(settings: Settings) -> Iterator[Finding]:
 
 
 def _config_path(settings: Settings) -> Path:
-    """Return the path of the default model's config for the embedded or an external Triton."""
     return config_path(Path(settings.model_repository, settings.model), is_embedded=not settings.triton_endpoints)
 
 

@@ -132,13 +132,13 @@ def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
     raise InvalidImage(_TOO_MUCH)
 
 
-def profile_segments(data: bytes) -> bytes:
+def profile_segments(data: bytes) -> list[bytes]:
     """Return the segments of the colour profile (ICC.1, B.4), as they are in the file; empty if it has none before its pixels."""
-    at, segments = 2, b""
+    at, segments = 2, []
     while data[at : at + 1] == b"\xff" and (marker := data[at + 1 : at + 2]) not in {b"\xda", b""}:
         end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
         if marker == b"\xe2" and data.startswith(_PROFILE, at + 4):
-            segments += data[at:end]
+            segments.append(data[at:end])
         at = end
     return segments
 

@@ -20,7 +20,7 @@ _JPEG_QUALITY = 90
 _JPEG_START, _PNG_START = 20, 33
 _SEGMENT_START = 18
 """Where the profile begins in its segment: after marker, length, identifier, number and count."""
-_COLOURS = slice(_SEGMENT_START + 16, _SEGMENT_START + 20)
+_COLOURS = slice(16, 20)
 """Where a profile says which colours it describes, such as CMYK. Source: ICC.1, 7.2.6."""
 # Per pixel; twice, because encoders enlarge their output as it grows.
 _ENCODED_BYTES = 2 * 3
@@ -42,24 +42,19 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
     if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
     drawing.draw(pixels, marks)
-    segments = jpeg.profile_segments(header.data) if header.data.startswith(b"\xff\xd8") else b""
-    if segments[_COLOURS] != b"RGB ":
-        segments = b""
+    segments = jpeg.profile_segments(header.data) if header.data.startswith(b"\xff\xd8") else []
+    profile = b"".join(segment[_SEGMENT_START:] for segment in segments)
+    is_rgb = profile[_COLOURS] == b"RGB "
     if picture_type == "image/jpeg":
         # No chroma subsampling, for thin lines and small text.
         encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=_JPEG_QUALITY, colorspace="RGB", colorsubsampling="444")
-        return encoded[:_JPEG_START] + segments + encoded[_JPEG_START:]
+        return b"".join([encoded[:_JPEG_START], *(segments if is_rgb else ()), encoded[_JPEG_START:]])
     _, file = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR, dst=pixels))
     picture = file.tobytes()
-    return picture[:_PNG_START] + _to_chunk(segments) + picture[_PNG_START:] if segments else picture
+    return picture[:_PNG_START] + _to_chunk(profile) + picture[_PNG_START:] if is_rgb else picture
 
 
-def _to_chunk(segments: bytes) -> bytes:
-    """Return the chunk of a PNG with the colour profile in the segments of a JPEG."""
-    profile, at = b"", 0
-    while at < len(segments):
-        end = at + 2 + int.from_bytes(segments[at + 2 : at + 4])
-        profile += segments[at + _SEGMENT_START : end]
-        at = end
+def _to_chunk(profile: bytes) -> bytes:
+    """Return the chunk of a PNG with a colour profile."""
     content = b"iCCPicc\0\0" + zlib.compress(profile)
     return struct.pack(">L", len(content) - 4) + content + struct.pack(">L", zlib.crc32(content))

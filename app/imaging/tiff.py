@@ -7,6 +7,7 @@ Source: TIFF 6.0; the codes of Deflate are those of Adobe's technical note on Ph
 
 import struct
 import zlib
+from itertools import accumulate
 from typing import NamedTuple
 
 import cv2
@@ -146,11 +147,7 @@ def rewrite(data: bytes, header: TiffHeader) -> bytes:
     sizes = tuple(size for _, size in header.parts)
     tags = {**header.tags, offsets_tag: (0,) * len(sizes), sizes_tag: sizes}
     start = len(_write_directory(tags, header.order))
-    offsets = []
-    for size in sizes:
-        offsets.append(start)
-        start += size
-    tags[offsets_tag] = tuple(offsets)
+    tags[offsets_tag] = tuple(accumulate(sizes[:-1], initial=start))
     view = memoryview(data)
     return b"".join([_write_directory(tags, header.order), *(view[at : at + size] for at, size in header.parts)])
 

@@ -184,16 +184,15 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
     head, output_names = read_head(model, hints, 1 if has_written_batch else 0, input_size)
     types = {tensor.name: tensor.data_type for tensor in model.output}
     defaults = head.input_defaults
+    steps = len(model.ensemble_scheduling.step) if model.ensemble_scheduling else 0
     return ModelSpec(
         name=model.name,
         version=version,
         is_pinned=is_pinned,
         backend=model.backend or model.platform,
         max_batch=max(1, model.max_batch_size),
-        instances=max(
-            1, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group), len(model.ensemble_scheduling.step)
-        ),
-        priority_levels=model.dynamic_batching.priority_levels,
+        instances=max(1, steps, sum(group.count * max(1, len(group.gpus)) for group in model.instance_group)),
+        priority_levels=model.dynamic_batching.priority_levels if model.dynamic_batching else 0,
         device="gpu" if any(group.kind == "KIND_GPU" for group in model.instance_group) else hints.device,
         input_name=model.input[0].name,
         dtype=None if input_format is InputFormat.FILE else _DTYPES[model.input[0].data_type],

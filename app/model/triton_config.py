@@ -93,14 +93,26 @@ class Ensemble(msgspec.Struct, frozen=True):
     step: list[dict[str, Any]] = []
 
 
-class DynamicBatching(msgspec.Struct, frozen=True):
-    """How Triton queues calls."""
+class QueuePolicy(msgspec.Struct, frozen=True):
+    """Triton's policy for waiting requests."""
 
+    timeout_action: str = "REJECT"
+    default_timeout_microseconds: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+
+class DynamicBatching(msgspec.Struct, frozen=True):
+    """How Triton queues calls, and joins them to batches."""
+
+    preferred_batch_size: list[int] = []
+    max_queue_delay_microseconds: int = 0
     priority_levels: int = 0
+    default_queue_policy: QueuePolicy = QueuePolicy()
 
 
 class ModelConfig(msgspec.Struct):
-    """Triton's ModelConfig in its JSON form."""
+    """Triton's ModelConfig in its JSON form, which omits zeros."""
 
     name: str
     backend: str = ""
@@ -109,8 +121,9 @@ class ModelConfig(msgspec.Struct):
     input: list[TensorConfig] = []
     output: list[TensorConfig] = []
     instance_group: list[InstanceGroup] = []
-    ensemble_scheduling: Ensemble = Ensemble()
-    dynamic_batching: DynamicBatching = DynamicBatching()
+    ensemble_scheduling: Ensemble | None = None
+    sequence_batching: dict[str, Any] | None = None
+    dynamic_batching: DynamicBatching | None = None
     parameters: dict[str, ParameterValue] = {}
 
 

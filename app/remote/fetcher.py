@@ -111,7 +111,6 @@ class Fetcher:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
-        """Fetch an image, following redirects."""
         for _ in range(1 + _MAX_REDIRECTS):
             host = httpcore.Origin(image.url.raw_scheme, image.name.encode(), image.port)
             network = CheckedNetwork(self._resolve, self._is_allowed if image.origin is None else self._is_allowed_at_origin)

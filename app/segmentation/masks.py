@@ -98,15 +98,15 @@ def _draw(
         logits = coefficients @ prototypes[:, top:bottom, left:right].reshape(channels, -1)
     if not np.isfinite(logits).all():
         raise InvalidModelOutput(f"{model} returned masks that are not finite")
-    inverse = np.array(
-        [
-            [x_scale, 0, (x1 + 0.5) * x_scale - 0.5 - left],
-            [0, y_scale, (y1 + 0.5) * y_scale - 0.5 - top],
-        ]
-    )
-    logits = logits.reshape(bottom - top, right - left)
-    scaled = cv2.warpAffine(logits, inverse, (x2 - x1, y2 - y1), flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
+    shift = (x1 + 0.5) * x_scale - 0.5 - left, (y1 + 0.5) * y_scale - 0.5 - top
+    scaled = _warp(logits.reshape(bottom - top, right - left), (x_scale, y_scale), shift, (x2 - x1, y2 - y1))
     return (scaled > 0).astype(np.uint8) * np.uint8(255)
+
+
+def _warp(values: NDArray[Any], scale: tuple[float, float], shift: tuple[float, float], size: tuple[int, int]) -> NDArray[Any]:
+    """Return an array of this width and height, whose element at x, y is interpolated at x, y * `scale` + `shift`."""
+    inverse = np.array([[scale[0], 0, shift[0]], [0, scale[1], shift[1]]])
+    return cv2.warpAffine(values, inverse, size, flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
 
 
 def _to_polygons(mask: _Mask, region: Region, transform: ImageTransform) -> list[NDArray[np.float32]]:
@@ -135,14 +135,9 @@ def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[in
     left, top = int(region[0] > transform.left), int(region[1] > transform.top)
     right, bottom = int(region[2] < transform.left + transform.width), int(region[3] < transform.top + transform.height)
     x_scale, y_scale = (region[2] - region[0]) / (end_x - start_x), (region[3] - region[1]) / (end_y - start_y)
-    inverse = np.array(
-        [
-            [x_scale, 0, (x1 + 0.5 - start_x) * x_scale - 0.5 + left],
-            [0, y_scale, (y1 + 0.5 - start_y) * y_scale - 0.5 + top],
-        ]
-    )
+    shift = (x1 + 0.5 - start_x) * x_scale - 0.5 + left, (y1 + 0.5 - start_y) * y_scale - 0.5 + top
     framed = cv2.copyMakeBorder(pixels, top, bottom, left, right, cv2.BORDER_CONSTANT)
-    scaled = cv2.warpAffine(framed, inverse, (x2 - x1, y2 - y1), flags=_INVERSE, borderMode=cv2.BORDER_REPLICATE)
+    scaled = _warp(framed, (x_scale, y_scale), shift, (x2 - x1, y2 - y1))
     return x1, y1, (scaled > 128).astype(np.uint8) * np.uint8(255)  # noqa: PLR2004 - more than half
 
 

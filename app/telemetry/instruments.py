@@ -28,11 +28,18 @@ class _Labelled:
     _kind: ClassVar[str] = GAUGE
     _family: ClassVar[type[GaugeMetricFamily | CounterMetricFamily]] = GaugeMetricFamily
 
-    def __init__(self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = ()) -> None:
-        """Count in a table; the name of a counter has no suffix `_total`."""
+    def __init__(
+        self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
+    ) -> None:
+        """Count in a table; the name of a counter has no suffix `_total`.
+
+        `known` are values of the only label that are exported before their first event.
+        """
         self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._columns: dict[Labels, int] = {}
+        for value in known:
+            self.add(0, value)
         if not labels:
             self.add(0)
 
@@ -63,14 +70,6 @@ class Counter(_Labelled):
     """Counts events, by label values."""
 
     _kind, _family = COUNTER, CounterMetricFamily
-
-    def __init__(
-        self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
-    ) -> None:
-        """Count in a table; `known` are values of the only label that are exported before their first event."""
-        super().__init__(table, name, description, labels)
-        for value in known:
-            self.add(0, value)
 
     def _merge(self, column: int) -> int:
         return self._table.total_ever(column)

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -120,7 +119,6 @@ class Metrics:
         self._count_cached(table)
 
     def _count_routes(self, table: WorkerTable) -> None:
-        """Make the metrics of routes."""
         self.route_requests = Counter(
             table,
             "api_route_requests",
@@ -140,7 +138,6 @@ class Metrics:
         )
 
     def _count_cached(self, table: WorkerTable) -> None:
-        """Make the metrics of the cache of results."""
         self.cache_requests = Counter(
             table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]
         )
@@ -214,6 +211,4 @@ def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # invalid version in the header
         encode, content_type = choose_encoder("")
-    registry = CollectorRegistry()
-    registry.register(_Families(families))
-    return encode(registry), content_type
+    return encode(_Families(families)), content_type

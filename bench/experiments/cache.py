@@ -112,7 +112,7 @@ def _floor(workers: int) -> Contestant:
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), str(workers)]
     return Contestant(
-        name=FLOOR, command=command, environment={}, port=port, probe="/", model="", uses_triton=False, workers=workers, note=""
+        name=FLOOR, command=command, environment={}, port=port, probe="/", model="", uses_triton=False, workers=workers
     )
 
 

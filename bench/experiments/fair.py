@@ -24,7 +24,8 @@ from bench.experiments.batch import encode_form
 from bench.experiments.options import Commands, add_shared, count, positive
 from bench.experiments.progress import say
 from bench.harness.lineup import BEFORE, DEFAULT, Lineup
-from bench.harness.memory_sampler import MemorySampler, find_workers
+from bench.harness.memory_sampler import MemorySampler
+from bench.harness.meters import find_workers
 from bench.harness.processes import ROOT, Running, require_checkout
 from bench.harness.triton import Triton, fixture_triton
 from bench.load.callers import Answers, Caller, probe

@@ -64,7 +64,7 @@ def run(make_cases: Callable[[int, int], list[Case]], options: argparse.Namespac
     """Measure each case in interleaved rounds, and compare it with the first."""
     cores = len(os.sched_getaffinity(0))
     cases = make_cases(cores, options.clients)
-    entries = [ContestantResult(name=case.title, model=_MODEL, note="") for case in cases]
+    entries = [ContestantResult(name=case.title, model=_MODEL) for case in cases]
     samples = unlabelled_samples(options.images)
     with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton() as triton:
         for _ in range(options.rounds):

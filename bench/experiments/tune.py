@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 
 from app.settings import environment
 from app.settings.schema import PREFIX
+from app.triton.config_file import read_config_file
+from app.triton.repository import config_path
 from bench.experiments.options import Commands, add_shared, positive
 from bench.experiments.progress import BudgetBar
 from bench.experiments.tuning import config_text
@@ -62,7 +64,7 @@ def add_to(commands: Commands) -> None:
 def _tune(options: argparse.Namespace) -> int:
     given = environment.load()
     model = options.model or given.model
-    file = config_text.config_file(Path(given.model_repository), model, is_embedded=not given.triton_endpoints)
+    file = config_path(Path(given.model_repository, model), is_embedded=not given.triton_endpoints)
     seconds = min(max(options.seconds / _TRIALS, _MIN_PART_SECONDS), _MAX_PART_SECONDS)
     load = Load(unlabelled_samples(options.images), options.clients, seconds, options.rate)
     with ExitStack() as stack:
@@ -93,9 +95,10 @@ def _require_file(file: Path, present: Variant) -> None:
     """Check that a file is the config of the running model.
 
     Raises:
-        ContestantError: It is another config, or cannot be read.
+        ContestantError: It is another config.
+        ConfigFileError: It cannot be read.
     """
-    written = read_variant(config_text.read(file), has_threads=present.threads is not None, calls=present.calls)
+    written = read_variant(read_config_file(file), has_threads=present.threads is not None, calls=present.calls)
     if written != present:
         raise ContestantError(f"{file} is not the config that Triton uses: {written}; it uses: {present}")
 

@@ -1,16 +1,13 @@
 """Batch sizes of the gateway's calls to Triton, from its own metrics."""
 
-import urllib.request
 from collections import Counter
-from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.host.http import get
 from bench.harness.errors import ContestantError
 
 _SECONDS = 5
-# Without the proxy that the environment may name.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _BUCKET = "api_inference_batch_size_bucket"
 
 
@@ -24,10 +21,12 @@ def read_batch_sizes(gateway: str, model: str) -> Counter[str]:
     Raises:
         ContestantError: The gateway's metrics cannot be read.
     """
+    answer = get(f"{gateway}/metrics", _SECONDS)
+    if answer is None:
+        raise ContestantError(f"the metrics of {gateway} cannot be read")
     try:
-        with _OPENER.open(f"{gateway}/metrics", timeout=_SECONDS) as answer:
-            families = list(text_string_to_metric_families(answer.read().decode()))
-    except (OSError, HTTPException, ValueError) as error:
+        families = list(text_string_to_metric_families(answer[1]))
+    except ValueError as error:
         raise ContestantError(f"the metrics of {gateway} cannot be read: {error}") from error
     buckets = [sample for family in families for sample in family.samples if sample.name == _BUCKET]
     return _count(sorted((float(one.labels["le"]), int(one.value)) for one in buckets if one.labels["model"] == model))

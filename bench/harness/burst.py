@@ -10,8 +10,8 @@ import uvloop
 
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import Contestant, Lineup
-from bench.harness.memory_sampler import MemorySampler, find_workers
-from bench.harness.meters import Meters, family
+from bench.harness.memory_sampler import MemorySampler
+from bench.harness.meters import Meters, family, find_workers
 from bench.harness.triton import triton_processes
 from bench.load.images import Sample
 from bench.load.outcome import Outcome

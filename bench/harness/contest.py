@@ -66,7 +66,7 @@ def hold_contest(  # noqa: PLR0913, PLR0917 - the parts of a contest
                 contest.left_out[name] = str(error)
                 progress(f"{name} is left out: {error}")
                 continue
-            contest.entries.append(ContestantResult(name=name, model=contestant.model, note=contestant.note))
+            contest.entries.append(ContestantResult(name=name, model=contestant.model))
         for _, server in servers:
             _drive(server, load, max(WARM_UP_SECONDS, load.seconds / 4))
         for number in range(rounds):

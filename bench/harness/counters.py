@@ -35,18 +35,8 @@ class Counters(NamedTuple):
     @classmethod
     def total(cls, several: Sequence["Counters"]) -> "Counters":
         """Add up the statistics of a model in several Tritons."""
-        batches: Counter[str] = Counter()
-        for one in several:
-            batches.update(one.batches)
-        return cls(
-            inferences=sum(one.inferences for one in several),
-            executions=sum(one.executions for one in several),
-            successes=sum(one.successes for one in several),
-            compute_ns=sum(one.compute_ns for one in several),
-            waits=sum(one.waits for one in several),
-            queue_ns=sum(one.queue_ns for one in several),
-            batches=dict(batches),
-        )
+        *numbers, batches = zip(*several, strict=True)
+        return cls._make([*map(sum, numbers), dict(sum(map(Counter, batches), Counter()))])
 
     def since(self, before: "Counters") -> TritonUse:
         """Return the statistics since `before`."""

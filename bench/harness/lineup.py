@@ -16,18 +16,11 @@ from bench.harness.triton import Triton
 from bench.models.repository import read_labels
 from bench.report.contests import Comparison
 
-NEREID = {
-    "nereid_inline": "pixels in the gRPC message",
-    "nereid_shm": "pixels in shared memory",
-    "nereid_file": "the encoded file in shared memory, nothing decoded",
-}
-"""Nereid's contestants, with a note on each."""
-OTHERS = {
-    "reference": "FastAPI, uvicorn, stock Pillow, one blocking gRPC client per worker",
-    "reference_uint8": "the reference, sending bytes instead of floats to Nereid's model: a quarter of its traffic",
-    "in_process": "FastAPI with one ONNX Runtime session, one worker",
-}
-"""The other contestants, run in the reference's environment, with a note on each."""
+NEREID = ("nereid_inline", "nereid_shm", "nereid_file")
+"""Nereid's contestants: pixels in the gRPC message, pixels in shared memory, and the encoded file in shared memory."""
+OTHERS = ("reference", "reference_uint8", "in_process")
+"""The other contestants, run in the reference's environment: FastAPI with a blocking gRPC client per worker, the same with a model
+of bytes, and FastAPI with an ONNX Runtime session in its one worker."""
 NAMES = (*OTHERS, *NEREID)
 BATCH1 = "batch1"
 """Nereid in front of a model that takes one image at a time."""
@@ -54,7 +47,6 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     uses_triton: bool
     """Whether that model runs in Triton."""
     workers: int
-    note: str
     checkout: Path = ROOT
     """The checkout of this project that it runs from."""
 
@@ -138,7 +130,6 @@ class Lineup:
             model=asked,
             uses_triton=not is_local,
             workers=workers,
-            note=OTHERS[name],
         )
 
     def _nereid(self, name: str, model: str, port: int) -> Contestant:
@@ -151,7 +142,6 @@ class Lineup:
             raise ContestantError(f"there is no {asked}, a model that takes the encoded file")
         other = self._before if is_before and self._before else ROOT
         is_file = other.is_file()
-        note = {**NEREID, DEFAULT: "the default settings"}.get(kind, "Nereid, the model taking one image at a time")
         transport = {"NEREID_TRANSPORT": kind.removeprefix("nereid_")} if kind in {"nereid_inline", "nereid_shm"} else {}
         return Contestant(
             name=name,
@@ -169,7 +159,6 @@ class Lineup:
             model=asked,
             uses_triton=True,
             workers=self.workers,
-            note=f"{note}; from {other}" if is_before else note,
             checkout=ROOT if is_file else other,
         )
 

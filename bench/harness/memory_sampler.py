@@ -8,7 +8,7 @@ from typing import Self
 
 import psutil
 
-from bench.harness.meters import MIB, family
+from bench.harness.meters import MIB
 from bench.report.measurements import WorkerMemory
 
 SAMPLES_PER_SECOND = 5
@@ -44,12 +44,3 @@ class MemorySampler:
                     series.proportional_mib.append(round(memory.pss / MIB, 1))
             if self._is_over.wait(began + 1 / SAMPLES_PER_SECOND - perf_counter()):
                 return
-
-
-def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
-    """Return a server's workers: the largest of its processes."""
-    sizes = []
-    for member in family(process):
-        with suppress(psutil.Error):
-            sizes.append((member.memory_info().rss, member.pid, member))
-    return [member for _, _, member in sorted(sizes, reverse=True)[:count]]

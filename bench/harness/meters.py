@@ -121,13 +121,18 @@ def precise_cpu_seconds(pid: int) -> float:
 
 
 def worker_memory(process: psutil.Process, workers: int) -> list[Memory]:
-    """Return the memory of a server's workers: the largest of its processes."""
-    found = []
+    """Return the memory of a server's workers, of the largest first."""
+    infos = [worker.memory_full_info() for worker in find_workers(process, workers)]
+    return [Memory(info.rss, info.uss) for info in infos]
+
+
+def find_workers(process: psutil.Process, count: int) -> list[psutil.Process]:
+    """Return a server's workers: the largest of its processes."""
+    sizes = []
     for member in family(process):
         with suppress(psutil.Error):
-            memory = member.memory_full_info()
-            found.append(Memory(memory.rss, memory.uss))
-    return sorted(found, reverse=True)[:workers]
+            sizes.append((member.memory_info().rss, member.pid, member))
+    return [member for _, _, member in sorted(sizes, reverse=True)[:count]]
 
 
 def busiest(process: psutil.Process) -> int:

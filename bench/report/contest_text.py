@@ -6,9 +6,20 @@ from statistics import median
 from bench.load.driver import BUSY_SHARE
 from bench.report.contests import Contest
 from bench.report.measurements import KINDS, PERCENTILES
+from bench.report.text import number, table
 
 COMPARED = {"throughput": "requests/s", "gateway's CPU": "cpu gateway", "p50": "p50"}
 """Titles of the comparisons between contestants, and their figures."""
+_COLUMNS = {
+    "req/s": "requests/s",
+    "mean": "mean",
+    **{f"p{percent}": f"p{percent}" for percent in PERCENTILES},
+    "errors %": "errors %",
+    **{f"{kind} CPU": f"cpu {kind}" for kind in KINDS},
+    "batch": "mean batch",
+    "queue": "queue",
+}
+"""Columns of the table, and their figures."""
 
 
 def contest_text(contest: Contest) -> str:
@@ -23,21 +34,13 @@ def spread(values: Sequence[float]) -> str:
 
 def _table(contest: Contest) -> Iterator[str]:
     count = max((len(entry.rounds) for entry in contest.entries), default=0)
-    width = max([15, *(len(entry.name) for entry in contest.entries)])
     yield f"{contest.title}; {contest.workers} workers; medians of {count} interleaved rounds of {contest.seconds:g} s"
-    load = f"{'req/s':>7} {'mean ms':>7} {'p50':>6} {'p90':>6} {'p95':>6} {'p99':>6} {'errors':>7}"
-    cpu = f"{'gateway':>7} {'Triton':>7} {'stubs':>7} {'client':>7}"
-    yield f"{'':{width}} {load} | {cpu} | {'MiB a worker':>12} {'batch':>6} {'queue':>6}  model"
-    yield f"{'':{width}} {'':51} | {'CPU, ms per request':^31} | {'(unshared)':>12} {'':>6} {'ms':>6}"
+    rows = [("", *_COLUMNS, "MiB a worker (unshared)", "model")]
     for entry in contest.entries:
-        cpu = " ".join(f"{entry.median(f'cpu {kind}'):7.2f}" for kind in KINDS)
-        latencies = " ".join(f"{entry.median(f'p{percent}'):6.1f}" for percent in PERCENTILES)
         memory = f"{max(entry.resident_mib, default=0):.0f} ({max(entry.unshared_mib, default=0):.0f})"
-        yield (
-            f"{entry.name:{width}} {entry.median('requests/s'):7.1f} {entry.median('mean'):7.1f} {latencies}"
-            f" {entry.median('errors %') / 100:7.1%} | {cpu} |"
-            f" {memory:>12} {entry.median('mean batch'):6.1f} {entry.median('queue'):6.1f}  {entry.model}"
-        )
+        rows.append((entry.name, *(number(entry.median(figure)) for figure in _COLUMNS.values()), memory, entry.model))
+    yield table(rows)
+    yield "times in ms; CPU: of the gateway, of Triton, of the processes of its models and of the client, per request"
 
 
 def _ratios(contest: Contest) -> Iterator[str]:

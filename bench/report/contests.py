@@ -35,8 +35,6 @@ class ContestantResult(Rounds, kw_only=True):
     name: str
     model: str
     """Name of the model."""
-    note: str
-    """Kind of server."""
     resident_mib: list[float] = []
     """Memory of each worker at the end."""
     unshared_mib: list[float] = []

@@ -157,7 +157,7 @@ def make_measurement(rate: float, cpu: float = 3.0) -> Measurement:
 def make_contest(**changes: object) -> Contest:
     """Make up a contest of three rounds in which `nereid` does 3.5 times what `reference` does."""
     entries = [
-        ContestantResult(name=name, model="null", note="", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
+        ContestantResult(name=name, model="null", rounds=[make_measurement(scale * rate) for rate in (90.0, 100.0, 130.0)])
         for name, scale in (("reference", 1.0), ("nereid", 3.5))
     ]
     contest = Contest(title="null, 32 clients", clients=32, workers=2, seconds=2.0, entries=entries)

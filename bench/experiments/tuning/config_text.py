@@ -7,12 +7,10 @@ from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import msgspec
 
 from app.triton.config_file import ConfigFileError, read_config_file
-from app.triton.repository import config_path
 from app.zoo import description
 from app.zoo.description import Serving
 from app.zoo.repository import Repository
@@ -31,36 +29,14 @@ _DELAY = re.compile(r"\bmax_queue_delay_microseconds" + _NUMBER)
 _BATCHING = re.compile(r"\bdynamic_batching\s*:?\s*\{()")
 
 
-def config_file(repository: Path, model: str, *, is_embedded: bool) -> Path:
-    """Return the path of the config that Triton reads for a model.
-
-    Args:
-        repository: The model repository.
-        model: Name of the model.
-        is_embedded: Whether Triton is the embedded one.
-    """
-    return config_path(repository / model, is_embedded=is_embedded)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a config file; return it as Triton's JSON.
-
-    Raises:
-        ContestantError: It cannot be read, or is not valid.
-    """
-    try:
-        return read_config_file(path)
-    except ConfigFileError as error:
-        raise ContestantError(str(error)) from error
-
-
 def edit(path: Path, variant: Variant) -> str:
     """Return the text of a config file, changed to a variant.
 
     Raises:
-        ContestantError: It cannot be read, or its layout is not supported.
+        ConfigFileError: It cannot be read, or is not valid.
+        ContestantError: Its layout is not supported.
     """
-    before = read(path)
+    before = read_config_file(path)
     old = read_variant(before, has_threads=True, calls=None)
     edited = _replace(path.read_text(encoding="utf-8"), old, variant.config)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:

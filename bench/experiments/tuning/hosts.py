@@ -10,7 +10,8 @@ import msgspec
 
 from app.host.program import CommandError
 from app.settings.schema import Settings
-from app.triton.repository import loadable_models
+from app.triton.config_file import read_config_file
+from app.triton.repository import config_path, loadable_models
 from bench.experiments.tuning import config_text
 from bench.experiments.tuning.variant import Variant, write_variant
 from bench.harness.errors import ContestantError
@@ -48,13 +49,14 @@ class EmbeddedHost:
             stack: Ends the last Triton.
 
         Raises:
-            ContestantError: The model does not exist, or its config cannot be read.
+            ContestantError: The model does not exist.
+            ConfigFileError: Its config cannot be read.
         """
         if model not in loadable_models(repository):
             raise ContestantError(f"{model} is not in {repository}; ./just pull gets the models that it knows")
         self._source = repository / model
-        self._file = config_text.config_file(repository, model, is_embedded=True)
-        self.config = config_text.read(self._file)
+        self._file = config_path(self._source, is_embedded=True)
+        self.config = read_config_file(self._file)
         self.has_threads = self.config.get("backend") == "onnxruntime"
         self._folder = folder
         self._triton = stack.enter_context(ExitStack())

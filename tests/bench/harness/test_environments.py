@@ -11,7 +11,7 @@ from bench.harness.errors import ContestantError
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
-    environment = Environment("reference", "versus")
+    environment = Environment("reference", "./just bench versus --install")
     environment.folder = tmp_path / "environment"
     return environment
 

@@ -31,9 +31,8 @@ def test_a_counterpart_differs_only_in_its_checkout(triton: Triton, tmp_path: Pa
     contestant, counterpart = lineup.contestant("nereid_shm", "null"), lineup.contestant("nereid_shm@before", "null")
 
     assert (contestant.checkout, counterpart.checkout) == (ROOT, tmp_path)
-    assert str(tmp_path) in counterpart.note
     assert contestant.command[0] == sys.executable
-    same = {"name": "", "note": "", "checkout": ROOT, "port": 1, "environment": {}}
+    same = {"name": "", "checkout": ROOT, "port": 1, "environment": {}}
     assert msgspec.structs.replace(contestant, **same) == msgspec.structs.replace(counterpart, **same)
     assert contestant.environment | {"NEREID_PORT": ""} == counterpart.environment | {"NEREID_PORT": ""}
     assert contestant.environment["NEREID_TRANSPORT"] == "shm"

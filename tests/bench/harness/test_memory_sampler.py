@@ -5,7 +5,8 @@ import sys
 
 import psutil
 
-from bench.harness.memory_sampler import MemorySampler, find_workers
+from bench.harness.memory_sampler import MemorySampler
+from bench.harness.meters import find_workers
 from tests.processes import wait_for
 
 WAIT = "import sys; sys.stdin.read()"

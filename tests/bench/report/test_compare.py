@@ -38,7 +38,7 @@ def test_changes_are_judged_by_the_rounds(before: Sequence[float], after: Sequen
     records = []
     for rates in (before, after):
         rounds = [make_measurement(rate, cpu=rate / 10) for rate in rates]
-        entry = ContestantResult(name="nereid", model="null", note="", rounds=rounds, resident_mib=[100.0])
+        entry = ContestantResult(name="nereid", model="null", rounds=rounds, resident_mib=[100.0])
         records.append(make_record({}, contests=[make_contest(entries=[entry])]))
     text = compare(*records)
 

@@ -11,7 +11,7 @@ def test_a_contest_has_a_line_for_each_contestant_and_each_comparison() -> None:
     text = contest_text(make_contest(left_out={"broken": "no port"}, comparisons=[Comparison("reference", pairs)]))
 
     (line,) = (line for line in text.splitlines() if line.startswith("nereid "))
-    assert line.split()[1:7] == ["350.0", "7.0", "5.0", "9.0", "9.0", "9.0"]  # requests/s, mean, p50, p90, p95, p99
+    assert line.split()[1:7] == ["350", "7.00", "5.00", "9.01", "9.01", "9.01"]  # requests/s, mean, p50, p90, p95, p99
     assert line.endswith("null")
     assert "against reference, median of the rounds' ratios (min..max):" in text
     assert "throughput 3.50 x (3.50..3.50), gateway's CPU 1.00 x (1.00..1.00), p50 1.00 x (1.00..1.00)" in text
@@ -23,7 +23,7 @@ def test_wrong_answers_and_a_busy_client_are_pointed_out() -> None:
     measured = make_measurement(100.0)
     measured.outcome.driver_cpu = 0.9
     measured.outcome.statuses = {"200": 10, "wrong": 190}
-    entry = ContestantResult(name="nereid", model="null", note="", rounds=[measured])
+    entry = ContestantResult(name="nereid", model="null", rounds=[measured])
     text = contest_text(make_contest(entries=[entry], clients=1))
 
     assert "answers were wrong or missing: nereid" in text

@@ -21,7 +21,7 @@ def test_a_contestant_is_represented_by_its_median_round() -> None:
 def test_ratios_are_of_the_same_round() -> None:
     """Noise that affects a whole round does not change them."""
     entries = [
-        ContestantResult(name=name, model="null", note="", rounds=[make_measurement(rate) for rate in rates])
+        ContestantResult(name=name, model="null", rounds=[make_measurement(rate) for rate in rates])
         for name, rates in (("reference", [100.0, 50.0]), ("nereid_shm", [400.0, 200.0]))
     ]
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from app.triton.config_file import read_config_file
+from app.triton.repository import config_path
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.repository import Repository
@@ -26,7 +28,7 @@ def _write(folder: Path, text: str) -> Path:
 def test_only_what_is_varied_changes(model: str, is_embedded: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter
     path = tmp_path / "config.pbtxt"
     path.write_text(generated(model, EMBEDDED if is_embedded else PRODUCTION), encoding="utf-8")
-    present = read_variant(config_text.read(path), has_threads=is_embedded, calls=None)
+    present = read_variant(read_config_file(path), has_threads=is_embedded, calls=None)
     wanted = Variant(instances=3, threads=2 if is_embedded else None, max_batch=8, delay_us=2000)
     changes = config_text.difference(path, config_text.edit(path, wanted))
 
@@ -87,11 +89,6 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.pbtxt", "link"]
 
 
-def test_an_unreadable_config_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ContestantError, match="missing/config"):
-        config_text.read(tmp_path / "missing" / "config.pbtxt")
-
-
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """It stays as it is, if it is there, and nothing else stays behind."""
     (tmp_path / "config.pbtxt").mkdir()
@@ -108,12 +105,12 @@ def test_choice_for_an_added_model_is_in_its_description(tmp_path: Path) -> None
     repository = Repository(tmp_path)
     (tmp_path / "doors").mkdir()
     repository.write("doors", found)
-    file = config_text.config_file(tmp_path, "doors", is_embedded=True)
+    file = config_path(tmp_path / "doors", is_embedded=True)
     variant = Variant(instances=3, threads=2, max_batch=8, delay_us=500)
     text = config_text.edit(file, variant)
     config_text.write(file, text, variant)
 
-    assert read_variant(config_text.read(file), has_threads=True, calls=None) == variant
+    assert read_variant(read_config_file(file), has_threads=True, calls=None) == variant
     assert repository.load("doors") == msgspec.structs.replace(
         found, embedded=Serving(instances=3, threads=2, max_batch=8, delay_us=500)
     )
