@@ -24,7 +24,7 @@ from tests.support import IMAGES, SCENE
 SMALL = "six_columns"
 PICTURES = 24
 SECRET = "not-a-secret"  # noqa: S105 - it protects nothing
-SCOPES = ("detect", "admin")
+SCOPES = ("detect", "health", "admin")
 PHOTOS = ("astronaut.jpg", "chelsea.jpg", "coffee.jpg")
 
 
@@ -92,7 +92,7 @@ def test_health_and_descriptions(service: Service) -> None:
     assert not client.is_model_ready("nothing", headers=key())
     assert client.get_model_metadata(MODEL, headers=key())["inputs"][0]["shape"][1:] == [640, 640, 3]
     assert client.get_model_config(MODEL, "1", headers=key())["name"] == MODEL
-    assert client.get_inference_statistics(MODEL, headers=key())["model_stats"][0]["inference_count"] > 0
+    assert client.get_inference_statistics(MODEL, headers=key("health"))["model_stats"][0]["inference_count"] > 0
     assert {model["name"]: model["state"] for model in client.get_model_repository_index(headers=key())} == {
         MODEL: "READY",
         SMALL: "READY",
