@@ -185,7 +185,7 @@ _task-models-environment:
     .task_models/environment/bin/pip install -q --require-hashes --no-deps --only-binary=:all: -r requirements/task_models.txt
     cp requirements/task_models.txt .task_models/environment/locked
 
-# Measure: limit quick full sustained sweep open overload fair versus batch locust scale stages dialects masks metrics workers options compare report
+# Measure: limit quick full sustained sweep open overload fair shadow versus batch cache locust scale stages dialects masks metrics workers options compare report
 [group('develop')]
 bench *args:
     @python -m bench {{ args }}
