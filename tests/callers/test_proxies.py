@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests import haproxy, nginx
+from tests.callers.conftest import PATIENCE_SECONDS
 from tests.faults.exchange import Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.models import write
@@ -85,7 +86,7 @@ async def test_an_instance_stops(service: Service) -> None:
 async def test_what_clients_are_told(service: Service) -> None:
     """Bodies that are too large, declared or in chunks, get 413, those of a full gateway 429; the log has the client's address."""
     transport = httpx.AsyncHTTPTransport(local_address=ADDRESS)
-    async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=60, headers=HEADERS) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=PATIENCE_SECONDS, headers=HEADERS) as client:
         declared = await client.post("/detect", content=bytes(TOO_LARGE))
         chunked = await client.post("/detect", content=in_chunks())
         async with AsyncExitStack() as uploads:
