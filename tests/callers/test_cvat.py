@@ -86,7 +86,7 @@ def test_the_function_annotates_a_task(gateway: str, own: httpx.Client, annotate
 async def test_the_function_has_the_shapes_of_each_task(
     annotate: Annotate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`task auto-annotate` with masks, keypoints, oriented boxes, a key and a full gateway: polygons, skeletons, turned rectangles."""
+    """`task auto-annotate` with masks, keypoints, oriented boxes, a key, a full gateway: polygons, skeletons, turned rectangles."""
     picture = tmp_path / "white.png"
     picture.write_bytes(IMAGE)
     keys = write_keys(tmp_path, ("camera", SECRET, "detect"))
