@@ -7,7 +7,7 @@ in a memory file that the first parent process creates and all workers inherit, 
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from time import monotonic
@@ -58,7 +58,8 @@ def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: ty
             LOG.error("a file is not valid; its last valid content stays in use", file=file, detail=str(error))  # noqa: TRY400
         refused[file] = str(error)
         return msgspec.msgpack.decode(kept, type=kind)  # type: ignore[no-any-return]
-    refused.pop(file, None)
+    if refused.pop(file, None):
+        LOG.info("a file is valid again", file=file)
     with _contents() as contents:
         contents[source] = msgspec.msgpack.encode(found)
     return found
@@ -90,16 +91,15 @@ class WatchedFile(Generic[T]):
             # A file that could not be read may be the same.
             if (self._version != before or self._file in refused) and (tables := self._read()) != self._tables:
                 self._tables = tables
-                LOG.info("a file was read", file=self._file, tables=len(tables))
+                LOG.info("the tables of a file are in use", file=self._file, tables=len(tables))
         return self._tables
 
     def _find_version(self) -> tuple[int, ...] | None:
         """Return a value that changes when the file is written or replaced; None if it does not exist."""
-        try:
+        with suppress(OSError):
             found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+            return found.st_mtime_ns, found.st_size, found.st_ino
+        return None
 
 
 @contextmanager

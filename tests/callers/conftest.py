@@ -18,6 +18,8 @@ from tests.callers import table
 from tests.callers.client import pins
 
 MODEL = "yolo11n"
+PATIENCE_SECONDS = 60
+"""How long to wait for an answer: the machine also installs and runs other clients."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,7 +85,7 @@ def serving(folder: Path, repository: Path, **settings: object) -> Iterator[str]
     }
     environment = {f"NEREID_{name.upper()}": str(value) for name, value in given.items()}
     command = [sys.executable, "-m", "app", "serve"]
-    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=60) as server:
+    with running(command, environment, port, "/readyz", folder / "serve.log", ready_seconds=300) as server:
         yield server.url
 
 
@@ -97,5 +99,5 @@ def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def own(gateway: str) -> Iterator[httpx.Client]:
     """Calls the gateway as itself: what its own answer says, the clients must find."""
-    with httpx.Client(base_url=gateway) as client:
+    with httpx.Client(base_url=gateway, timeout=PATIENCE_SECONDS) as client:
         yield client

@@ -16,6 +16,7 @@ from PIL import Image
 from tests.api.conftest import write_keys
 from tests.api.dialects.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
+from tests.callers.conftest import PATIENCE_SECONDS
 from tests.callers.cvat import cvat
 from tests.fakes.triton import serving
 from tests.support import IMAGES, ROOT
@@ -90,6 +91,7 @@ async def test_the_function_has_the_shapes_of_each_task(
     picture.write_bytes(IMAGE)
     keys = write_keys(tmp_path, ("camera", SECRET, "detect"))
     points = [label(11, "nose", "points"), label(12, "tail", "points")]
+    key = {"X-API-Key": f"camera.{SECRET}"}
     found: dict[str, list[dict[str, Any]]] = {}
     own: dict[str, list[dict[str, Any]]] = {}
     for task, kind in {"segment": "polygon", "pose": "skeleton", "obb": "rectangle"}.items():
@@ -99,7 +101,7 @@ async def test_the_function_has_the_shapes_of_each_task(
         async with (
             serving(fake),
             running_gateway(fake.url, folder, workers=1, api_keys_file=keys) as server,
-            httpx.AsyncClient(base_url=server.url, headers={"X-API-Key": f"camera.{SECRET}"}) as client,
+            httpx.AsyncClient(base_url=server.url, headers=key, timeout=PATIENCE_SECONDS) as client,
         ):
             fake.next_refusals = [FULL]
             with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.api.conftest import write_keys
 from tests.callers.client import run
-from tests.callers.conftest import MODEL, serving
+from tests.callers.conftest import MODEL, PATIENCE_SECONDS, serving
 from tests.support import IMAGES, sample_image
 
 Object = tuple[Any, ...]
@@ -53,7 +53,7 @@ def crowd(tmp_path: Path) -> Path:
 def to_settings(gateway: str, **others: object) -> str:
     """Return what the constructors of two clients take."""
     address = urlsplit(gateway)
-    return json.dumps({"ip": address.hostname, "port": address.port, **others})
+    return json.dumps({"ip": address.hostname, "port": address.port, "timeout": PATIENCE_SECONDS, **others})
 
 
 def expect(own: httpx.Client, confidence: float, image: bytes = sample_image("chelsea.jpg")) -> list[Object]:
@@ -139,7 +139,7 @@ def plugin(own: httpx.Client, record_property: Callable[[str, object], None]) ->
     labels = own.get(f"/models/{MODEL}").json()["classes"]
 
     def detect(url: str, region: Path, api_key: str = "", labelmap: list[str] = labels) -> Any:  # noqa: ANN401
-        config = {"api_url": url, "api_timeout": 60, "api_key": api_key, "labelmap": labelmap}
+        config = {"api_url": url, "api_timeout": PATIENCE_SECONDS, "api_key": api_key, "labelmap": labelmap}
         (rows,) = run("deepstack-python", "frigate_deepstack", json.dumps(config), str(region))
         return rows
 

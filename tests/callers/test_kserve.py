@@ -17,7 +17,7 @@ from tritonclient.http import InferenceServerClient, InferenceServerException, I
 from tritonclient.http.auth import BasicAuth
 
 from tests.api.conftest import write_keys
-from tests.callers.conftest import MODEL, serving
+from tests.callers.conftest import MODEL, PATIENCE_SECONDS, serving
 from tests.fakes.models import SIDE
 from tests.support import IMAGES, SCENE
 
@@ -105,7 +105,7 @@ def test_health_and_descriptions(service: Service) -> None:
 def test_boxes_are_those_of_the_gateways_own_answer(service: Service) -> None:
     """24 pictures as files: class, score and place of each box are those of `/detect`."""
     found = 0
-    with httpx.Client(base_url=service.url, headers=key()) as own:
+    with httpx.Client(base_url=service.url, headers=key(), timeout=PATIENCE_SECONDS) as own:
         for image in crops():
             expected = own.post("/detect?boxes=pixel&confidence=0.3", content=image).json()["detections"]
             boxes = service.boxes(image, 0.3)

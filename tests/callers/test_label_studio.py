@@ -12,7 +12,7 @@ from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.api.conftest import write_keys
 from tests.callers.client import environment, run
-from tests.callers.conftest import serving
+from tests.callers.conftest import PATIENCE_SECONDS, serving
 from tests.deploy.needs import load
 from tests.support import IMAGES, ROOT, sample_image
 
@@ -56,6 +56,9 @@ def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "COLLECT_ANALYTICS": "false",
         "LATEST_VERSION_CHECK": "false",
         "SENTRY_DSN": "",
+        # Instead of 1 and 3: how busy this machine is shall not matter.
+        "ML_TIMEOUT_HEALTH": str(PATIENCE_SECONDS),
+        "ML_TIMEOUT_SETUP": str(PATIENCE_SECONDS),
     }
     (port,) = find_free(1)
     program = str(environment(NAME).python().with_name(NAME))
@@ -104,7 +107,9 @@ def test_the_gateway_needs_a_legacy_token(pair: Pair) -> None:
 def boxes(gateway: str, picture: str) -> list[tuple[str, Any]]:
     """Return the labels of the objects in a picture, and their boxes: x y w h in percent of it, as `box` does."""
     key = {"Authorization": f"Bearer {KEY}.{SECRET}"}
-    answer = httpx.post(f"{gateway}/detect?boxes=normalized&confidence=0.4", content=sample_image(picture), headers=key)
+    answer = httpx.post(
+        f"{gateway}/detect?boxes=normalized&confidence=0.4", content=sample_image(picture), headers=key, timeout=PATIENCE_SECONDS
+    )
     found = [(LABELS[one["class_name"]], one) for one in answer.json()["detections"] if one["class_name"] in LABELS]
     sides = [(one["x1"], one["y1"], one["x2"] - one["x1"], one["y2"] - one["y1"]) for _, one in found]
     return [(label, pytest.approx([100 * side for side in each], abs=0.01)) for (label, _), each in zip(found, sides, strict=True)]

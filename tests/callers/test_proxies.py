@@ -1,6 +1,5 @@
 """NGINX and HAProxy with the files of `deploy`, in front of two instances of a served gateway."""
 
-import json
 import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from tests import haproxy, nginx
+from tests.callers.conftest import PATIENCE_SECONDS
 from tests.faults.exchange import Connection, encode
 from tests.faults.fleet import Fleet, running_fleet
 from tests.faults.models import write
@@ -73,10 +73,12 @@ async def test_an_instance_stops(service: Service) -> None:
 
     assert set(counted.statuses) == {200}
     said = service.log.read_text(encoding="utf-8")
-    down = re.findall(r"Server nereid/(\S+) is DOWN", said)
-    assert bool(down) == (service.log.name == "haproxy.log")  # which checks, and NGINX does not
-    for server in down:
-        later = said.rpartition(f"Server nereid/{server} is DOWN")[2].partition(f"Server nereid/{server} is UP")[0]
+    # Only HAProxy checks. Another check may be late on a busy machine, and tells nothing.
+    down = re.search(r"Server nereid/(\S+) is DOWN, reason: Layer7 wrong status, code: 503", said)
+    assert bool(down) == (service.log.name == "haproxy.log")
+    if down:
+        server = down[1]
+        later = said[down.end() :].partition(f"Server nereid/{server} is UP")[0]
         assert later.count(f" {server} ") <= CLIENTS  # those that it already had
         assert later.count(" nereid-") > CLIENTS
 
@@ -84,7 +86,7 @@ async def test_an_instance_stops(service: Service) -> None:
 async def test_what_clients_are_told(service: Service) -> None:
     """Bodies that are too large, declared or in chunks, get 413, those of a full gateway 429; the log has the client's address."""
     transport = httpx.AsyncHTTPTransport(local_address=ADDRESS)
-    async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=60, headers=HEADERS) as client:
+    async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=PATIENCE_SECONDS, headers=HEADERS) as client:
         declared = await client.post("/detect", content=bytes(TOO_LARGE))
         chunked = await client.post("/detect", content=in_chunks())
         async with AsyncExitStack() as uploads:
@@ -96,9 +98,7 @@ async def test_what_clients_are_told(service: Service) -> None:
     assert [answer.status_code for answer in (declared, chunked, full)] == [413, 413, 429]
     assert {answer.json()["code"] for answer in (declared, chunked)} == {"body_too_large"}
     assert (full.json()["code"], full.headers["retry-after"]) == ("gateway_full", "1")
-    lines = service.fleet.log.read_text(encoding="utf-8").splitlines()
-    (line,) = (json.loads(line) for line in lines if full.headers["x-request-id"] in line)
-    assert line["client"] == ADDRESS
+    assert service.fleet.log_of(full.headers["x-request-id"])["client"] == ADDRESS
 
 
 async def in_chunks() -> AsyncIterator[bytes]:

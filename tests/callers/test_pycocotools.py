@@ -10,6 +10,7 @@ import pytest
 
 from tests.api.dialects.test_tasks import IMAGE, triton_for
 from tests.callers.client import run
+from tests.callers.conftest import PATIENCE_SECONDS
 from tests.fakes.triton import serving
 from tests.support import IMAGES
 from tests.system.gateway import running_gateway
@@ -57,7 +58,7 @@ async def test_masks(tmp_path: Path) -> None:
     async with (
         serving(fake),
         running_gateway(fake.url, tmp_path, workers=1) as server,
-        httpx.AsyncClient(base_url=server.url) as client,
+        httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_SECONDS) as client,
     ):
         answers = [(await client.post(f"/segment?boxes=coco&masks={masks}", content=IMAGE)).json() for masks in ("rle", "polygon")]
         results = (await client.post("/segment?format=coco-results&image_id=139", content=IMAGE)).json()

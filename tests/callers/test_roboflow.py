@@ -11,7 +11,7 @@ from bench.harness.ports import find_free
 from bench.harness.processes import running
 from tests.api.conftest import write_keys
 from tests.callers.client import run
-from tests.callers.conftest import serving
+from tests.callers.conftest import PATIENCE_SECONDS, serving
 from tests.support import IMAGES, sample_image
 
 NAME = "inference-sdk"
@@ -103,7 +103,7 @@ def test_keys_and_retries(own: httpx.Client, tmp_path: Path, repository: Path) -
         running([sys.executable, "-m", "app", "api"], settings, port, "/livez", tmp_path / "alone.log") as alone,
     ):
         printed = run(NAME, "roboflow_keys", with_keys, alone.url, PATH, "camera.s3cret")
-        metrics = httpx.get(f"{alone.url}/metrics").text
+        metrics = httpx.get(f"{alone.url}/metrics", timeout=PATIENCE_SECONDS).text
 
     assert [boxes(answer) for answer in printed["found"]] == [own_boxes(detect(own))] * 6
     (unauthorized, wrong), (unavailable, message) = printed["errors"]

@@ -44,18 +44,6 @@ class Service(NamedTuple):
     def sockets(self) -> list[str]:
         return [f"unix:{socket}" for socket in self.fleet.sockets]
 
-    def log_of(self, request_id: str) -> dict[str, Any]:
-        """Wait for the line of a request in the log of the instances, and return it."""
-        found: list[dict[str, Any]] = []
-
-        def is_there() -> bool:
-            lines = self.fleet.log.read_text(encoding="utf-8").splitlines()
-            found.extend(json.loads(line) for line in lines if line.startswith("{") and request_id in line)
-            return bool(found)
-
-        wait_for(is_there)
-        return found[0]
-
 
 @pytest.fixture(scope="module")
 def service(settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -332,7 +320,7 @@ async def test_the_log_of_the_gateway_has_the_address_of_the_client(service: Ser
     async with clients(service.proxy, "127.0.0.9", headers={"X-Real-IP": "192.0.2.1", "X-Forwarded-For": "192.0.2.2"}) as client:
         request_id = (await client.get("/models")).headers["x-request-id"]
 
-    assert service.log_of(request_id)["client"] == "127.0.0.9"
+    assert service.fleet.log_of(request_id)["client"] == "127.0.0.9"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +330,7 @@ async def test_one_request_id_in_both_logs(service: Service, client: httpx.Async
     used = (await client.get("/models", headers={"X-Request-ID": given})).headers["x-request-id"]
 
     assert (used == given) == is_kept
-    assert service.log_of(used)["path"] == "/models"
+    assert service.fleet.log_of(used)["path"] == "/models"
     wait_for(lambda: any(line["request_id"] == used for line in service.proxy.log_lines()))
 
 

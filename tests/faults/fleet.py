@@ -1,12 +1,13 @@
 """`serve` as it runs on one machine: the embedded Triton and several instances of the API on unix sockets."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -59,6 +60,18 @@ class Fleet(NamedTuple):
 
     def says(self, text: str) -> int:
         return self.log.read_text(encoding="utf-8", errors="replace").count(text)
+
+    def log_of(self, request_id: str) -> dict[str, Any]:
+        """Wait for the line of a request, which is written after the answer, and return it."""
+        found: list[dict[str, Any]] = []
+
+        def is_there() -> bool:
+            lines = self.log.read_text(encoding="utf-8").splitlines()
+            found.extend(json.loads(line) for line in lines if line.startswith("{") and request_id in line)
+            return bool(found)
+
+        wait_for(is_there)
+        return found[0]
 
     def _all_sockets(self) -> list[Path]:
         return [self.folder / "run" / f"nereid-{number + 1}.sock" for number in range(self.size)]

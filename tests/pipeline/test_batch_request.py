@@ -102,6 +102,32 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
     assert used(world) == (0, 0)
 
 
+@pytest.mark.world(mode="inline", max_requests=2)
+async def test_a_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
+    """Before its first image is processed; the images of another one are ahead of it."""
+    await outcomes(await open_batch(world, [SCENE] * 5))
+    gate.block(monkeypatch, pipeline_module, "fill_input")
+    async with (await open_batch(world, [SCENE] * 15)).run(keep):
+        assert await eventually(lambda: world.admission.waiting_batch_images()["tiny"] > 0)
+        before = used(world)
+        with pytest.raises(GatewayFull):
+            await open_batch(world, [SCENE], seconds=1e-6)
+        assert used(world) == before
+        gate.opened.set()
+
+
+async def test_images_are_not_processed_while_the_circuit_is_open(world: World) -> None:
+    """Also those of a batch that was accepted before."""
+    await world.detect()
+    batch = await open_batch(world, [SCENE, b"not an image"])
+    served = world.server.model("tiny")
+    assert served.circuit is not None
+    served.circuit.open()
+
+    assert [name for name, _ in await outcomes(batch)] == ["CircuitOpen"] * 2
+    assert used(world) == (0, 0)
+
+
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     entered = gate.block(monkeypatch, pipeline_module, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:

@@ -407,19 +407,26 @@ async def test_errors_name_the_route(routed: Routed) -> None:
         await routed.ask()
 
 
-async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
+async def open_batch(routed: Routed, images: int, **options: Any) -> BatchRequest:  # noqa: ANN401
+    call = CallContext(Deadline.after(30), Timing(), "id")
+    return await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), call)
+
+
+async def answers(opened: BatchRequest) -> list[str]:
     """Return the versions that answered the images, or the codes of errors."""
     outcomes = []
 
     async def report(_: int, found: Detections | Exception, __: Timing) -> None:
         outcomes.append(found.version if isinstance(found, Detections) else getattr(found, "code", repr(found)))
 
-    call = CallContext(Deadline.after(30), Timing(), "id")
-    opened = await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), call)
     async with opened.run(report) as done:
         for each in done:
             await each
     return outcomes
+
+
+async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # noqa: ANN401
+    return await answers(await open_batch(routed, images, **options))
 
 
 async def test_a_batch_goes_to_one_model(routed: Routed) -> None:
@@ -445,6 +452,16 @@ async def test_images_of_a_batch_are_answered_by_another_model_like_single_ones(
     routed.put(fallback="other:1")
 
     assert await batch(routed, 2) == ["1"] * 2
+
+
+async def test_images_of_a_batch_go_to_the_fallback_once_the_circuit_is_open(routed: Routed) -> None:
+    """Also those of a batch that was accepted before; none is sent to the model that fails."""
+    routed.put(fallback="other:1")
+    opened = await open_batch(routed, 2)
+    await routed.open_circuit()
+
+    assert await answers(opened) == ["1"] * 2
+    assert set(routed.fake.asked) == {"other:1"}
 
 
 async def test_a_default_model_may_be_a_route(routed: Routed) -> None:

@@ -32,6 +32,7 @@ from app.api.receiving.body import parse_body
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
 from app.model.heads import HEADS, PoseHead, Task
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.call import Detections
 
@@ -52,15 +53,15 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 @get("/api/functions")
 async def functions(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, by name."""
-    return {spec.name: to_function(spec) for spec in await detectors(request, worker, HEADS)}
+    return {spec.name: to_function(spec, spec.name) for spec in await detectors(request, worker, HEADS)}
 
 
 @get("/api/functions/{name:str}")
 async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> dict[str, Any]:
-    """Describe a detector."""
-    for spec in await detectors(request, worker, HEADS):
-        if spec.name == name:
-            return to_function(spec)
+    """Describe a detector, or the one for which a route stands."""
+    reference = worker.pipeline.refer_to(name, None)
+    if split_reference(reference)[0] in {spec.name for spec in await detectors(request, worker, HEADS)}:
+        return to_function(await worker.pipeline.spec(reference), name)
     raise UnknownModel("there is no such detector; GET /api/functions lists them")
 
 
@@ -71,20 +72,20 @@ async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
     return await detect(request, worker, _Parameters, parse_body, _describe, [("model", name)] if name else [])
 
 
-def to_function(spec: ModelSpec) -> dict[str, Any]:
-    """Describe a model. Only the first of several classes with the same name becomes a label: CVAT needs unique names."""
+def to_function(spec: ModelSpec, name: str) -> dict[str, Any]:
+    """Describe a model under this name. Of several classes of one name, only the first is a label: CVAT needs unique names."""
     ids = {spec.class_name(id_): id_ for id_ in reversed(range(len(spec.labels)))}
     kind = {"type": _LABEL_TYPES.get(spec.head.task, "rectangle"), **_skeleton(spec)}
     labels = [{"id": id_, "name": name, **kind} for name, id_ in reversed(ids.items())]
     annotations = {
-        "name": spec.name,
+        "name": name,
         "type": "detector",
         "version": "1",  # of the function, not of the model; CVAT converts it to an integer
         "spec": msgspec.json.encode(labels).decode(),
     }
     return {
-        "metadata": {"name": spec.name, "annotations": annotations},
-        "spec": {"description": f"{spec.name}, by Nereid"},
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": {"description": f"{name}, by Nereid"},
         "status": {"state": "ready", "httpPort": 0},  # no port of its own: CVAT calls it through the dashboard
     }
 

@@ -103,9 +103,7 @@ async def update_available() -> dict[str, Any]:
 
 def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
     """Parse a form without an image. Clients may send it as multipart, URL-encoded or empty."""
-    if not data:
-        return ParsedBody(b"", [])
-    if media_type(content_type) == URLENCODED:
+    if not data or media_type(content_type) == URLENCODED:
         return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
     parts = multipart.read_parts(data, content_type, MAX_PARTS)
     return ParsedBody(b"", [multipart.to_parameter(part, "another request") for part in parts])

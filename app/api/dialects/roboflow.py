@@ -254,8 +254,8 @@ def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
 
             def describe(pictures: Sequence[bytes] = ()) -> object:
                 ids = [f"{context.request_id}-{index}" for index in range(len(found))] if body.is_list else [context.request_id]
-                both = context.timing.total, wanted.keypoint_confidence
-                described = [to_inference(one, id_, *both, picture) for one, id_, picture in zip_longest(found, ids, pictures)]
+                ms, least = context.timing.total, wanted.keypoint_confidence
+                described = [to_inference(one, id_, ms, least, picture) for one, id_, picture in zip_longest(found, ids, pictures)]
                 return described if body.is_list else described[0]
 
             if body.is_list or body.drawn:  # large responses

@@ -30,6 +30,7 @@ from app.api.receiving.content_type import JSON, media_type
 from app.api.reports.models import describe_model
 from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
 
@@ -88,9 +89,10 @@ async def authenticate(request: AnyRequest, worker: Worker) -> dict[str, bool]:
 
 @get("/v1/models/{model:str}")
 async def describe(request: AnyRequest, worker: Worker, model: FromPath[str]) -> dict[str, dict[str, str]]:
-    """Tell hub-sdk that a model exists."""
+    """Tell hub-sdk that a model, or a route, exists."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return {"data": {"id": (await describe_model(model, worker)).name}}
+    await describe_model(split_reference(worker.pipeline.refer_to(model, None))[0], worker)
+    return {"data": {"id": model}}
 
 
 def to_prediction(given: ResponseInput[TaskResult]) -> dict[str, Any]:
@@ -147,11 +149,8 @@ def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iter
             yield {"keypoints": _by_axis(own[:, :2] / size, decimals) | visible}
     elif found.corners is not None:
         for corners in rounded(found.corners[:, _CORNERS] / size, decimals):
-            yield {
-                "box": {
-                    f"{axis}{number}": at for number, point in enumerate(corners, 1) for axis, at in zip("xy", point, strict=True)
-                }
-            }
+            points = zip(("1", "2", "3", "4"), corners, strict=True)
+            yield {"box": {axis + number: at for number, point in points for axis, at in zip("xy", point, strict=True)}}
     else:
         yield from repeat({})
 

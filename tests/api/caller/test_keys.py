@@ -227,6 +227,11 @@ def test_an_invalid_change_keeps_the_keys_and_is_logged_once(
     assert all(line.kwargs["detail"].startswith(str(path)) for line in log)
     assert SECRET not in repr(log)
 
+    log.clear()
+    path.write_text(table())
+    wait(1)
+    assert found(known, f"camera-1.{SECRET}") == "camera-1"
+    assert [(line.args, line.kwargs) for line in log] == [(("a file is valid again",), {"file": "api_keys"})]
     path.write_text(table("new"))
     wait(1)
     assert found(known, f"camera-1.{SECRET}") is None
