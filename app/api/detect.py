@@ -90,10 +90,9 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
-        received = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
-        image, call = received.content.image, received.call
-        wanted: Any = received.wanted
-        question = wanted.options
+        wanted: Any  # has what its task has
+        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
+        image, question = content.image, wanted.options
         respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
         model = question.model or pipeline.default_for(question.task)
         try:

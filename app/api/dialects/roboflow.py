@@ -234,9 +234,8 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")[1])
 
-    received = await receive_text(request, worker, _ModelParameters, parse)
-    wanted = received.wanted
-    spec = await find_detector(worker, wanted.options, received.call)
+    _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
+    spec = await find_detector(worker, wanted.options, call)
     others = [one for one in await detectors(request, worker, TASK_TYPES) if one.pinned.reference != spec.pinned.reference]
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
