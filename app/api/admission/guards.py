@@ -27,7 +27,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import BodyLimits, RequestContext, context_of, header_of
+from app.api.context import RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
@@ -110,7 +110,7 @@ def guard_model(worker: WorkerResources) -> Guard:
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limit in the context."""
+    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context."""
     context, deployment = context_of(scope), worker.deployment
     declared = media_type(context.content_type)
     if route.media_types:
@@ -125,10 +125,13 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits
-    max_bytes = _TEXT_BYTES if route.takes == "text" else limits.max_bytes
-    if int(header_of(scope, b"content-length") or "0") > max_bytes:
-        raise body_too_large(max_bytes)
-    context.max_body_bytes = max_bytes
+    if route.takes == "text":
+        limits = limits._replace(max_bytes=_TEXT_BYTES)
+    if context.is_anonymous:
+        limits = limits._replace(total_seconds=_ANONYMOUS_SECONDS)
+    if int(header_of(scope, b"content-length") or "0") > limits.max_bytes:
+        raise body_too_large(limits.max_bytes)
+    context.body_limits = limits
 
 
 def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
@@ -138,8 +141,6 @@ def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
 
 
 def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
-    """Set the time limits of the body and the response and the slow-request threshold, and start the stage timing."""
-    total = _ANONYMOUS_SECONDS if context.is_anonymous else worker.deployment.body_limits.total_seconds
-    context.body_limits = BodyLimits(context.max_body_bytes, total)
+    """Set the slow-request threshold, and start the stage timing."""
     context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()

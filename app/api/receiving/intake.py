@@ -95,7 +95,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 seconds = pipeline.limits.timeout(wanted.timeout_ms, len(images))
             else:
                 content = parse(data, context.content_type, kind)
-        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits)
+        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits.total_seconds)
         client.is_body_complete = True
         context.timing.lap("read")
     if wanted.address is not None:
