@@ -28,7 +28,6 @@ P = TypeVar("P", bound=Parameters)
 def _route(
     task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
-    """Make the route of a task."""
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         return await handle_image(request, worker, FORMS[task].parameters)

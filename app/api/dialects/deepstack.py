@@ -48,7 +48,6 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """The options of the detection."""
         # Frigate's form without a key: other clients leave out an empty key, or send `min_confidence` too.
         is_frigate = self.api_key == self.min_confidence == ""
         maximum = self.max_objects or (_FRIGATE_ROWS if is_frigate else MAX_DETECTIONS)

@@ -133,7 +133,6 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """The options of the detection."""
         return super().options._replace(task=self.task, masks=self.masks)
 
 

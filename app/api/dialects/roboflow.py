@@ -89,7 +89,6 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         model, version = self.reference
         return _DEFAULTS._replace(model=model, version=version, task=self.task)
 
@@ -110,7 +109,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         return super().options._replace(
             confidence=_to_number(self.confidence),
             classes=split_classes(self.class_filter) or None,  # some clients without a filter send an empty one
@@ -142,7 +140,6 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         return _DEFAULTS._replace(
             model=self.model,
             version=self.version,
