@@ -7,7 +7,7 @@ from litestar.params import FromPath
 
 from app.api.answering.schema import ModelCard, ModelInfo, ModelList
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, UNAVAILABLE
+from app.api.documentation.openapi import PROBLEMS
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
 from app.model.reference import split_reference
@@ -16,7 +16,7 @@ from app.triton.config_file import Unloadable
 from app.triton.server_info import ModelState
 
 
-@get("/models", summary="List the models that can be used, and those that could be pulled", responses=UNAVAILABLE)
+@get("/models", summary="List the models that can be used, and those that could be pulled", responses={503: PROBLEMS[503]})
 async def models(worker: Worker) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can download."""
     return await list_models(worker)
@@ -25,7 +25,7 @@ async def models(worker: Worker) -> ModelList:
 @get(
     "/models/{model:str}",
     summary="Describe a model",
-    responses={**{status: PROBLEMS[status] for status in (400, 404)}, **UNAVAILABLE},
+    responses={status: PROBLEMS[status] for status in (400, 404, 503)},
 )
 async def model(model: FromPath[str], worker: Worker) -> ModelInfo:
     """Describe a model in the repositories of all Tritons, or one that `pull` can download."""
