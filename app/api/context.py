@@ -35,8 +35,6 @@ class RequestContext:
     """Bytes of the response body sent so far."""
     has_model_route = False
     """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
-    is_circuit_open = False
-    """Whether no Triton can run the model that the path, headers or query name, or the default model."""
     body_limits: BodyLimits
     """Limits of the body, whose time is also that of a response; set by the guards of model routes."""
     slow_request_ms = 0.0

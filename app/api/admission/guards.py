@@ -6,7 +6,7 @@ If several checks fail, the response reports the first in this order:
     404  no route has the path; 405 for the method                      Litestar
     401  no API key, or a wrong one; 403 if it lacks the scope          `require_key`
     415  the declared type; 413 the declared length                     `guard_payload`
-    503  the model's circuit is open                                    `guard_circuit`
+    503  the model's circuit is open                                    `guard_model`
     429  the gateway is full                                            `check_capacity`
 
 `DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
@@ -84,9 +84,8 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
     context, pipeline = context_of(scope), worker.pipeline
     if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
-    # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
-    if not context.is_circuit_open:
+    # While the circuit is open, `guard_model` rejects the request: unanswered calls to Triton may have filled the gateway.
+    if not model or pipeline.tritons.is_usable(model):
         pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
 
 
@@ -103,7 +102,8 @@ def guard_model(worker: WorkerResources) -> Guard:
         if not context.is_anonymous:
             require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
-        guard_circuit(context, worker)
+        if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
+            worker.pipeline.check_circuit(context.model)
         guard_timing(context, worker)
 
     return guard
@@ -132,12 +132,6 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
     if int(header_of(scope, b"content-length") or "0") > limits.max_bytes:
         raise body_too_large(limits.max_bytes)
     context.body_limits = limits
-
-
-def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
-    """Raise CircuitOpen while the circuit of its model is open. Anonymous requests pass: they must not learn about models."""
-    if context.is_circuit_open and context.model and not context.is_anonymous:
-        worker.pipeline.check_circuit(context.model)
 
 
 def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
