@@ -35,12 +35,8 @@ class RequestContext:
     """Bytes of the response body sent so far."""
     has_model_route = False
     """Whether `DispatchMiddleware` has matched a model route and recorded the request's key and model."""
-    is_circuit_open = False
-    """Whether no Triton can run the model that the path, headers or query name, or the default model."""
-    max_body_bytes = 0
-    """Maximum size of the body, in bytes."""
     body_limits: BodyLimits
-    """Limits of the body; set by the guards of model routes."""
+    """Limits of the body, whose time is also that of a response; set by the guards of model routes."""
     slow_request_ms = 0.0
     """Requests that take longer are logged as warnings; 0 disables this."""
     scopes: frozenset[str] | None = None

@@ -28,7 +28,6 @@ P = TypeVar("P", bound=Parameters)
 def _route(
     task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
-    """Make the route of a task."""
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         return await handle_image(request, worker, FORMS[task].parameters)
@@ -90,10 +89,9 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
-        received = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
-        image, call = received.content.image, received.call
-        wanted: Any = received.wanted
-        question = wanted.options
+        wanted: Any  # has what its task has
+        content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
+        image, question = content.image, wanted.options
         respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
         model = question.model or pipeline.default_for(question.task)
         try:

@@ -6,7 +6,7 @@ If several checks fail, the response reports the first in this order:
     404  no route has the path; 405 for the method                      Litestar
     401  no API key, or a wrong one; 403 if it lacks the scope          `require_key`
     415  the declared type; 413 the declared length                     `guard_payload`
-    503  the model's circuit is open                                    `guard_circuit`
+    503  the model's circuit is open                                    `guard_model`
     429  the gateway is full                                            `check_capacity`
 
 `DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
@@ -27,7 +27,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import BodyLimits, RequestContext, context_of, header_of
+from app.api.context import RequestContext, context_of, header_of
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
@@ -84,9 +84,8 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
     context, pipeline = context_of(scope), worker.pipeline
     if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
         return
-    # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
-    context.is_circuit_open = bool(model) and not pipeline.tritons.is_usable(model)
-    if not context.is_circuit_open:
+    # While the circuit is open, `guard_model` rejects the request: unanswered calls to Triton may have filled the gateway.
+    if not model or pipeline.tritons.is_usable(model):
         pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
 
 
@@ -103,14 +102,15 @@ def guard_model(worker: WorkerResources) -> Guard:
         if not context.is_anonymous:
             require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
-        guard_circuit(context, worker)
+        if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
+            worker.pipeline.check_circuit(context.model)
         guard_timing(context, worker)
 
     return guard
 
 
 def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
-    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limit in the context."""
+    """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context."""
     context, deployment = context_of(scope), worker.deployment
     declared = media_type(context.content_type)
     if route.media_types:
@@ -125,21 +125,16 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
     if context.content_encoding:
         content_encoding.check(context.content_encoding)
     limits = deployment.batch_limits if route.takes == "images" and not context.is_anonymous else deployment.body_limits
-    max_bytes = _TEXT_BYTES if route.takes == "text" else limits.max_bytes
-    if int(header_of(scope, b"content-length") or "0") > max_bytes:
-        raise body_too_large(max_bytes)
-    context.max_body_bytes = max_bytes
-
-
-def guard_circuit(context: RequestContext, worker: WorkerResources) -> None:
-    """Raise CircuitOpen while the circuit of its model is open. Anonymous requests pass: they must not learn about models."""
-    if context.is_circuit_open and context.model and not context.is_anonymous:
-        worker.pipeline.check_circuit(context.model)
+    if route.takes == "text":
+        limits = limits._replace(max_bytes=_TEXT_BYTES)
+    if context.is_anonymous:
+        limits = limits._replace(total_seconds=_ANONYMOUS_SECONDS)
+    if int(header_of(scope, b"content-length") or "0") > limits.max_bytes:
+        raise body_too_large(limits.max_bytes)
+    context.body_limits = limits
 
 
 def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
-    """Set the time limits of the body and the response and the slow-request threshold, and start the stage timing."""
-    total = _ANONYMOUS_SECONDS if context.is_anonymous else worker.deployment.body_limits.total_seconds
-    context.body_limits = BodyLimits(context.max_body_bytes, total)
+    """Set the slow-request threshold, and start the stage timing."""
     context.slow_request_ms = worker.deployment.slow_request_ms
     context.timing.start_lap()

@@ -123,7 +123,6 @@ class RequestContextMiddleware:
         return span
 
     def _log(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
-        """Write the request's log line."""
         duration_ms = context.timing.total
         fields = {
             "request_id": context.request_id,
@@ -150,7 +149,6 @@ class RequestContextMiddleware:
 
 
 def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status: int) -> None:
-    """End the span of a request."""
     route = route_of(scope)
     attributes: dict[str, str | int] = {
         "http.request.body.size": context.request_bytes,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from litestar.response.base import ASGIResponse
@@ -11,8 +12,6 @@ from app.errors import NotAcceptable
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 
-# The most frequent headers, which need no parsing.
-_USUAL = {b"", b"*/*", b"application/json", b"application/json, */*", b"application/json, text/plain, */*"}
 # More than any program sends.
 _MAX_RANGES = 50
 _RANGE = re.compile(r"\s*([\w!#$&^.+*-]+/[\w!#$&^.+*-]+)\s*((?:;[^;]*)*)", re.ASCII)
@@ -59,13 +58,12 @@ def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format
     """
     if name is not None:
         return next(format_ for format_ in formats if format_.name == name)
-    if accept in _USUAL:
-        return formats[0]
     by_type = media_types_of(formats)
     return by_type[negotiate(accept, tuple(by_type))]
 
 
-def best(accept: bytes, media_types: Sequence[str]) -> str | None:
+@lru_cache(64)  # clients send few headers
+def best(accept: bytes, media_types: tuple[str, ...]) -> str | None:
     """Return which of these media types, in lower case, a caller prefers, of several the first; None if it accepts none.
 
     A header without any valid media type accepts all types.
@@ -78,7 +76,7 @@ def best(accept: bytes, media_types: Sequence[str]) -> str | None:
     return chosen if found[chosen] > 0 else None
 
 
-def negotiate(accept: bytes, media_types: Sequence[str]) -> str:
+def negotiate(accept: bytes, media_types: tuple[str, ...]) -> str:
     """Return the `best` media type; raise NotAcceptable if there is none."""
     media_type = best(accept, media_types)
     if media_type is None:

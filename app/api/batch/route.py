@@ -50,7 +50,6 @@ class _Operation(ImageOperation):
     }
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body with the images and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
         images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
         return RequestBody(
@@ -71,7 +70,6 @@ _HEADERS = [
 
 
 def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
-    """Make the route of a task."""
     kind = FORMS[task].batch
     assert kind is not None  # noqa: S101 - of tasks with batches only
 
@@ -100,7 +98,6 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
 
 
 async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources, kind: type[BatchParameters]) -> ASGIApp:
-    """Answer a request with several images and parameters of this kind."""
     context, pipeline = context_of(request.scope), worker.pipeline
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))

@@ -11,7 +11,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.keys import ApiKeys, Scope
-from app.api.context import BodyLimits, RequestContext, context_of
+from app.api.context import RequestContext, context_of
 from app.api.routes import ModelRoute
 from app.errors import Forbidden, Unauthorized
 
@@ -56,16 +56,16 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, 
     _require_scope(context, wanted)
 
 
-def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, limits: BodyLimits) -> None:
+def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
     """Apply `require_key` with the scope `detect` to an anonymous request, whose body may contain a key.
 
-    The response to a request that passes gets the times in `limits`.
+    The response to a request that passes may take as long as a body of others.
     """
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
         _require_scope(context, "detect")
         context.is_anonymous = False
-        context.body_limits = limits._replace(max_bytes=context.max_body_bytes)
+        context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
 
 
 def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: RequestContext) -> None:

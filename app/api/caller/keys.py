@@ -14,7 +14,7 @@ import hmac
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from math import fsum
 from pathlib import Path
@@ -73,8 +73,8 @@ class ApiKeys:
         # Used for unknown ids, so that the comparison takes the same time.
         self._nobody = ApiKey("", (secrets.token_bytes(_SECRET_BYTES), secrets.token_bytes(_SECRET_BYTES)), frozenset(), ANYBODY)
 
-    def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
-        """Return the key in the headers of a request; raise Unauthorized for none, more than one, or a wrong one."""
+    def identify(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiKey:
+        """Return the key in the headers for keys of a request; raise Unauthorized for none, more than one, or a wrong one."""
         key = self.find(_credential(headers))
         if key is None:
             raise Unauthorized("the API key is not valid; send it as `nereid key` printed it, ID.SECRET")
@@ -137,11 +137,10 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
     return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, caller)
 
 
-def _credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    given = [(name, value) for name, value in headers if name in {b"authorization", b"x-api-key"}]
-    if len(given) != 1:
+def _credential(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    if len(headers) != 1:
         raise Unauthorized("send one API key, as `Authorization: Bearer ID.SECRET` or `X-API-Key: ID.SECRET`")
-    name, value = given[0]
+    name, value = headers[0]
     if name == b"x-api-key":
         return value
     scheme, _, credential = value.partition(b" ")

@@ -48,7 +48,6 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """The options of the detection."""
         # Frigate's form without a key: other clients leave out an empty key, or send `min_confidence` too.
         is_frigate = self.api_key == self.min_confidence == ""
         maximum = self.max_objects or (_FRIGATE_ROWS if is_frigate else MAX_DETECTIONS)
@@ -56,16 +55,11 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
         return DetectOptions(self.model, confidence, split_classes(self.classes) or None, maximum, version=self.version)
 
 
-@ModelRoute("/v1/vision/detection", key_in="body")
-async def detection(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """Detect objects with the default model."""
-    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, "detect"))
-
-
-@ModelRoute("/v1/vision/custom/{model:str}", key_in="body")
-async def custom(request: AnyRequest, worker: Worker, model: FromPath[str]) -> ASGIResponse:
-    """Detect objects with the model in the path."""
-    return await detect(request, worker, _Parameters, parse_body, partial(to_predictions, "custom"), [("model", model)])
+@ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
+async def detection(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
+    """Detect objects with the model in the path, or with the default model."""
+    describe = partial(to_predictions, "custom" if model else "detect")
+    return await detect(request, worker, _Parameters, parse_body, describe, [("model", model)] if model else [])
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
@@ -145,4 +139,4 @@ def write_error(problem: Problem) -> dict[str, Any]:
 
 
 # DeepStack's own clients expect 400 for a bad image.
-DIALECT = Dialect("deepstack", [detection, custom, list_custom, update_available], write_error, statuses={415: 400, 422: 400})
+DIALECT = Dialect("deepstack", [detection, list_custom, update_available], write_error, statuses={415: 400, 422: 400})

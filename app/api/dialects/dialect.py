@@ -30,7 +30,7 @@ from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import Content, Received
+from app.api.receiving.intake import Content
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
@@ -180,7 +180,7 @@ async def detect_each(
 
 async def receive_text(
     request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
-) -> Received[C, P]:
+) -> tuple[C, P, CallContext]:
     """Receive a request whose body contains no image; arguments and errors as for `intake.receive`."""
     with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)

@@ -133,7 +133,6 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """The options of the detection."""
         return super().options._replace(task=self.task, masks=self.masks)
 
 
@@ -154,8 +153,8 @@ async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
         config = decode_json(data, content_type, _Setup, '{"schema": "<View>...</View>"}').label_config
         return ParsedBody(b"", _question_of(labeling_config.read(config) if config else ()))
 
-    received = await receive_text(request, worker, _Parameters, parse)
-    spec = await find_detector(worker, received.wanted.options, received.call)
+    _, wanted, call = await receive_text(request, worker, _Parameters, parse)
+    spec = await find_detector(worker, wanted.options, call)
     return {"model_version": refer_to(spec.name, spec.version)}
 
 

@@ -33,15 +33,15 @@ Region = dict[str, Any]
 
 def estimate_bytes(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> int:
     """Return about how much memory the regions in some images take."""
-    nbytes = 0
+    nbytes = pixels = 0
     for each in found:
         if not isinstance(each, Exception):
             points = 0 if each.keypoints is None else each.keypoints.shape[1]
             nbytes += len(each.scores) * (1 + points) * _REGION_BYTES
             for mask in each.masks or ():
                 nbytes += sum(map(len, mask.parts)) * _VERTEX_BYTES + len(mask.encoded or b"") * _PNG_BYTES
-    brushed = (each for each in found if not isinstance(each, Exception) and any(mask.encoded for mask in each.masks or ()))
-    return nbytes * len(controls) + _PIXEL_BYTES * max((each.width * each.height for each in brushed), default=0)
+                pixels = max(pixels, each.width * each.height if mask.encoded else 0)
+    return nbytes * len(controls) + _PIXEL_BYTES * pixels
 
 
 def describe(found: Sequence[Detections | Exception], controls: Sequence[Control]) -> bytes:

@@ -3,11 +3,12 @@
 Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
-from xml.parsers import expat
+from xml.etree import ElementTree as ET
 
+from app.api.parameters.parse import split_classes
 from app.errors import MalformedRequest
 
 MAX_CHARACTERS = 1 << 16
@@ -16,12 +17,11 @@ DEFAULT_THRESHOLD = 0.5
 
 _MAX_CONTROLS = 16
 """Limits the response, which repeats all objects of an image for each control."""
-_IMAGE, _LABEL = "Image", "Label"
 _TRUE = {"1", "true", "yes"}
 
 ControlKind = Literal["RectangleLabels", "PolygonLabels", "BrushLabels", "KeyPointLabels"]
 KINDS: tuple[ControlKind, ...] = get_args(ControlKind)
-Attributes = dict[str, str]
+Attributes = Mapping[str, str]
 
 
 class Label(NamedTuple):
@@ -83,61 +83,41 @@ def read(config: str) -> Sequence[Control]:
         raise MalformedRequest(f"the labeling configuration has more than {MAX_CHARACTERS} characters")
     if "<!DOCTYPE" in config:  # excludes custom entities and external references
         raise MalformedRequest("the labeling configuration has a document type, which is not supported")
-    reader = _Reader()
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
     try:
-        parser.Parse(config, True)  # noqa: FBT003 - expat's own
-    except (expat.ExpatError, UnicodeEncodeError) as error:
+        root = ET.fromstring(config)  # noqa: S314 - it has no document type, and a limited length
+    except (ET.ParseError, UnicodeEncodeError) as error:
         raise MalformedRequest("the labeling configuration is not well formed XML") from error
-    controls = [found for parsed in reader.controls if (found := _to_control(*parsed, reader))]
+    keys = {image.get("name", ""): key[1:] for image in root.iter("Image") if (key := image.get("value", "")).startswith("$")}
+    elements = [(element.tag, element) for element in root.iter() if element.tag in KINDS]
+    names = {element.get("name") for _, element in elements}
+    controls = [found for kind, element in elements if (found := _to_control(kind, element, keys, names))]
     if len(controls) > _MAX_CONTROLS:
         raise MalformedRequest(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
     return tuple(control for control in controls if control.to_name == controls[0].to_name)
 
 
-class _Reader:
-    """Collects images and controls during parsing, without building a tree."""
+def _to_control(kind: ControlKind, element: ET.Element, keys: Attributes, names: Container[str | None]) -> Control | None:
+    """Make a control; return None if it is not for an image or has `model_skip`.
 
-    def __init__(self) -> None:
-        self.keys: dict[str, str] = {}
-        """Key of each image in the data of a task, by the image's name."""
-        self.controls: list[tuple[ControlKind, Attributes, list[Label]]] = []
-        self._open: list[list[Label] | None] = []
-        """For each open element, the label list of the enclosing control; None outside of a control."""
-
-    def start(self, tag: str, attributes: Attributes) -> None:
-        labels = self._open[-1] if self._open else None
-        if tag in KINDS:
-            labels = []
-            self.controls.append((tag, attributes, labels))
-        elif tag == _IMAGE and attributes.get("value", "").startswith("$"):
-            self.keys[attributes.get("name", "")] = attributes["value"][1:]
-        elif tag == _LABEL and labels is not None and (value := attributes.get("alias") or attributes.get("value")):
-            predicted = attributes.get("predicted_values", "").split(",")
-            labels.append(Label(value, [name.strip() for name in predicted if name.strip()], attributes.get("model_index")))
-        self._open.append(labels)
-
-    def end(self, _: str) -> None:
-        self._open.pop()
-
-
-def _to_control(kind: ControlKind, attributes: Attributes, labels: list[Label], reader: _Reader) -> Control | None:
-    """Make a control; return None if it is not for an image or has `model_skip`."""
+    `keys` are those of the images in the data of a task, by the name of the `Image`; `names` are those of all controls.
+    """
+    attributes = element.attrib
     name, to_name = attributes.get("name"), attributes.get("toName", "").partition(",")[0].strip()
-    if not name or to_name not in reader.keys or attributes.get("model_skip", "").lower() in _TRUE:
+    if not name or to_name not in keys or attributes.get("model_skip", "").lower() in _TRUE:
         return None
     has_boxes = attributes.get("model_add_bboxes", "true").lower() in _TRUE
-    names = {other.get("name") for _, other, _ in reader.controls}
     return Control(
         kind,
         name,
         to_name,
-        key=reader.keys[to_name],
+        key=keys[to_name],
         threshold=_to_threshold(attributes, DEFAULT_THRESHOLD, "model_score_threshold", "score_threshold"),
         model=attributes.get("model_path", "").removesuffix(".pt") or None,
-        labels=labels,
+        labels=[
+            Label(value, split_classes(label.get("predicted_values", "")) or [], label.get("model_index"))
+            for label in element.iter("Label")
+            if (value := label.get("alias") or label.get("value"))
+        ],
         point_threshold=_to_threshold(attributes, 0, "model_point_threshold"),
         box_name=box_name if (box_name := f"{name}_bbox") in names and has_boxes else None,
     )

@@ -29,7 +29,6 @@ from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.model.reference import split_reference
 from app.pipeline.call import CallContext, Detections
-from app.resilience.lease import Lease
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
@@ -64,8 +63,8 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         describe = partial(_describe, found := answer.all(), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
-        with Lease() as lease:  # encoding thousands of objects takes 0.1 s
-            return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, lease, turn=call.turn()))
+        # Encoding thousands of objects takes 0.1 s.
+        return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, turn=call.turn()))
 
     return await detect_each(request, worker, _Parameters, parse, respond)
 
@@ -88,7 +87,7 @@ async def ready(worker: Worker) -> dict[str, str]:
 async def models(request: AnyRequest, worker: Worker) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return await list_models(worker.tritons, worker.pipeline)
+    return await list_models(worker)
 
 
 @get("/v1/metadata")

@@ -89,7 +89,6 @@ class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         model, version = self.reference
         return _DEFAULTS._replace(model=model, version=version, task=self.task)
 
@@ -110,7 +109,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         return super().options._replace(
             confidence=_to_number(self.confidence),
             classes=split_classes(self.class_filter) or None,  # some clients without a filter send an empty one
@@ -142,7 +140,6 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> _Options:
-        """The options of the detection."""
         return _DEFAULTS._replace(
             model=self.model,
             version=self.version,
@@ -234,9 +231,8 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")[1])
 
-    received = await receive_text(request, worker, _ModelParameters, parse)
-    wanted = received.wanted
-    spec = await find_detector(worker, wanted.options, received.call)
+    _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
+    spec = await find_detector(worker, wanted.options, call)
     others = [one for one in await detectors(request, worker, TASK_TYPES) if one.pinned.reference != spec.pinned.reference]
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 

@@ -70,7 +70,6 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        """The options of the question."""
         return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
 
 

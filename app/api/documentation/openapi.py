@@ -43,7 +43,6 @@ def _describe_errors() -> dict[int, ResponseSpec]:
 
 
 PROBLEMS = _describe_errors()
-UNAVAILABLE = {503: PROBLEMS[503]}
 
 
 def describe(status: int, kind: Any, description: str) -> dict[int, ResponseSpec]:  # noqa: ANN401 - any type or union

@@ -12,7 +12,6 @@ from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter
 from app.model.heads import Task
-from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
@@ -228,12 +227,9 @@ class PathModel:
     def kind(self) -> type[Any] | None:
         """The type of the parameters; None if Triton must be asked for the task."""
         spec = self._pipeline.tritons.cached(self._reference)
-        return None if spec is None else _kind_of(spec)
+        return None if spec is None else FORMS[spec.head.task].parameters
 
     async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
         """Return the type of the parameters; ask Triton for the task if necessary. Errors are those of `Pipeline.prepare`."""
-        return _kind_of(await self._pipeline.prepare(self._reference, deadline, caller))
-
-
-def _kind_of(spec: ModelSpec) -> type[Parameters]:
-    return FORMS[spec.head.task].parameters
+        spec = await self._pipeline.prepare(self._reference, deadline, caller)
+        return FORMS[spec.head.task].parameters

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
@@ -38,15 +38,6 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
 
 
-class Received(NamedTuple, Generic[C, P]):
-    """A request that has been received completely."""
-
-    content: C
-    wanted: P
-    """The parameters in path, query and body."""
-    call: CallContext
-
-
 async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     client: ClientWatch,
     scope: HTTPScope,
@@ -56,8 +47,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     parse: Callable[[bytes, str, type[P]], C],
     *,
     may_be_empty: bool = False,
-) -> Received[C, P]:
-    """Receive a request.
+) -> tuple[C, P, CallContext]:
+    """Receive a request; return the parsed body, the parameters in path, query and body, and the context of the calls.
 
     Args:
         client: Watches the client and reads its body.
@@ -104,7 +95,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
                 seconds = pipeline.limits.timeout(wanted.timeout_ms, len(images))
             else:
                 content = parse(data, context.content_type, kind)
-        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits)
+        admit_with_body(getattr(wanted, "api_key", None), context, worker.keys, worker.deployment.body_limits.total_seconds)
         client.is_body_complete = True
         context.timing.lap("read")
     if wanted.address is not None:
@@ -119,7 +110,7 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
         call = call._replace(uses_cache="no-store" not in header_of(scope, b"cache-control").lower())
     if pipeline.router is not None:
         call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
-    return Received(content, wanted, call)  # type: ignore[possibly-undefined]  # set for a body and for a url
+    return content, wanted, call  # type: ignore[possibly-undefined]  # set for a body and for a url
 
 
 def query_of(scope: HTTPScope) -> Pairs:
