@@ -11,9 +11,11 @@ from time import perf_counter
 from app.doctor.batching import check_delay
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import GatewayError, InferenceFailed, InvalidModelOutput
+from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.model.triton_config import ModelConfig
-from app.pipeline.probe import blank_input, check_result
+from app.pipeline.call import decode
+from app.pipeline.probe import blank_input
 from app.triton.client import TritonClient
 from app.triton.statistics import ModelStatistics, read_statistics
 from app.triton.status import ModelDied, Unanswered, own_message
@@ -75,7 +77,7 @@ async def _run(client: TritonClient, spec: ModelSpec) -> float:
     seconds = perf_counter() - start
     if not done:
         raise Unanswered(f"no answer for {_PATIENCE_SECONDS:g} s")
-    check_result(spec, call.result())
+    decode(spec, call.result(), ImageTransform(0, 0, *spec.input_size, *spec.input_size))
     return seconds
 
 

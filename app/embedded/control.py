@@ -13,6 +13,7 @@ from app.triton.blocking_client import BlockingClient
 from app.triton.repository import LOCK, identify
 from app.triton.status import NoReply, Unreachable, own_message
 
+_LOAD_SECONDS = 120.0
 _PSS = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
 """A process's part of its memory, some of which it may share with others."""
 
@@ -58,10 +59,10 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
             with suppress(FileExistsError):
                 link.symlink_to(target)
             identity = identify(target)
-            client.load(model)
+            client.ask("RepositoryModelLoad", _LOAD_SECONDS, model_name=model)
             folder.note_loaded(model, identity)
         else:
-            client.unload(model)
+            client.ask("RepositoryModelUnload", _LOAD_SECONDS, model_name=model)
     except Unreachable:
         return f"when Triton starts with {settings.model_repository}; none runs yet"
     except NoReply as error:

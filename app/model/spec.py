@@ -21,12 +21,13 @@ from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placeme
 
 _DTYPES: dict[str, type[np.generic]] = {"TYPE_UINT8": np.uint8, "TYPE_FP32": np.float32, "TYPE_FP16": np.float16}
 _DATATYPES: dict[type[np.generic] | None, str] = {np.uint8: "UINT8", np.float16: "FP16", np.float32: "FP32", None: "BYTES"}
-_OUTPUT_DTYPES = {
-    **{f"TYPE_FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
-    **{f"TYPE_INT{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
-    **{f"TYPE_UINT{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
-    "TYPE_BOOL": np.dtype(bool),
+OUTPUT_DTYPES = {
+    **{f"FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"INT{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    "BOOL": np.dtype(bool),
 }
+"""Types of output tensors by Triton's names."""
 DECODED = "decoded"
 """Name of the output in which a model that takes files reports whether it decoded the file: one number per image."""
 _DEFAULT_SIZE = (640, 640)
@@ -200,7 +201,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         has_batch_dimension=has_batch_dimension,
         input_size=input_size,
         output_names=output_names,
-        output_dtypes=tuple(_OUTPUT_DTYPES.get(types[name]) for name in output_names),
+        output_dtypes=tuple(OUTPUT_DTYPES.get(types[name].removeprefix("TYPE_")) for name in output_names),
         head=head,
         tells_decoded=tells_decoded,
         resize=hints.resize or defaults.resize,

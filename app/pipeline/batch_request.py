@@ -6,7 +6,7 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from app.errors import GatewayError, GatewayFull
+from app.errors import DeadlinePassed, GatewayError, GatewayFull
 from app.model.spec import InputFormat
 from app.pipeline.call import CallContext, Detections, DetectOptions
 from app.pipeline.pipeline import Pipeline
@@ -107,13 +107,18 @@ class BatchRequest:
             return await report(index, error, timing)
 
     async def _fetch(self, image: str | ImageAddress, call: CallContext) -> Detections:
-        """Fetch an image and detect objects in it, in one turn of the semaphore, so that few fetched images wait for detection."""
+        """Fetch an image and detect objects in it, in a slot for batches, so that few fetched images wait for detection."""
         fetcher = self._pipeline.fetcher
         address = fetcher.parse(image) if isinstance(image, str) else image
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            memory.on_release((await fetcher.batch_semaphore.take(call.deadline)).release)
+            try:
+                async with asyncio.timeout(call.deadline.remaining):
+                    await fetcher.batch_slots.acquire()
+            except TimeoutError:
+                raise DeadlinePassed("the images before it took too long") from None
+            memory.on_release(fetcher.batch_slots.release)
             reservation = self._pipeline.admission.reserve_for_batch(call.caller, "an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
@@ -141,7 +146,7 @@ class BatchRequest:
                 permit = await pipeline.batch_queue(spec, call.caller).admit(call.deadline)
                 with ExitStack() as failed:
                     failed.callback(permit.release)
-                    _keep(memory, permit)
+                    memory.keep_until_release(permit)  # then no thread and no Triton uses the image any more
                     if spec.input_format is not InputFormat.FILE:
                         tensor = pipeline.admission.memory.reserve(call.caller)
                         permit.on_release(tensor.release)
@@ -188,13 +193,6 @@ class Download:
         self._received += nbytes
         if self._received > self._needed:
             self._memory.add(min(nbytes, self._received - self._needed))
-
-
-def _keep(memory: Lease, permit: Permit) -> None:
-    """Keep memory until the permit is released, when no thread and no Triton uses the image any more."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    memory.keep_for(ended)
-    permit.on_release(partial(ended.set_result, None))
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:

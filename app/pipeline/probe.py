@@ -7,11 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import InferenceFailed, InvalidModelOutput, ModelNotReady, UnknownModel
-from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
-from app.pipeline.call import decode
 from app.triton.client import TritonClient
-from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
+from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.status import ModelFailed
 
 # A PNG of one pixel.
@@ -30,17 +28,6 @@ def blank_input(spec: ModelSpec) -> NDArray[Any]:
     tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
     write_bytes_element(BLANK_IMAGE, tensor)
     return tensor
-
-
-def check_result(spec: ModelSpec, result: InferResult) -> None:
-    """Check that a result can be decoded.
-
-    Raises:
-        InvalidModelOutput: The outputs are invalid.
-        InvalidImage: The model reports that it could not decode the image.
-    """
-    size = spec.input_size
-    decode(spec, result, ImageTransform(0, 0, *size, *size))
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:

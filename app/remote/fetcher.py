@@ -15,7 +15,6 @@ from app.remote.address import ImageAddress, TrustedOrigin
 from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, system_resolver
 from app.remote.public import is_private, is_public
 from app.resilience.deadline import Deadline
-from app.resilience.semaphore import DeadlineSemaphore
 
 # Concurrent fetches per worker; more wait.
 _MAX_FETCHES = 16
@@ -64,8 +63,8 @@ class Fetcher:
         has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
         self._trust = trust or (httpx.create_ssl_context() if has_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
-        self.batch_semaphore = DeadlineSemaphore(_MAX_FETCHES // 2)
-        """Turns for images of batches, so that single images do not wait behind all of them."""
+        self.batch_slots = asyncio.Semaphore(_MAX_FETCHES // 2)
+        """Held by images of batches, so that single images do not wait behind all of them."""
 
     def parse(self, url: str) -> ImageAddress:
         """Parse the URL of an image and check it, without using the network.

@@ -86,7 +86,7 @@ class Admission:
     def start_upload(self, caller: Caller) -> Upload:
         """Count a request whose body is about to be received."""
         self._uploads.add(caller, 1)
-        upload = Upload(partial(self.upload_memory.reserve, caller))
+        upload = Upload(self.upload_memory.reserve(caller))
         upload.on_release(partial(self._uploads.add, caller, -1))
         return upload
 

@@ -187,7 +187,7 @@ class FairQueue(Generic[Work]):
         for key, flow in self._flows.items():
             if key[0] != priority:
                 continue
-            start = self._start(key)
+            start = self._place(key)[1]
             for work in flow:
                 starts.append((start, work))
                 start += _cost(work.turn, callers)
@@ -203,10 +203,10 @@ class FairQueue(Generic[Work]):
         """Remove work of one priority that begins together; its callers pay for it. The clock is set to the start of the first."""
         flow = _flow(first)
         priority = flow[0]
-        callers, now = self._callers(priority), self._start(flow) if first is self.next() else self._now[priority]
+        callers, now = self._callers(priority), self._place(flow)[1] if first is self.next() else self._now[priority]
         for work in (first, *others):
             flow = _flow(work)
-            self._ends[flow] = self._start(flow) + _cost(work.turn, callers)
+            self._ends[flow] = self._place(flow)[1] + _cost(work.turn, callers)
             self.discard(work)
         self._now[priority] = now
 
@@ -217,9 +217,6 @@ class FairQueue(Generic[Work]):
         works.pop(work, None)
         if not works:
             self._flows.pop(flow, None)
-
-    def _start(self, flow: "_Flow") -> float:
-        return self._place(flow)[1]
 
     def _place(self, flow: "_Flow") -> tuple[int, float]:
         """Return the priority and the start of a flow on the virtual clock. This is a hot path, and slower with `max`."""

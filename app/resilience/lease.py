@@ -25,6 +25,11 @@ class Lease:
         self._users += 1
         job.add_done_callback(self._remove_user)
 
+    def keep_until_release(self, other: "Lease") -> None:
+        """Keep the lease at least until another one is released."""
+        self._users += 1
+        other.on_release(self._remove_user)
+
     def release(self) -> None:
         """Release a lease that was never used."""
         with self:

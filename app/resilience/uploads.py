@@ -1,8 +1,5 @@
 """Bodies being received: their number and bytes on the whole host."""
 
-from collections.abc import Callable
-from functools import partial
-
 from app.errors import GatewayFull
 from app.resilience.fairness import caller_at, network_digest
 from app.resilience.lease import Lease
@@ -16,16 +13,16 @@ _ANONYMOUS_PER_ADDRESS = 8
 class Upload(Lease):
     """A body being received and parsed; counted until it is released."""
 
-    def __init__(self, reserve: Callable[[], Reservation]) -> None:
-        """Count the bytes in a reservation, which is made for the first of them."""
+    def __init__(self, memory: Reservation) -> None:
+        """Count the bytes in a reservation, which is released with this lease."""
         super().__init__()
-        self._reserve = reserve
-        self._memory: Reservation | None = None
+        self._memory = memory
+        self.on_release(memory.release)
 
     @property
     def nbytes(self) -> int:
         """Number of counted bytes."""
-        return 0 if self._memory is None else self._memory.nbytes
+        return self._memory.nbytes
 
     def add(self, nbytes: int) -> None:
         """Count received bytes.
@@ -33,9 +30,6 @@ class Upload(Lease):
         Raises:
             GatewayFull: The budget is exhausted.
         """
-        if self._memory is None:
-            self._memory = self._reserve()
-            self.on_release(self._memory.release)
         self._memory.add(nbytes)
 
 
@@ -69,7 +63,7 @@ class AnonymousUploads:
         free_column = next((column for column in self._columns if not self._table.cells[column]), None)
         if free_column is None:
             raise _full()
-        upload = Upload(partial(self.memory.reserve, caller_at(address)))
+        upload = Upload(self.memory.reserve(caller_at(address)))
         mark = _mark_of(address)
         self._table.add(free_column, mark)  # first: two workers never use the same room
         upload.on_release(lambda: self._table.add(free_column, -mark))

@@ -17,7 +17,6 @@ from app.triton.messages import infer_request
 from app.triton.status import NoReply, from_query_error
 
 _QUERY_SECONDS = 5.0
-_LOAD_SECONDS = 120.0
 
 
 class BlockingClient:
@@ -36,8 +35,7 @@ class BlockingClient:
         Raises:
             GatewayError: Triton does not answer, or rejects the request.
         """
-        with _translated_errors():
-            return bool(self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=_QUERY_SECONDS).ready)
+        return bool(self.ask("ModelReady", name=model).ready)
 
     def read_spec(self, model: str) -> ModelSpec:
         """Return the spec of a model, without a version.
@@ -46,23 +44,8 @@ class BlockingClient:
             UnsupportedModel: The gateway does not support the model.
             GatewayError: Triton does not answer, or does not have the model.
         """
-        with _translated_errors():
-            answer = self._stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=_QUERY_SECONDS)
-        return from_triton_config(MessageToDict(answer.config, preserving_proto_field_name=True), "")
-
-    def load(self, model: str) -> None:
-        """Load a model, or load its changes.
-
-        Raises:
-            GatewayError: Triton cannot load it, does not allow it, or does not answer.
-        """
-        with _translated_errors():
-            self._stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model), timeout=_LOAD_SECONDS)
-
-    def unload(self, model: str) -> None:
-        """Unload a model; raises as `load`."""
-        with _translated_errors():
-            self._stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model), timeout=_LOAD_SECONDS)
+        config = self.ask("ModelConfig", name=model).config
+        return from_triton_config(MessageToDict(config, preserving_proto_field_name=True), "")
 
     def read_speeds(self) -> dict[str, float]:
         """Return the mean time of a batch in each model that has run, in milliseconds.
@@ -70,13 +53,21 @@ class BlockingClient:
         Raises:
             GatewayError: Triton does not answer.
         """
-        with _translated_errors():
-            answer = self._stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=_QUERY_SECONDS)
         counts, times = Counter[str](), Counter[str]()
-        for model in answer.model_stats:  # a version each
+        for model in self.ask("ModelStatistics").model_stats:  # a version each
             counts[model.name] += model.inference_stats.compute_infer.count
             times[model.name] += model.inference_stats.compute_infer.ns
         return {name: times[name] / count / 1e6 for name, count in counts.items() if count}
+
+    def ask(self, method: str, seconds: float = _QUERY_SECONDS, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
+        """Make the RPC with this name and these fields of its request; return the response message.
+
+        Raises:
+            GatewayError: Triton does not answer in time, or rejects the request.
+        """
+        request = getattr(service_pb2, f"{method}Request")(**fields)
+        with _translated_errors():
+            return getattr(self._stub, method)(request, timeout=seconds)
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
         """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.

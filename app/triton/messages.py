@@ -10,16 +10,11 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import triton_to_np_dtype
 
 from app.errors import InvalidModelOutput
-from app.model.spec import ModelSpec
+from app.model.spec import OUTPUT_DTYPES, ModelSpec
 from app.triton.shared_memory import Slot
 
-_DTYPES = {
-    name: np.dtype(triton_to_np_dtype(name))
-    for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BOOL")
-}
 _RAW_INPUT_TAG = service_pb2.ModelInferRequest(raw_input_contents=[b""]).SerializeToString()[:1]
 """Protobuf tag that precedes the length of the tensor in a serialized request."""
 _LENGTH_BYTES = 4
@@ -112,7 +107,7 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
     outputs = {}
     for output, content in zip(message.outputs, message.raw_output_contents, strict=False):
         try:
-            outputs[output.name] = np.frombuffer(content, _DTYPES[output.datatype]).reshape(tuple(output.shape))
+            outputs[output.name] = np.frombuffer(content, OUTPUT_DTYPES[output.datatype]).reshape(tuple(output.shape))
         except (ValueError, KeyError) as error:
             raise InvalidModelOutput(f"{output.name} is {len(content)} bytes for {output.datatype} {list(output.shape)}") from error
     return InferResult(outputs, message.model_version)

@@ -39,11 +39,6 @@ class Regions:
         """Return whether Triton has mapped an arena, as far as is known."""
         return arena.region in self._mapped
 
-    @property
-    def is_available(self) -> bool:
-        """Whether Triton may map an arena: it has not rejected one recently."""
-        return monotonic() >= self.unavailable_until
-
     async def add(self, arena: Arena) -> None:
         """Let Triton map an arena, if possible. Concurrent calls for the same arena share one RPC."""
         await self._registering.run(arena.region, lambda: self._add(arena))

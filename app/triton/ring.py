@@ -1,6 +1,6 @@
 """Ring allocator: consecutive allocations are adjacent in memory."""
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 
 
 class Ring:
@@ -14,40 +14,36 @@ class Ring:
         self.lent_bytes = 0
         self._next = 0
         """End of the part that was taken last."""
-        self._starts: list[int] = []
-        """Offsets of the lent parts, ascending."""
-        self._ends: list[int] = []
-        """End of each lent part."""
+        self._lent: list[tuple[int, int]] = []
+        """Offset and end of each lent part, ascending."""
 
     def take(self, nbytes: int) -> int | None:
         """Take a part, and return its offset; None if there is no room."""
-        if not self._starts:
+        if not self._lent:
             self._next = 0
         offset = self._find_room(nbytes, self._next)
         if offset is None:
             offset = self._find_room(nbytes, 0)
         if offset is None:
             return None
-        index = bisect_left(self._starts, offset)
         self._next = offset + nbytes
-        self._starts.insert(index, offset)
-        self._ends.insert(index, self._next)
+        insort(self._lent, (offset, self._next))
         self.lent_bytes += nbytes
         return offset
 
-    def give_back(self, offset: int) -> None:
-        """Give back the part at an offset.
+    def give_back(self, offset: int, end: int) -> None:
+        """Give back a part.
 
         Raises:
-            ValueError: No part is lent at this offset.
+            ValueError: It is not lent.
         """
-        index = self._starts.index(offset)
-        self.lent_bytes -= self._ends.pop(index) - self._starts.pop(index)
+        self._lent.remove((offset, end))
+        self.lent_bytes -= end - offset
 
     def _find_room(self, nbytes: int, offset: int) -> int | None:
         """Find the first room from an offset on, which must not lie inside a lent part."""
-        for index in range(bisect_left(self._starts, offset), len(self._starts)):
-            if self._starts[index] - offset >= nbytes:
+        for start, end in self._lent[bisect_left(self._lent, (offset, 0)) :]:
+            if start - offset >= nbytes:
                 return offset
-            offset = self._ends[index]
+            offset = end
         return offset if self.nbytes - offset >= nbytes else None

@@ -89,7 +89,7 @@ class Arena:
     def give_back(self, slot: Slot) -> None:
         """Take a slot back. May be called from any thread."""
         with self._lock:
-            self._ring.give_back(slot.offset)
+            self._ring.give_back(slot.offset, slot.end)
 
     def retire(self, *, only_unused: bool = False) -> bool:
         """Lend no more slots, or only if none is lent now; return whether none is lent."""

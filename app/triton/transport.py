@@ -189,7 +189,8 @@ class Transport:
 
     def _may_map(self, regions: Regions) -> bool:
         """Return whether to ask a Triton to map an arena. A single Triton that did not answer is asked again without a delay."""
-        return regions.is_available and (len(self.regions) == 1 or monotonic() >= regions.silent_until)
+        now = monotonic()
+        return now >= regions.unavailable_until and (len(self.regions) == 1 or now >= regions.silent_until)
 
     def _patience(self) -> float | None:
         """Return how long a request waits for an arena, in seconds; None for no limit, if nothing else can answer it."""

@@ -220,6 +220,27 @@ async def test_an_address_waits_for_memory(world: World, host: Host, part: str) 
     assert used(world) == (0, 0)
 
 
+async def test_an_address_waits_for_the_images_before_it(world: World, host: Host) -> None:
+    """It is fetched in its turn; if that does not come before the deadline, the error says why, and takes no later turn."""
+    slots = world.pipeline.fetcher.batch_slots
+    held = 0
+    while not slots.locked():
+        await slots.acquire()
+        held += 1
+    waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)], 20)))
+    await world.round_trip()
+    await world.time.skip(20)
+    assert await waiting == [("DeadlinePassed", [])]
+    assert not host.requests
+
+    waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)])))
+    await world.round_trip()
+    assert not host.requests
+    for _ in range(held):
+        slots.release()
+    assert (await waiting)[0][0] == "Detections"
+
+
 async def test_errors_keep_no_image(world: World) -> None:
     with in_cycles(CallContext) as kept:
         await outcomes(await open_batch(world, [SCENE[:500], b"junk", SCENE]))
