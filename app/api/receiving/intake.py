@@ -105,9 +105,9 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
-    call = CallContext(deadline, context.timing, context.request_id, context.caller, trace, allows_truncated=allows_truncated)
-    if pipeline.cache is not None:
-        call = call._replace(uses_cache="no-store" not in header_of(scope, b"cache-control").lower())
+    uses_cache = pipeline.cache is not None and "no-store" not in header_of(scope, b"cache-control").lower()
+    common = (deadline, context.timing, context.request_id, context.caller, trace)
+    call = CallContext(*common, allows_truncated=allows_truncated, uses_cache=uses_cache)
     if pipeline.router is not None:
         call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
     return content, wanted, call  # type: ignore[possibly-undefined]  # set for a body and for a url
