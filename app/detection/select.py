@@ -90,4 +90,4 @@ def select(
 def choose_best(boxes: NDArray[np.float32], max_detections: int) -> NDArray[np.intp]:
     """Choose the first boxes (n, 4) that have an area, of those clipped to the image: boxes in the padding have none."""
     x1, y1, x2, y2 = boxes.T
-    return ((x2 > x1) & (y2 > y1)).nonzero()[0][:max_detections]
+    return np.flatnonzero((x2 > x1) & (y2 > y1))[:max_detections]

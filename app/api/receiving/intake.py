@@ -106,8 +106,15 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
     uses_cache = pipeline.cache is not None and "no-store" not in header_of(scope, b"cache-control").lower()
-    common = (deadline, context.timing, context.request_id, context.caller, trace)
-    call = CallContext(*common, allows_truncated=allows_truncated, uses_cache=uses_cache)
+    call = CallContext(
+        deadline,
+        context.timing,
+        context.request_id,
+        context.caller,
+        trace,
+        allows_truncated=allows_truncated,
+        uses_cache=uses_cache,
+    )
     if pipeline.router is not None:
         call = call._replace(route_key=header_of(scope, b"x-route-key"), after_answer=context.after_answer)
     return content, wanted, call  # type: ignore[possibly-undefined]  # set for a body and for a url
