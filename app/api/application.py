@@ -7,7 +7,6 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
-from litestar.di import Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
@@ -20,7 +19,7 @@ from app.api.answering import problems
 from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
 from app.api.caller.keys import ApiKeys, Scope
-from app.api.dependencies import Deployment, WorkerResources
+from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import ROUTES
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
@@ -97,7 +96,7 @@ def build(
                 for each in dialects
             ),
         ],
-        dependencies={"worker": Provide(lambda: resources, use_cache=True, sync_to_thread=False)},
+        dependencies=providers(resources),
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),

@@ -1,11 +1,11 @@
-"""What handlers of one worker share, and get as their parameter `worker`."""
+"""Dependencies that are injected into handlers."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from litestar.di import NamedDependency
+from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
 from app.api.caller.keys import ApiKeys
@@ -82,3 +82,11 @@ class WorkerResources:
 
 Worker = NamedDependency[WorkerResources]
 """A handler's parameter `worker`."""
+
+
+def providers(resources: WorkerResources) -> dict[str, Provide]:
+    """Return the dependencies of one application by parameter name. Each is provided once and then cached."""
+    return {
+        "triton_client": Provide(lambda: resources.tritons, use_cache=True, sync_to_thread=False),
+        "worker": Provide(lambda: resources, use_cache=True, sync_to_thread=False),
+    }

@@ -87,7 +87,7 @@ async def ready(worker: Worker) -> dict[str, str]:
 async def models(request: AnyRequest, worker: Worker) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return await list_models(worker)
+    return await list_models(worker.tritons, worker.pipeline)
 
 
 @get("/v1/metadata")

@@ -3,6 +3,7 @@
 import asyncio
 
 from litestar import get
+from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from app.api.answering.schema import ModelCard, ModelInfo, ModelList
@@ -13,13 +14,14 @@ from app.expected import suggestion
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
+from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses={503: PROBLEMS[503]})
-async def models(worker: Worker) -> ModelList:
+async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> ModelList:
     """List the models in the repositories of all Tritons, and those that `pull` can download."""
-    return await list_models(worker)
+    return await list_models(triton_client, worker.pipeline)
 
 
 @get(
@@ -34,7 +36,7 @@ async def model(model: FromPath[str], worker: Worker) -> ModelInfo:
 
 async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
     """Describe a model; raise UnknownModel if there is none of this name."""
-    listed = await list_models(worker)
+    listed = await list_models(worker.tritons, worker.pipeline)
     found = next((model for model in listed.models if model.name == name), None)
     if found is None:
         similar = suggestion(name, [model.name for model in listed.models]) or ";"
@@ -42,9 +44,9 @@ async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
     return found
 
 
-async def list_models(worker: WorkerResources) -> ModelList:
+async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     """Describe the models in the repositories of all Tritons, and those that `pull` can download."""
-    pipeline, listed = worker.pipeline, await worker.tritons.list_models()
+    listed = await tritons.list_models()
     loaded = {name for name, state in listed.items() if state.is_ready}
     unloadable = await asyncio.to_thread(pipeline.unloadable, loaded)
     states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | listed
