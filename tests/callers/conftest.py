@@ -48,13 +48,13 @@ def row(request: pytest.FixtureRequest, record_property: Callable[[str, object],
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     stats = terminalreporter.stats
-    reports = [report for outcome in ("passed", "failed") for report in stats.get(outcome, []) if report.user_properties]
-    found = {table.Row(result=report.outcome, **dict(report.user_properties)) for report in reports}
+    reports = [(report.outcome, dict(report.user_properties)) for name in ("passed", "failed") for report in stats.get(name, [])]
+    found = {table.Row(result=outcome, **properties) for outcome, properties in reports if "client" in properties}
     rows = sorted(found, key=lambda row: (row.client.lower(), row.done))
     if rows:
         terminalreporter.section("clients")
         terminalreporter.line(table.render(rows))
-    if config.getoption("record") and rows and not stats.keys() & {"failed", "error", "skipped"}:
+    if config.getoption("record", default=False) and rows and not stats.keys() & {"failed", "error", "skipped"}:
         table.write(rows, datetime.now(UTC).date())
 
 
