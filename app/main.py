@@ -29,7 +29,8 @@ from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
-from app.pipeline.pipeline import Limits, Models, Pipeline
+from app.pipeline.limits import Limits
+from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher

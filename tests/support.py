@@ -22,7 +22,7 @@ from app.imaging.header import PixelLimits
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
-from app.pipeline.pipeline import Limits
+from app.pipeline.limits import Limits
 from app.pipeline.preprocess import Workspace, fill_input
 from app.resilience.admission import Admission, Capacity
 from app.resilience.deadline import Deadline

@@ -16,8 +16,9 @@ from app.errors import DeadlinePassed, GatewayError
 from app.model.spec import ModelSpec, from_triton_config
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.pipeline import Models, Pipeline
+from app.pipeline.results import Detections
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
 from app.resilience.admission import Admission
 from app.resilience.deadline import Deadline

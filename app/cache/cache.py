@@ -11,7 +11,7 @@ from app.cache import entry
 from app.cache.fingerprints import Fingerprints
 from app.cache.flight import Flights
 from app.cache.store import Store
-from app.model.heads import SegmentationHead
+from app.model.heads import SegmentationHead, TextDetectionHead, TextRecognitionHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Decoded
 from app.telemetry.metrics import Metrics
@@ -22,6 +22,9 @@ _LARGE_BYTES = 1 << 20
 # Results that wait to be stored; more are not stored.
 _MAX_STORING = 64
 _digest = lru_cache(256)(lambda *facts: blake2b(repr(facts).encode()).digest())
+
+# Large, or only asked about parts of images.
+_UNCACHED = (SegmentationHead, TextDetectionHead, TextRecognitionHead)
 
 
 class ResultCache:
@@ -44,7 +47,7 @@ class ResultCache:
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""
-        return call.uses_cache and not isinstance(spec.head, SegmentationHead) and self.fingerprints.get(spec) != b""
+        return call.uses_cache and not isinstance(spec.head, _UNCACHED) and self.fingerprints.get(spec) != b""
 
     async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
         """Return what a model finds in an encoded image, as `hooks.Cache` says."""

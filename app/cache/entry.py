@@ -9,6 +9,7 @@ from app.detection.nms import Candidates
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.pipeline.call import Decoded
+from app.text.steps import TextSteps
 
 _CHECKSUM_BYTES = 16
 
@@ -28,6 +29,7 @@ _DECODER = msgspec.msgpack.Decoder(_Entry)
 def dump(decoded: Decoded, seconds: float, key: bytes, secret: bytes) -> bytes:
     """Return what a model without prototypes has found, as bytes."""
     found = decoded.found
+    assert not isinstance(found, TextSteps)  # noqa: S101 - as `ResultCache.takes` says
     arrays = [array for array in found if array is not None] if isinstance(found, Candidates) else [found]
     entry = _Entry(decoded.version, decoded.transform, seconds, [memoryview(array.tobytes()) for array in arrays])
     content = msgspec.msgpack.encode(entry)

@@ -29,7 +29,7 @@ class FileInput:
             UnsupportedModel: The gateway does not support the model.
         """
         spec = from_triton_config(config, "")
-        self._fit, self._pad = fit_for(spec), spec.pad
+        self._fit, self._size, self._pad = fit_for(spec), spec.input_size, spec.pad
 
     def draw(self, files: Sequence[bytes]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int32]]]:
         """Decode files.
@@ -38,7 +38,7 @@ class FileInput:
             The canvases, UINT8 (n, height, width, 3) RGB, with only padding for a file that cannot be decoded; and the output
             `DECODED` by name, INT32 (n, 1), 0 for such a file and 1 for the others.
         """
-        width, height = self._fit.canvas_size
+        width, height = self._size
         canvases = np.empty((len(files), height, width, 3), np.uint8)
         decoded = [[self._draw(file, canvas)] for file, canvas in zip(files, canvases, strict=True)]
         return canvases, {DECODED: np.array(decoded, np.int32)}

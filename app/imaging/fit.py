@@ -16,6 +16,8 @@ from app.model.triton_config import Interpolation
 # Rounding error of products such as 224 * (500 / 224), which may be slightly less than the exact integer.
 _TOLERANCE = 1e-6
 _RGB_BYTES = 3
+# Sides of the input of a text detector are multiples of this.
+_STRIDE = 32
 # The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
 cv2.setNumThreads(1)
 
@@ -142,7 +144,55 @@ class Stretch(NamedTuple):
         resize_into(pixels, transform.area(canvas), self.interpolation)
 
 
-Fit = Letterbox | CenterCrop | Stretch
+class Page(NamedTuple):
+    """Resizes an image for a text detector: the shorter side to at least `min_side`, if it is smaller, both to multiples of 32."""
+
+    max_size: tuple[int, int]
+    """Maximum of width and height, pixels."""
+    min_side: int
+    interpolation: Interpolation
+
+    def fit(self, width: int, height: int) -> ImageTransform:
+        """Return the transform of an image of this size, which covers the whole canvas.
+
+        Sizes are rounded as in RapidOCR's code, so that boxes agree to the pixel. Source: DetPreProcess in
+        rapidocr/ch_ppocr_det/utils.py.
+        """
+        ratio = max(1.0, self.min_side / min(width, height))
+        ratio = min(ratio, self.max_size[0] / width, self.max_size[1] / height)
+        columns, rows = (max(_STRIDE, round(int(side * ratio) / _STRIDE) * _STRIDE) for side in (width, height))
+        return ImageTransform(0, 0, columns, rows, width, height)
+
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
+        """Resize an image to the canvas; the arguments are those of `Letterbox.draw`."""
+        resize_into(pixels, transform.area(canvas), self.interpolation)
+
+
+class Line(NamedTuple):
+    """Resizes an image of a line of text to the height of the input, and pads it on the right, or squeezes a very long one."""
+
+    height: int
+    widths: tuple[int, ...]
+    """Widths of the canvas, ascending, of which the first into which the line fits is used."""
+    pad: int
+    interpolation: Interpolation
+
+    def fit(self, width: int, height: int) -> ImageTransform:
+        """Return where an image of this size lies on its canvas."""
+        wanted = math.ceil(self.height * width / height)
+        return ImageTransform(0, 0, max(1, min(wanted, self.widths[-1])), self.height, width, height)
+
+    def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
+        """Resize an image into its area of the canvas, and write the padding; the arguments are those of `Letterbox.draw`."""
+        canvas[:, transform.width :] = self.pad
+        resize_into(pixels, transform.area(canvas), self.interpolation)
+
+    def canvas_width(self, transform: ImageTransform) -> int:
+        """Return the width of the canvas for an image."""
+        return next(width for width in self.widths if width >= transform.width)
+
+
+Fit = Letterbox | CenterCrop | Stretch | Page | Line
 
 
 def fit_for(spec: ModelSpec) -> Fit:
@@ -151,7 +201,18 @@ def fit_for(spec: ModelSpec) -> Fit:
         return Letterbox(spec.input_size, spec.placement, spec.enlarge, spec.pad, spec.interpolation)
     if spec.resize == "center_crop":
         return CenterCrop(spec.input_size, spec.crop, spec.interpolation)
+    if spec.resize == "text":
+        return Page(spec.input_size, spec.min_side, spec.interpolation)
+    if spec.resize == "line":
+        return Line(spec.input_size[1], spec.widths, spec.pad, spec.interpolation)
     return Stretch(spec.input_size, spec.interpolation)
+
+
+def canvas_size(fit: Fit, transform: ImageTransform) -> tuple[int, int]:
+    """Return width and height of the canvas for an image with this transform."""
+    if isinstance(fit, Page):
+        return transform.width, transform.height
+    return (fit.canvas_width(transform), fit.height) if isinstance(fit, Line) else fit.canvas_size
 
 
 def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolation: Interpolation) -> None:

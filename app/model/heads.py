@@ -12,10 +12,12 @@ from app.errors import UnsupportedModel
 from app.model.anchors import possible_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
-Task = Literal["detection", "classification", "segmentation", "pose", "obb"]
+Task = Literal["detection", "classification", "segmentation", "pose", "obb", "text_detection", "text_recognition", "embedding"]
 """The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
+_NAMED_TASKS = {"text_detection", "text_recognition", "embedding"}
+"""Tasks that a config has to name, because their outputs do not tell them."""
 _FEATURES: dict[str, Task] = {"det_masks": "segmentation", "det_keypoints": "pose", "det_angles": "obb"}
 """Names of the outputs of the models that `add` composes, for what a row has beyond its box, score and class."""
 _FLOATS = {"TYPE_FP32", "TYPE_FP16"}
@@ -130,8 +132,50 @@ class ClassificationHead(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.scores} of {self.classes} classes" if self.classes > 0 else f"{self.scores} of the classes"
 
 
-Head = DetectionHead | ClassificationHead
-HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead)
+class TextDetectionHead(msgspec.Struct, frozen=True):
+    """Output of a text detector: for each pixel of the input the probability that it belongs to text, UINT8 (of 255) or a float."""
+
+    task: ClassVar[Task] = "text_detection"
+    noun: ClassVar[str] = "text detector"
+    route: ClassVar[str] = "/ocr/predict"
+    features: ClassVar[int] = 0
+    input_defaults: ClassVar[InputDefaults] = InputDefaults("text")
+    description: ClassVar[str] = "map of text"
+
+
+class TextRecognitionHead(msgspec.Struct, frozen=True):
+    """Output of a model that reads a line: for each step from left to right the most likely class, and its probability.
+
+    Class 0 is none (the blank of CTC), class n has the label n.
+    """
+
+    task: ClassVar[Task] = "text_recognition"
+    noun: ClassVar[str] = "model that reads lines"
+    route: ClassVar[str] = "/ocr/predict"
+    features: ClassVar[int] = 0
+    input_defaults: ClassVar[InputDefaults] = InputDefaults("line")
+    description: ClassVar[str] = "a class and a score for each step of a line"
+
+
+class EmbeddingHead(msgspec.Struct, frozen=True):
+    """Output of a model that describes an image by a vector."""
+
+    task: ClassVar[Task] = "embedding"
+    noun: ClassVar[str] = "embedding model"
+    route: ClassVar[str] = "/embed/image"
+    features: ClassVar[int] = 0
+    input_defaults: ClassVar[InputDefaults] = InputDefaults("stretch")
+    dimensions: int
+    """Number of values of the vector."""
+
+    @property
+    def description(self) -> str:
+        """Description of the output tensor."""
+        return f"vector of {self.dimensions} values"
+
+
+Head = DetectionHead | ClassificationHead | TextDetectionHead | TextRecognitionHead | EmbeddingHead
+HeadType = TypeVar("HeadType", DetectionHead, ClassificationHead, TextDetectionHead, TextRecognitionHead, EmbeddingHead)
 HEADS: dict[Task, type[DetectionHead]] = {head.task: head for head in (DetectionHead, SegmentationHead, PoseHead, ObbHead)}
 """Heads with boxes, by task."""
 
@@ -148,11 +192,13 @@ def read_head(
         raise UnsupportedModel(f"{model.name} is a model for the task {hints.task!r}; supported are {', '.join(TASKS)}")
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
     types = {tensor.name: tensor.data_type for tensor in model.output}
+    if hints.task in _NAMED_TASKS:
+        return _read_named(model, hints, shapes, types)
+    names: tuple[str, ...]
     extra: dict[str, list[int]] = {}
     if hints.task != "classification":
         extra = {name: shapes.pop(name) for name in (*shapes,) if name in _FEATURES or len(shapes[name]) == 3}  # noqa: PLR2004
     kind, features, more = _read_features(model, hints, extra)
-    names: tuple[str, ...]
     default: ScoreKind = "probabilities" if hints.is_ultralytics_classifier else "logits"
     match list(shapes.items()):
         case [(name, [classes])] if (
@@ -185,6 +231,21 @@ def read_head(
         **more,
     )
     return head, (*names, *sorted(extra, key=lambda name: name not in _FEATURES))
+
+
+def _read_named(
+    model: ModelConfig, hints: ModelParameters, shapes: dict[str, list[int]], types: dict[str, str]
+) -> tuple[Head, tuple[str, ...]]:
+    """Identify the head of a task that the config names, and the names of its tensors."""
+    floats = [name for name in shapes if types[name] in _FLOATS]
+    match hints.task, list(shapes.items()):
+        case "text_detection", [(name, [_, _])]:
+            return TextDetectionHead(), (name,)
+        case "text_recognition", [(_, [_]), (_, [_])] if len(floats) == 1 and len(hints.class_names()) > 1:
+            return TextRecognitionHead(), (*(shapes.keys() - floats), *floats)
+        case "embedding", [(name, [size])] if size > 0 and floats:
+            return EmbeddingHead(dimensions=size), (name,)
+    raise unsupported(model)
 
 
 def _read_features(

@@ -31,6 +31,8 @@ OUTPUT_DTYPES = {
 DECODED = "decoded"
 """Name of the output in which a model that takes files reports whether it decoded the file: one number per image."""
 _DEFAULT_SIZE = (640, 640)
+# Of the input for text: the shorter side at least, and both sides at most.
+_TEXT_SIDE, _MAX_TEXT_SIDE = 736, 2048
 # 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
 # Larger files are rare; they are sent inline in the request.
@@ -67,7 +69,9 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     input_format: InputFormat
     has_batch_dimension: bool
     input_size: tuple[int, int]
-    """Width and height of the model's input, in pixels."""
+    """Width and height of the model's input, in pixels; the largest ones if they follow the image's size."""
+    min_side: int = 0
+    """Minimum of the shorter side of an input for text, in pixels."""
     output_names: tuple[str, ...]
     """Names of the head's output tensors; for detections, in the order of the format's description."""
     output_dtypes: tuple[np.dtype[Any] | None, ...]
@@ -133,17 +137,29 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         width, height = self.input_size
         return {InputFormat.HWC: (height, width, 3), InputFormat.CHW: (3, height, width), InputFormat.FILE: (1,)}[self.input_format]
 
-    def batch_shape(self, images: int) -> tuple[int, ...]:
-        """Shape of the input tensor of several images.
+    @property
+    def is_sized_by_image(self) -> bool:
+        """Whether the size of the input follows that of the image: then only images of the same size share a batch."""
+        return self.resize in {"text", "line"}
+
+    def shape_of(self, canvas_size: tuple[int, int]) -> tuple[int, ...]:
+        """Shape of the input tensor of one image whose canvas has this width and height."""
+        width, height = canvas_size
+        return (3, height, width) if self.input_format is InputFormat.CHW else (height, width, 3)
+
+    def batch_shape(self, images: int, image_shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Shape of the input tensor of several images, each of this shape; by default that of the input.
 
         Raises:
             ValueError: The model takes one image at a time.
         """
+        if image_shape is None or self.dtype is None:
+            image_shape = self.image_shape
         if self.has_batch_dimension:
-            return (images, *self.image_shape)
+            return (images, *image_shape)
         if images != 1:
             raise ValueError(f"{self.name} has no batch dimension")
-        return self.image_shape
+        return image_shape
 
     @cached_property
     def image_bytes(self) -> int:
@@ -185,6 +201,11 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
     head, output_names = read_head(model, hints, 1 if has_written_batch else 0, input_size)
     types = {tensor.name: tensor.data_type for tensor in model.output}
     defaults = head.input_defaults
+    resize = hints.resize or defaults.resize
+    if resize == "text":
+        input_size = _MAX_TEXT_SIDE, _MAX_TEXT_SIDE
+    elif resize == "line":
+        input_size = hints.widths[-1], input_size[1]
     steps = len(model.ensemble_scheduling.step) if model.ensemble_scheduling else 0
     return ModelSpec(
         name=model.name,
@@ -200,11 +221,12 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         input_format=input_format,
         has_batch_dimension=has_batch_dimension,
         input_size=input_size,
+        min_side=(hints.square or _TEXT_SIDE) if resize == "text" else 0,
         output_names=output_names,
         output_dtypes=tuple(OUTPUT_DTYPES.get(types[name].removeprefix("TYPE_")) for name in output_names),
         head=head,
         tells_decoded=tells_decoded,
-        resize=hints.resize or defaults.resize,
+        resize=resize,
         placement=hints.placement or defaults.placement,
         crop=hints.crop or (1.0 if hints.is_ultralytics_classifier else _CROP),
         channels=hints.channels or defaults.channels,

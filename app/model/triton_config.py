@@ -4,8 +4,13 @@ Its `parameters` specify what the tensors do not, with these defaults:
 
     labels      class names, comma separated, or a JSON array for names with commas, one for each class (default: `names` in
                 Ultralytics' `metadata`, or the class ids)
-    resize      letterbox | center_crop | stretch   how images are fitted (letterbox; center_crop for classifiers, stretch
-                for rtdetr)
+    resize      letterbox | center_crop | stretch | text | line   how images are fitted (letterbox; center_crop for classifiers,
+                stretch for rtdetr, text and line for the tasks of that kind). `text` and `line` need dynamic dimensions: with
+                `text`, the shorter side is enlarged to at least `square`, and both are multiples of 32; with `line`, the height
+                is the input's, and the width the first of `widths` into which the image fits
+    widths      pixels, comma separated, ascending   line: the widths of the input (160,320,640,1280)
+    landmarks   x, y, x, y, ... as fractions of the input, comma separated: where the keypoints of an object have to lie (none)
+    match_distance  above 0         embedding: distance of two vectors up to which they are of the same object (none)
     placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
     enlarge     true | false        letterbox: enlarge small images to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)
@@ -32,7 +37,8 @@ Its `parameters` specify what the tensors do not, with these defaults:
                 in Ultralytics' `metadata` is `classify`)
     iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
                                     model suppresses boxes itself
-    task        detection | classification | segmentation | pose | obb  (the `task` in `metadata`, or by the outputs)
+    task        detection | classification | segmentation | pose | obb | text_detection | text_recognition | embedding
+                (the `task` in `metadata`, or by the outputs; the last three only if named)
     keypoints   names of a pose model's keypoints, as `labels` (`kpt_names` in `metadata`, or their numbers)
     metadata                        a Python dict as text, written by Ultralytics' exporter
     default_version  number         version that the model's name alone stands for (the newest)
@@ -48,8 +54,9 @@ from msgspec import Meta
 
 Placement = Literal["center", "top_left"]
 """Position of an image in the model's input."""
-Resize = Literal["letterbox", "center_crop", "stretch"]
-"""How images are fitted to the model's input: with padding, with the longer side cropped, or with each axis scaled separately."""
+Resize = Literal["letterbox", "center_crop", "stretch", "text", "line"]
+"""How images are fitted to the model's input: with padding, with the longer side cropped, with each axis scaled separately; or to
+an input whose size follows that of the image, of a page or of a line of text."""
 Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
@@ -139,6 +146,9 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""
     default_version: Annotated[int, Meta(ge=1)] | None = None
     formats: Annotated[str, Meta(pattern=r"^([A-Z]+(, ?[A-Z]+)*)?$")] = ""
+    widths: tuple[Annotated[int, Meta(ge=32, le=8192)], ...] = (160, 320, 640, 1280)
+    landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
+    match_distance: Annotated[float, Meta(gt=0)] | None = None
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):
@@ -168,7 +178,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
-            return tuple(label.strip() for label in labels)
+            return tuple(labels)
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
             return tuple(map(str, names))
@@ -224,7 +234,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 def _split(names: str, parameter: str) -> list[str]:
     """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
-        return names.split(",") if names else []
+        return [name.strip() for name in names.split(",")] if names else []
     try:
         return msgspec.json.decode(names, type=list[str])
     except msgspec.DecodeError as error:
@@ -234,6 +244,6 @@ def _split(names: str, parameter: str) -> list[str]:
 def read_parameters(model: ModelConfig) -> ModelParameters:
     """Read the parameters of a model; raise `msgspec.ValidationError` if one is not valid."""
     texts: dict[str, Any] = {key: value.string_value for key, value in model.parameters.items()}
-    for name in texts.keys() & {"mean", "std"}:
+    for name in texts.keys() & {"mean", "std", "widths", "landmarks"}:
         texts[name] = [part.strip() for part in texts[name].split(",")]
     return msgspec.convert(texts, ModelParameters, strict=False)

@@ -106,6 +106,8 @@ def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Call
     if max_images == 1 or first.goes_alone:
         return Batch([first], slot)
     others = [image for image in waiting if image.spec is first.spec and not image.goes_alone]
+    if first.spec.is_sized_by_image:
+        others = [image for image in others if image.buffer.tensor.shape == first.buffer.tensor.shape]
     if slot is not None and is_mapped(slot.arena):
         run = _run_around(first, slot, others, max_images)
         return Batch(run, run[0].buffer.slot)

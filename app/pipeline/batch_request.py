@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from app.errors import DeadlinePassed, GatewayError, GatewayFull
 from app.model.spec import InputFormat
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
 from app.resilience.deadline import Deadline

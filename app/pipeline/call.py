@@ -1,6 +1,6 @@
 """Types of a call of the pipeline: question, context and result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -13,17 +13,33 @@ from app.detection import nms
 from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import choose_best, select, to_class_ids, to_suppression
+from app.embedding.outputs import decode_vector, to_unit
 from app.imaging.transform import ImageTransform
-from app.model.heads import HEADS, ClassificationHead, DetectionHead, ObbHead, PoseHead, SegmentationHead, Task
+from app.model.heads import (
+    HEADS,
+    ClassificationHead,
+    DetectionHead,
+    EmbeddingHead,
+    Head,
+    ObbHead,
+    PoseHead,
+    SegmentationHead,
+    Task,
+    TextDetectionHead,
+    TextRecognitionHead,
+)
 from app.model.outputs import take_outputs
 from app.model.spec import ModelSpec
 from app.obb import boxes as oriented
+from app.pipeline.results import Classifications, Detections, Embedding, TextLine, TextRegions
 from app.pose.keypoints import read_keypoints
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
-from app.segmentation.mask import Mask, MaskFormat
+from app.segmentation.mask import MaskFormat
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
+from app.text.outputs import decode_map
+from app.text.steps import TextSteps, decode_steps, read_text
 from app.triton.messages import InferResult
 
 MAX_DETECTIONS = 300
@@ -42,8 +58,9 @@ class Decoded(NamedTuple):
     spec: ModelSpec
     version: str
     """Version of the model that answered."""
-    found: Candidates | NDArray[np.float32]
-    """All candidates above the model's floor, in pixels of its input; of a classifier the probabilities (classes,)."""
+    found: Candidates | NDArray[Any] | TextSteps
+    """All candidates above the model's floor, in pixels of its input; of a classifier the probabilities (classes,), of an embedding
+    model the vector, of a text detector the map; of a line what is most likely at each step."""
     transform: ImageTransform
     """The position of the image in the model's input."""
     prototypes: NDArray[Any] | None = None
@@ -162,6 +179,77 @@ class ClassifyOptions(NamedTuple):
         return Reader(partial(_read_classifications, self), is_heavy=False)
 
 
+class TextDetectOptions(NamedTuple):
+    """Parameters of a search for lines of text."""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    confidence: float = 0.5
+    """Minimum score of a line."""
+    version: int | None = None
+    """Version of the model; None for the newest that Triton has loaded."""
+
+    @property
+    def task(self) -> Task:
+        """Task of the model."""
+        return TextDetectionHead.task
+
+    def reader(self, spec: ModelSpec) -> Reader[TextRegions]:
+        """Return the reader of the lines.
+
+        Raises:
+            WrongTask: The model is not a text detector.
+        """
+        spec.expect_head(TextDetectionHead)
+        return Reader(partial(_read_regions, self), is_heavy=True)
+
+
+class ReadOptions(NamedTuple):
+    """Parameters of the reading of a line."""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    version: int | None = None
+    """Version of the model; None for the newest that Triton has loaded."""
+
+    @property
+    def task(self) -> Task:
+        """Task of the model."""
+        return TextRecognitionHead.task
+
+    def reader(self, spec: ModelSpec) -> Reader[TextLine]:
+        """Return the reader of the text.
+
+        Raises:
+            WrongTask: The model does not read lines.
+        """
+        spec.expect_head(TextRecognitionHead)
+        return Reader(_read_line, is_heavy=False)
+
+
+class EmbedOptions(NamedTuple):
+    """Parameters of the description of an image by a vector."""
+
+    model: str | None
+    """Name of the model; None for the default model."""
+    version: int | None = None
+    """Version of the model; None for the newest that Triton has loaded."""
+
+    @property
+    def task(self) -> Task:
+        """Task of the model."""
+        return EmbeddingHead.task
+
+    def reader(self, spec: ModelSpec) -> Reader[Embedding]:
+        """Return the reader of the vector.
+
+        Raises:
+            WrongTask: The model gives no vectors.
+        """
+        spec.expect_head(EmbeddingHead)
+        return Reader(_read_embedding, is_heavy=False)
+
+
 class CallContext(NamedTuple):
     """Context of a request in all steps of the pipeline."""
 
@@ -176,6 +264,8 @@ class CallContext(NamedTuple):
     """Parent span of Triton's spans; None without tracing."""
     is_batch: bool = False
     """Whether the image belongs to a batch, and comes behind single ones."""
+    is_later_step: bool = False
+    """Whether the request has been answered in part already: then the rest comes before new requests."""
     allows_truncated: bool = False
     """Whether a JPEG whose pixels are not all there is answered."""
     is_pinned: bool = False
@@ -196,58 +286,17 @@ class CallContext(NamedTuple):
         return self if version is None else self._replace(is_pinned=True)
 
 
-class Detections(NamedTuple):
-    """Detected objects of one image, by descending score."""
-
-    boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2, pixels of the upright image, clipped to it."""
-    scores: NDArray[np.float32]
-    """(n,) 0 to 1."""
-    class_ids: NDArray[np.int32]
-    """(n,)."""
-    width: int
-    height: int
-    """Size of the upright image, pixels."""
-    spec: ModelSpec
-    version: str
-    """Version of the model that answered."""
-    masks: Sequence[Mask] | None = None
-    """(n,) for a segmentation with masks."""
-    keypoints: NDArray[np.float32] | None = None
-    """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
-    corners: NDArray[np.float32] | None = None
-    """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise from a long edge."""
-
-    @property
-    def rotations(self) -> NDArray[np.float32]:
-        """(n,) angles of oriented boxes in radians, from 0 to pi, clockwise from the x axis to the first edge."""
-        assert self.corners is not None  # noqa: S101 - of oriented boxes only
-        return oriented.to_rotations(self.corners)
-
-
-class Classifications(NamedTuple):
-    """Classes of one image, by descending probability."""
-
-    class_ids: NDArray[np.int32]
-    """(n,)."""
-    scores: NDArray[np.float32]
-    """(n,) 0 to 1."""
-    width: int
-    height: int
-    """Size of the upright image, pixels."""
-    spec: ModelSpec
-    version: str
-    """Version of the model that answered."""
-
-
-TaskResult = Detections | Classifications
-"""The result of any task."""
-
-
 def trivial_question(spec: ModelSpec) -> Question[object]:
     """Make a question that the model can answer, for warm-ups and probes."""
-    if isinstance(spec.head, ClassificationHead):
-        return ClassifyOptions(spec.name, 1.0, 1)
+    match spec.head:
+        case ClassificationHead():
+            return ClassifyOptions(spec.name, 1.0, 1)
+        case TextDetectionHead():
+            return TextDetectOptions(spec.name)
+        case TextRecognitionHead():
+            return ReadOptions(spec.name)
+        case EmbeddingHead():
+            return EmbedOptions(spec.name)
     return DetectOptions(spec.name, 1.0, None, 1, task=spec.head.task, masks="none")
 
 
@@ -258,8 +307,14 @@ def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> D
         InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: The outputs are invalid.
     """
-    if isinstance(spec.head, ClassificationHead):
-        return Decoded(spec, result.version, decode_scores(spec, result.outputs), transform)
+    decoders: dict[type[Head], Callable[..., NDArray[Any] | TextSteps]] = {
+        ClassificationHead: decode_scores,
+        TextDetectionHead: decode_map,
+        TextRecognitionHead: decode_steps,
+        EmbeddingHead: decode_vector,
+    }
+    if (decode_found := decoders.get(type(spec.head))) is not None:
+        return Decoded(spec, result.version, decode_found(spec, result.outputs), transform)
     prototypes = take_outputs(spec, result.outputs)[-1] if isinstance(spec.head, SegmentationHead) else None
     return Decoded(spec, result.version, decode_boxes(spec, result.outputs), transform, prototypes)
 
@@ -294,3 +349,24 @@ def _read_classifications(options: ClassifyOptions, decoded: Decoded, _: Deadlin
     assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a classifier
     best = rank(decoded.found, top_k=options.top_k, confidence=options.confidence)
     return Classifications(*best, decoded.transform.image_width, decoded.transform.image_height, decoded.spec, decoded.version)
+
+
+def _read_regions(options: TextDetectOptions, decoded: Decoded, _: Deadline) -> TextRegions:
+    from app.text.regions import find_regions  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+
+    assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a text detector
+    transform = decoded.transform
+    corners, scores = find_regions(decoded.found, transform, options.confidence)
+    return TextRegions(corners, scores, transform.image_width, transform.image_height, decoded.spec, decoded.version)
+
+
+def _read_line(decoded: Decoded, _: Deadline) -> TextLine:
+    assert isinstance(decoded.found, TextSteps)  # noqa: S101 - of a model that reads lines
+    return TextLine(*read_text(decoded.found, decoded.spec.labels), decoded.spec, decoded.version)
+
+
+def _read_embedding(decoded: Decoded, _: Deadline) -> Embedding:
+    assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of an embedding model
+    vector, norm = to_unit(decoded.found)
+    transform = decoded.transform
+    return Embedding(vector, norm, transform.image_width, transform.image_height, decoded.spec, decoded.version)

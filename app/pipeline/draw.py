@@ -3,8 +3,9 @@
 from app.imaging.drawing import Marks
 from app.imaging.header import count_pixels, read_header
 from app.imaging.picture import PictureType, draw_picture, estimate_picture_bytes
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.telemetry.timing import DRAW
 
 __all__ = ["PictureType", "draw"]

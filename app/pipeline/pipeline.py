@@ -1,8 +1,8 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -10,20 +10,22 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import CircuitOpen, DeadlinePassed, InvalidParameter, ModelNotReady, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, ModelNotReady, UnknownModel
 from app.expected import suggestion
-from app.imaging.header import PixelLimits, count_pixels, is_decoded_apart
+from app.imaging.header import count_pixels, is_decoded_apart
+from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.heads import Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import saturation
+from app.pipeline import preprocess, saturation
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
-from app.pipeline.preprocess import Workspace, fill_input, is_quick_to_check
+from app.pipeline.limits import Limits
+from app.pipeline.preprocess import Source, Workspace
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -33,6 +35,7 @@ from app.resilience.deadline import Deadline
 from app.resilience.decode_backlog import LARGE_PIXELS
 from app.resilience.fairness import ANYBODY, Caller
 from app.resilience.lease import Lease
+from app.resilience.memory import Reservation
 from app.resilience.model_queue import Permit
 from app.telemetry.timing import Timing
 from app.triton.config_file import Unloadable
@@ -43,8 +46,6 @@ from app.triton.transport import InputBuffer
 
 # How often a request starts over because its model has been replaced.
 _MAX_REPLACEMENTS = 2
-# With the default limits, a batch of 61 images has the maximum deadline, for which proxies and service managers are set up.
-_MORE_PER_IMAGE = 1 / 20
 
 # Part of its time that a request waits until a model is loaded; the rest is for the inference.
 _LOADING_PART = 0.8
@@ -66,31 +67,6 @@ class Models(NamedTuple):
     """Reads the model repository for models that Triton cannot load, except those that it has loaded."""
     last_change: Callable[[], int] = int
     """Returns when models were last changed, in nanoseconds."""
-
-
-class Limits(NamedTuple):
-    """Limits of one worker and its requests."""
-
-    decode_threads: int
-    pixels: PixelLimits
-    """Maximum sizes of images."""
-    timeout_seconds: float
-    """Time from the end of a request's body to its response."""
-    max_timeout_seconds: float
-    """Maximum of the time that a caller may ask for."""
-
-    def timeout(self, timeout_ms: int | None, images: int = 1) -> float:
-        """Return how many seconds a request with this number of images has from the end of its body to its response.
-
-        Raises:
-            InvalidParameter: The caller asks for too much time.
-        """
-        if timeout_ms is None:
-            grown = self.timeout_seconds * (1 + (images - 1) * _MORE_PER_IMAGE)
-            return max(self.timeout_seconds, min(grown, self.max_timeout_seconds))
-        if timeout_ms > self.max_timeout_seconds * 1e3:
-            raise InvalidParameter(f"timeout_ms: the maximum is {self.max_timeout_seconds * 1e3:g}")
-        return timeout_ms / 1e3
 
 
 class Pipeline:
@@ -260,24 +236,58 @@ class Pipeline:
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
         return await self.run_model(model, data, question, call)
 
-    async def run_model(self, model: str, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about an image by this model, whichever one it names; errors are those of `run`."""
+    async def run_model(self, model: str, data: Source, question: Question[Result], call: CallContext) -> Result:
+        """Answer a question about an image by this model, whichever one it names; errors are those of `run`.
+
+        Whoever decoded an image holds its memory, and does so until a patch of it is drawn, even if this is cancelled.
+        """
         self.check_circuit(model)
         with self.using(model), self.admission.memory.reserve(call.caller) as memory:
-            memory.add(len(data))
+            memory.add(len(data) if isinstance(data, bytes) else 0)
             spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
             async def admit() -> Permit:
                 if spec.input_format is not InputFormat.FILE:
                     memory.add(spec.image_bytes)
-                return await self.admission.admit(spec.name, self.tritons.parallel_images(spec), memory, call.deadline, call.caller)
+                return await self._admit(spec, memory, call)
 
             return await self.answer(data, spec, question, reader, call, admit)
 
+    async def _admit(self, spec: ModelSpec, memory: Reservation, call: CallContext) -> Permit:
+        """Admit an image, with its memory, as what it belongs to: a single request, a batch, or a later step of a request."""
+        parallel = self.tritons.parallel_images(spec)
+        if call.is_later_step:
+            return await self.admission.admit_later_step(spec.name, parallel, memory, call.deadline, call.caller)
+        if call.is_batch:
+            permit = await self.batch_queue(spec, call.caller).admit(call.deadline)
+            permit.on_release(memory.move().release)
+            return permit
+        return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
+
+    @asynccontextmanager
+    async def decoded(self, data: bytes, call: CallContext) -> AsyncIterator[tuple[Patch, Lease]]:
+        """Decode an image at its full size; yield it, and the lease that holds its memory as long as a thread reads it.
+
+        Raises:
+            DeadlinePassed: There was no thread in time.
+            GatewayError: As `preprocess.decode_image` says.
+        """
+        with Lease() as lease:
+            memory = self.admission.memory.reserve(call.caller)
+            lease.on_release(memory.release)
+            memory.add(len(data))
+            pixels = count_pixels(data, self.limits.pixels)
+            decode_image = partial(preprocess.decode_image, data, pixels, self._workspace, call, memory)
+            with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
+                cost = pixels + LARGE_PIXELS if is_decoded_apart(data) else pixels
+                patch = await self.threads.run(decode_image, call.deadline, lease, counted, turn=call.turn(cost))
+            call.timing.lap("decode")
+            yield patch, lease
+
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
-        data: bytes,
+        data: Source,
         spec: ModelSpec,
         question: Question[Result],
         reader: Reader[Result],
@@ -288,7 +298,7 @@ class Pipeline:
 
         Raises the errors of `run`. `reader` is that of the question for this spec.
         """
-        if self.cache is None or not self.cache.takes(spec, call):
+        if self.cache is None or isinstance(data, Patch) or not self.cache.takes(spec, call):
             with await admit() as permit:
                 spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
                 read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
@@ -310,14 +320,9 @@ class Pipeline:
 
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
-        parallel = self.tritons.parallel_images(spec)
         with self.admission.memory.reserve(call.caller) as memory:
             memory.add(spec.image_bytes)
-            if call.is_batch:
-                permit = await self.admission.batch_queue(spec.name, parallel, call.caller).admit(call.deadline)
-                permit.on_release(memory.move().release)
-            else:
-                permit = await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
+            permit = await self._admit(spec, memory, call)
         with permit:
             buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)
             await self.threads.run(partial(np.copyto, buffer.tensor, tensor), call.deadline, permit, turn=call.turn())
@@ -327,7 +332,7 @@ class Pipeline:
         return result
 
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self, data: bytes, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
+        self, data: Source, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
         """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
@@ -339,7 +344,9 @@ class Pipeline:
             reader = question.reader(spec)
         return spec, reader, *await self._attempt(data, spec, call, permit)
 
-    async def _attempt(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InferResult, ImageTransform]:
+    async def _attempt(
+        self, data: Source, spec: ModelSpec, call: CallContext, permit: Permit
+    ) -> tuple[InferResult, ImageTransform]:
         call.timing.lap("model")
         buffer, transform = await self._fill(data, spec, call, permit)
         call.timing.lap("decode")
@@ -348,12 +355,15 @@ class Pipeline:
         call.timing.lap("infer")
         return result, transform
 
-    async def _fill(self, data: bytes, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
+    async def _fill(self, data: Source, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
+        if isinstance(data, Patch):
+            draw = partial(preprocess.fill_from_patch, data, spec, self._workspace, call, permit)
+            return await self.threads.run(draw, call.deadline, permit, turn=call.turn(spec.input_size[0] * spec.input_size[1]))
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
-        fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
-        if takes_file and is_quick_to_check(data):
+        fill = partial(preprocess.fill_input, data, pixels, spec, self._workspace, call, permit)
+        if takes_file and preprocess.is_quick_to_check(data):
             return fill()
         with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
             is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small

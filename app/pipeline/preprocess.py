@@ -6,17 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import UnsupportedModel
 from app.imaging.decode import decode, estimate_decoding
-from app.imaging.fit import CenterCrop, fit_for
+from app.imaging.fit import CenterCrop, Fit, canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header, require_format
+from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline.call import CallContext
 from app.resilience.decode_backlog import DecodeBacklog
 from app.resilience.lease import Lease
-from app.resilience.memory import MemoryBudget
+from app.resilience.memory import MemoryBudget, Reservation
 from app.triton.messages import bytes_element_size, write_bytes_element
 from app.triton.transport import InputBuffer, Transport
+
+Source = bytes | Patch
+"""What a model is asked about: an encoded image, or a part of a decoded one."""
 
 _QUICK_BYTES = 1 << 20
 
@@ -67,13 +72,57 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         if isinstance(fit, CenterCrop):  # the other fits draw without a copy
             nbytes = max(nbytes, fit.draw_bytes(size, transform))
         memory.add(nbytes)
-        buffer = transport.allocate(spec.image_shape, spec.dtype, spec.image_bytes, lease)
-        canvas = buffer.tensor if spec.input_is_canvas else np.empty((*spec.input_size[::-1], 3), np.uint8)
+        buffer, canvas = _allocate(spec, fit, transform, transport, lease)
         fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=call.allows_truncated), transform, canvas)
-        if canvas is not buffer.tensor:
-            _write_pixels(canvas, spec, buffer.tensor)
+        _write_canvas(canvas, spec, buffer)
     workspace.backlog.measure(pixels, monotonic() - start)
     return buffer, transform
+
+
+def fill_from_patch(
+    patch: Patch, spec: ModelSpec, workspace: Workspace, call: CallContext, lease: Lease
+) -> tuple[InputBuffer, ImageTransform]:
+    """Fill the input tensor with a part of a decoded image; lease and return value as for `fill_input`.
+
+    Raises:
+        UnsupportedModel: The model takes encoded files.
+    """
+    call.timing.lap("queue")
+    if spec.dtype is None:
+        raise UnsupportedModel(f"{spec.name} takes encoded files, and so cannot be asked about parts of an image")
+    pixels, fit = patch.cut(spec), fit_for(spec)
+    transform = fit.fit(pixels.shape[1], pixels.shape[0])
+    buffer, canvas = _allocate(spec, fit, transform, workspace.transport, lease)
+    fit.draw(np.ascontiguousarray(pixels) if isinstance(fit, CenterCrop) else pixels, transform, canvas)
+    _write_canvas(canvas, spec, buffer)
+    return buffer, transform
+
+
+def decode_image(data: bytes, pixels: int, workspace: Workspace, call: CallContext, memory: Reservation) -> Patch:
+    """Decode an image at its full size; `memory` holds its bytes. `pixels` and errors are those of `fill_input`."""
+    start = monotonic()
+    header = read_header(data, workspace.limits, memory.add)
+    size = header.width, header.height
+    memory.add(estimate_decoding(header, size).nbytes)
+    image = decode(header, size, allows_truncated=call.allows_truncated)
+    memory.keep(len(data) + image.nbytes)
+    workspace.backlog.measure(pixels, monotonic() - start)
+    return Patch(image)
+
+
+def _allocate(
+    spec: ModelSpec, fit: Fit, transform: ImageTransform, transport: Transport, lease: Lease
+) -> tuple[InputBuffer, NDArray[np.uint8]]:
+    """Allocate the input tensor, and the canvas, which may be the tensor itself."""
+    assert spec.dtype is not None  # noqa: S101 - checked by the callers
+    size = canvas_size(fit, transform) if spec.is_sized_by_image else spec.input_size
+    buffer = transport.allocate(spec.shape_of(size), spec.dtype, spec.image_bytes, lease)
+    return buffer, buffer.tensor if spec.input_is_canvas else np.empty((*size[::-1], 3), np.uint8)
+
+
+def _write_canvas(canvas: NDArray[np.uint8], spec: ModelSpec, buffer: InputBuffer) -> None:
+    if canvas is not buffer.tensor:
+        _write_pixels(canvas, spec, buffer.tensor)
 
 
 def _write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:

@@ -102,6 +102,18 @@ class Admission:
         permit.on_release(memory.move().release)
         return permit
 
+    async def admit_later_step(
+        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, caller: Caller = ANYBODY
+    ) -> Permit:
+        """Admit a part of a request of which other models have answered the parts before; arguments as for `admit`.
+
+        Raises:
+            DeadlinePassed: Its turn did not come in time.
+        """
+        permit = await self._queue(model, parallel_images).admit_later_step(caller, deadline)
+        permit.on_release(memory.move().release)
+        return permit
+
     def batch_queue(self, model: str, parallel_images: int, caller: Caller = ANYBODY) -> BatchQueue:
         """Return the queue in which a caller's images of batches wait for their turn; arguments as for `admit`."""
         batches = self._batch_queues.get((model, caller.name))

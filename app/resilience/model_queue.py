@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from app.errors import CircuitOpen, GatewayError, GatewayFull
+from app.errors import CircuitOpen, DeadlinePassed, GatewayError, GatewayFull
 from app.resilience.concurrency import NEAR, BatchTimes, ConcurrencyLimit
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import SHADOW, Caller, CallerCounts
@@ -27,6 +27,8 @@ _FILLED = 0.7
 _STALE_SECONDS = 5.0
 # A shorter pause is never treated as a stall.
 _MIN_STALL_SECONDS = 0.1
+# By this, later steps come before new requests of the same priority.
+_BEFORE = 0.5
 _MILLI = 1_000
 _NANO = 1_000_000_000
 
@@ -150,6 +152,20 @@ class ModelQueue:
             except TimeoutError:
                 raise self._no_place(caller) from None
         return permit
+
+    async def admit_later_step(self, caller: Caller, deadline: Deadline) -> Permit:
+        """Admit a part of a request that other models have answered in part, before all new requests of the same priority.
+
+        Raises:
+            DeadlinePassed: Its turn did not come in time.
+        """
+        part = self._part(caller)
+        if not self._waiting and (permit := part.enter()) is not None:
+            return permit
+        try:
+            return await self._waiting.wait(part.enter, deadline.remaining, caller.priority - _BEFORE)
+        except TimeoutError:
+            raise DeadlinePassed("the turn of a later step did not come in time") from None
 
     def try_admit(self, caller: Caller) -> Permit | None:
         """Admit a request if there is room now and no other one of the caller is waiting."""

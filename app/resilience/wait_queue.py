@@ -16,7 +16,7 @@ class WaitQueue(Generic[L]):
     def __init__(self, poll_seconds: float = 0.005) -> None:
         """Start empty; look for room this often, because there is no notification when a request of another worker ends."""
         self._poll_seconds = poll_seconds
-        self._turns: dict[asyncio.Future[L], tuple[int, Callable[[], L | None]]] = {}
+        self._turns: dict[asyncio.Future[L], tuple[float, Callable[[], L | None]]] = {}
         """The priority of each request, and what makes its lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
         """Timer of the next check for room."""
@@ -29,11 +29,11 @@ class WaitQueue(Generic[L]):
         """Return whether a request waits for a lease that `enter` makes."""
         return bool(self._turns) and any(own is enter for _, own in self._turns.values())
 
-    def ahead_of(self, priority: int) -> int:
+    def ahead_of(self, priority: float) -> int:
         """Return the number of waiting requests that come before a new one of this priority."""
         return sum(own <= priority for own, _ in self._turns.values())
 
-    async def wait(self, enter: Callable[[], L | None], seconds: float, priority: int = NORMAL) -> L:
+    async def wait(self, enter: Callable[[], L | None], seconds: float, priority: float = NORMAL) -> L:
         """Wait behind all requests of this priority and higher ones until `enter` returns a lease; None: there is no room.
 
         Raises:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging.drawing import Marks
-from app.pipeline.call import Detections, TaskResult
+from app.pipeline.results import Detections, TaskResult
 
 _MIN_IOU = 0.5
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from app.imaging.header import PixelLimits, read_header
 from app.imaging.picture import draw_picture, estimate_picture_bytes
-from app.pipeline.call import TaskResult
+from app.pipeline.results import TaskResult
 from app.routing.comparison import boxes_of
 from app.telemetry.metrics import ANSWERS
 

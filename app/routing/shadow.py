@@ -11,8 +11,9 @@ import structlog
 
 from app.errors import GatewayError, GatewayFull
 from app.model.reference import refer_to, split_reference
-from app.pipeline.call import CallContext, DetectOptions, Question, TaskResult
+from app.pipeline.call import CallContext, DetectOptions, Question
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import TaskResult
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import SHADOW, Caller
 from app.resilience.memory import Reservation

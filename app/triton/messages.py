@@ -74,7 +74,8 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     message.parameters["timeout"].int64_param = max(1, int(timeout_seconds * 1e6))
     if priority:
         message.parameters["priority"].uint64_param = priority
-    tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=spec.batch_shape(len(tensors)))
+    shape = spec.batch_shape(len(tensors), tensors[0].shape)
+    tensor_message = message.inputs.add(name=spec.input_name, datatype=spec.datatype, shape=shape)
     for name in spec.requested_names:
         message.outputs.add(name=name)
     if slot is None:

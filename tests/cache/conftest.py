@@ -14,7 +14,8 @@ from app.cache.memory import MemoryStore, open_file
 from app.cache.store import Store
 from app.imaging.header import PixelLimits
 from app.model.spec import ModelSpec
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.telemetry.metrics import Metrics

@@ -11,7 +11,8 @@ from PIL import Image
 from app.errors import DeadlinePassed, GatewayFull, ImageTooLarge
 from app.imaging.header import PixelLimits
 from app.model.heads import SegmentationHead
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
 from app.telemetry.metrics import Metrics

@@ -11,7 +11,8 @@ import pytest
 from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline.batch_request import BatchRequest, Image
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget

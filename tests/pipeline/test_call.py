@@ -12,7 +12,7 @@ from app.detection.nms import Candidates
 from app.imaging.transform import ImageTransform
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import from_triton_config
-from app.pipeline import call
+from app.pipeline import call, results
 from app.resilience.deadline import Deadline
 from app.triton.messages import InferResult
 from tests.detection.test_select import crowds
@@ -26,7 +26,7 @@ CONFIG = {
 }
 
 
-def ask(rows: object, options: call.DetectOptions, *, max_iou: float) -> call.Detections:
+def ask(rows: object, options: call.DetectOptions, *, max_iou: float) -> results.Detections:
     """Ask a model for what it has found: rows of x1 y1 x2 y2 score class, after an NMS of its own if `max_iou` is below 1."""
     head = DetectionHead(output_format=OutputFormat.SIX_COLUMNS, has_normalized_boxes=False, iou=0.45, max_iou=max_iou)
     spec = msgspec.structs.replace(from_triton_config(CONFIG, "1"), head=head)

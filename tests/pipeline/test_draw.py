@@ -13,9 +13,10 @@ from PIL import Image
 from app.errors import DeadlinePassed, GatewayFull
 from app.imaging.drawing import colour_of
 from app.pipeline import draw as draw_module
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
 from app.pipeline.draw import draw
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.segmentation.mask import Mask

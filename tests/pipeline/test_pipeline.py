@@ -28,7 +28,8 @@ from app.pipeline import call as call_module
 from app.pipeline import pipeline as pipeline_module
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
 from app.telemetry.timing import Timing

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.model.spec import ModelSpec
-from app.pipeline.call import Classifications, Detections
+from app.pipeline.results import Classifications, Detections
 from app.routing.comparison import compare
 from tests.fakes.triton import SPEC
 

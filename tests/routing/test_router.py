@@ -26,8 +26,9 @@ from app.errors import (
 )
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, ClassifyOptions, Decoded, Detections
+from app.pipeline.call import CallContext, ClassifyOptions, Decoded
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.routing import router
 from app.routing.route import Canary, Route, Shadow

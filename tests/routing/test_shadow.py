@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
 from app.resilience.worker_table import WorkerTable

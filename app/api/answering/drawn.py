@@ -8,9 +8,10 @@ from app.api.answering.format import Format, ResponseInput, best
 from app.api.answering.native import to_response
 from app.api.answering.responses import LargeResponse
 from app.api.answering.schema import DetectResponse
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
 from app.pipeline.draw import PictureType, draw
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.resilience.lease import Lease
 
 _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"

@@ -25,8 +25,9 @@ from app.api.answering.schema import (
     ModelUsed,
 )
 from app.model.heads import PoseHead
-from app.pipeline.call import CallContext, Classifications, Detections, TaskResult
+from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Classifications, Detections, TaskResult
 
 # Resolution: 1/10000 of the score, 1/100 of a pixel, 1/60 of a pixel in the widest image.
 _SCORE_DIGITS = 4

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.model.heads import Task
-from app.pipeline.call import TaskResult
+from app.pipeline.results import TaskResult
 
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
 """How boxes are written."""

@@ -13,7 +13,7 @@ from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed,
 from app.api.context import RequestContext
 from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
 

@@ -30,7 +30,7 @@ from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"

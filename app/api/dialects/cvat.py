@@ -34,7 +34,7 @@ from app.errors import UnknownModel
 from app.model.heads import HEADS, PoseHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 
 _LABEL_TYPES: dict[Task, str] = {"segmentation": "polygon", "pose": "skeleton"}
 _ROTATION_DIGITS = 4

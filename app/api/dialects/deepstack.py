@@ -25,7 +25,8 @@ from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
 from app.api.routes import ModelRoute
-from app.pipeline.call import MAX_DETECTIONS, Detections, DetectOptions
+from app.pipeline.call import MAX_DETECTIONS, DetectOptions
+from app.pipeline.results import Detections
 
 _NAMED = 20
 """Maximum number of objects named in `message`."""

@@ -35,7 +35,8 @@ from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections, DetectOptions, Reader
+from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
+from app.pipeline.results import Detections
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)

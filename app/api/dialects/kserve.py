@@ -33,7 +33,8 @@ from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedMo
 from app.model.heads import ClassificationHead
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import ClassifyOptions, Detections, Reader, TaskResult
+from app.pipeline.call import ClassifyOptions, Reader
+from app.pipeline.results import Detections, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 

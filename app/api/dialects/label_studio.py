@@ -40,7 +40,8 @@ from app.errors import MalformedRequest, ModelNotReady, UrlNotAllowed
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.reference import refer_to
 from app.pipeline.batch_request import Image
-from app.pipeline.call import CallContext, Detections, DetectOptions
+from app.pipeline.call import CallContext, DetectOptions
+from app.pipeline.results import Detections
 from app.remote.address import TrustedOrigin, is_address
 from app.resilience.lease import Lease
 

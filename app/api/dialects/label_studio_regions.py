@@ -16,7 +16,7 @@ from app.api.dialects.labeling_config import Control, ControlKind
 from app.errors import GatewayError
 from app.model.heads import PoseHead
 from app.model.reference import refer_to
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 
 _PERCENT_DIGITS = 4
 _SCORE_DIGITS = 4

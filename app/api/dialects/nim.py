@@ -28,7 +28,8 @@ from app.api.reports.models import list_models
 from app.api.routes import ModelRoute
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.model.reference import split_reference
-from app.pipeline.call import CallContext, Detections
+from app.pipeline.call import CallContext
+from app.pipeline.results import Detections
 
 _EXAMPLE = '{"input": [{"type": "image_url", "url": "data:image/jpeg;base64,..."}], "threshold": 0.4}'
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"

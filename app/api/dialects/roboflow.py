@@ -45,7 +45,8 @@ from app.api.routes import ModelRoute
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
 from app.model.heads import Task
 from app.pipeline.batch_request import Image
-from app.pipeline.call import MAX_DETECTIONS, CallContext, Detections
+from app.pipeline.call import MAX_DETECTIONS, CallContext
+from app.pipeline.results import Detections
 
 _EXAMPLE = '{"model_id": "yolo11n/1", "image": {"type": "base64", "value": "..."}}'
 

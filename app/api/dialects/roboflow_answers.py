@@ -11,7 +11,7 @@ from typing import Any
 from app.api.answering.native import objects, rounded
 from app.model.heads import PoseHead, Task
 from app.model.spec import ModelSpec
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 
 TASK_TYPES: dict[Task, str] = {
     "detection": "object-detection",

@@ -32,7 +32,8 @@ from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import Classifications, ClassifyOptions, Detections, DetectOptions, Reader, TaskResult
+from app.pipeline.call import ClassifyOptions, DetectOptions, Reader
+from app.pipeline.results import Classifications, Detections, TaskResult
 
 _IOU = 0.7
 _TOP = 5

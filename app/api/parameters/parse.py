@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from app.errors import InvalidParameter, UnknownModel
 from app.expected import expected_value
-from app.pipeline.call import Question, TaskResult
+from app.pipeline.call import Question
+from app.pipeline.results import TaskResult
 
 Pair = tuple[str, str | list[str]]
 """Name and value of a parameter; a list only in JSON."""

@@ -18,8 +18,8 @@ from app.imaging.header import ImageHeader, PixelLimits, read_header
 from app.imaging.transform import ImageTransform
 from app.main import deployment_of, open_resources
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline.call import Detections
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.settings.schema import Settings
 from app.telemetry import logging

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.api.answering.native import to_detections
 from app.api.answering.schema import BoxFormat
 from app.imaging.transform import ImageTransform
-from app.pipeline.call import Detections
+from app.pipeline.results import Detections
 from tests.fakes.triton import SPEC
 
 LABELS = ("person", "car", "traffic light")

@@ -1,0 +1,34 @@
+"""Decode the output of an embedding model, and compare vectors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import InvalidModelOutput
+from app.model.heads import EmbeddingHead
+from app.model.outputs import expect_shape, take_outputs
+from app.model.spec import ModelSpec
+
+
+def decode_vector(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
+
+    Returns:
+        FP32 (dimensions,), not normalized.
+
+    Raises:
+        InvalidModelOutput: The tensor is missing, has the wrong shape or type, is not finite, or zero.
+    """
+    (vector,) = take_outputs(spec, outputs)
+    expect_shape(spec, vector, (spec.expect_head(EmbeddingHead).dimensions,))
+    if not (np.isfinite(vector).all() and vector.any()):
+        raise InvalidModelOutput(f"{spec.name} returned a vector that is zero, or not finite")
+    return vector.astype(np.float32)
+
+
+def to_unit(vector: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
+    """Return the vector of length 1 in the same direction, and the length."""
+    length = float(np.linalg.norm(vector.astype(np.float64)))
+    return (vector / length).astype(np.float32), length

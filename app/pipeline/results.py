@@ -1,0 +1,103 @@
+"""The results of models, one type for each kind of task."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.model.spec import ModelSpec
+from app.obb import boxes as oriented
+from app.segmentation.mask import Mask
+
+
+class Detections(NamedTuple):
+    """Detected objects of one image, by descending score."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4) x1 y1 x2 y2, pixels of the upright image, clipped to it."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    width: int
+    height: int
+    """Size of the upright image, pixels."""
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+    masks: Sequence[Mask] | None = None
+    """(n,) for a segmentation with masks."""
+    keypoints: NDArray[np.float32] | None = None
+    """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
+    corners: NDArray[np.float32] | None = None
+    """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise from a long edge."""
+
+    @property
+    def rotations(self) -> NDArray[np.float32]:
+        """(n,) angles of oriented boxes in radians, from 0 to pi, clockwise from the x axis to the first edge."""
+        assert self.corners is not None  # noqa: S101 - of oriented boxes only
+        return oriented.to_rotations(self.corners)
+
+
+class Classifications(NamedTuple):
+    """Classes of one image, by descending probability."""
+
+    class_ids: NDArray[np.int32]
+    """(n,)."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    width: int
+    height: int
+    """Size of the upright image, pixels."""
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+
+
+class TextRegions(NamedTuple):
+    """Lines of text of one image, in reading order."""
+
+    corners: NDArray[np.float32]
+    """(n, 4, 2) x y in pixels of the upright image, within it, clockwise from the top left."""
+    scores: NDArray[np.float32]
+    """(n,) 0 to 1."""
+    width: int
+    height: int
+    """Size of the upright image, pixels."""
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+
+
+class TextLine(NamedTuple):
+    """The text of one line."""
+
+    text: str
+    """Empty if there is none."""
+    score: float
+    """0 to 1: the mean of the characters' scores."""
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+
+
+class Embedding(NamedTuple):
+    """The vector that describes an image."""
+
+    vector: NDArray[np.float32]
+    """(dimensions,) of length 1."""
+    norm: float
+    """Length of the model's own vector."""
+    width: int
+    height: int
+    """Size of the upright image, pixels."""
+    spec: ModelSpec
+    version: str
+    """Version of the model that answered."""
+
+
+TaskResult = Detections | Classifications
+"""The result of any task that has a route of its own."""
+StepResult = TaskResult | TextRegions | TextLine | Embedding
+"""The result of any task."""
