@@ -19,7 +19,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     of: str | None = None
     """The step whose objects are cropped; None for the whole image."""
     crop: Literal["box", "corners", "landmarks"] = "box"
-    """`box`: the box of each object; `corners`: what lies between its corners, as of a line of text or an oriented box, made straight;
+    """`box`: the box of each object; `corners`: what lies between its corners, as of a line of text or an
+    oriented box, straightened;
     `landmarks`: the object, turned and scaled so that its keypoints lie where the model wants them."""
     margin: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """By how much of its sides a box is enlarged, on each side."""
