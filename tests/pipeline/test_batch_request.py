@@ -54,11 +54,11 @@ async def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
     return str(found) if isinstance(found, Exception) else type(found).__name__
 
 
-async def open_batch(world: World, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest:
+async def open_batch(world: World, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest[Detections]:
     return await BatchRequest.open(world.pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
-async def outcomes(batch: BatchRequest) -> list[Any]:
+async def outcomes(batch: BatchRequest[Detections]) -> list[Any]:
     """Return the reports of `keep` in order of completion."""
     async with batch.run(keep) as done:
         return [await image for image in done]
