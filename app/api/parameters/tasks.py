@@ -174,7 +174,7 @@ class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
     url: _Url = None
     index: Annotated[bool, Meta(description="Only `false`: the gateway keeps no vectors.")] = False
-    image_id: Annotated[str | None, Meta(max_length=256, description="Returned as it is.")] = None
+    image_id: Annotated[str | None, Meta(description="Returned as it is.")] = None
     format: Annotated[Literal["json"] | None, Meta(description="For a vector: `json`.")] = None
 
     def __post_init__(self) -> None:
