@@ -1,7 +1,9 @@
 """Requests and their responses, without the network: what `Client` and `AsyncClient` have in common."""
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar
@@ -9,13 +11,14 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, Type
 import httpx
 import msgspec
 
+from nereid_client.answers import Analysis, EmbedBoxesResult, EmbedResult, FacesResult, OcrResult, VerifyResult
 from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse, address
 from nereid_client.pictures import Image
 from nereid_client.prepare import Prepare, Shrunk, shrink
-from nereid_client.results import ClassifyResult, Detection, DetectResult, ImageSize, ModelUsed, Result
+from nereid_client.results import Answer, ClassifyResult, Detection, DetectResult, ImageAnswer, ImageSize, ModelUsed
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Result)
+A = TypeVar("A", bound=Answer)
 
 MAX_BATCH = 64
 """Images in one request."""
@@ -23,19 +26,24 @@ MAX_BATCH = 64
 _STAGE = re.compile(r'(\w+)(?:;desc="[^"]*")?;dur=([\d.]+)')
 
 
-class Parameters(TypedDict, total=False):
+class ImageParameters(TypedDict, total=False):
     """Parameters of any request. Apart from `prepare`, the gateway has defaults for them, and checks them."""
 
-    model: str
-    version: str
-    confidence: float
-    """Minimum confidence, 0 to 1."""
     timeout_ms: int
     """Deadline in the gateway, milliseconds."""
     truncated: Literal["refuse", "allow"]
     """What becomes of a damaged JPEG."""
     prepare: Prepare | None
     """Makes large images smaller before they are sent; boxes, polygons and points still refer to the original."""
+
+
+class Parameters(ImageParameters, total=False):
+    """Parameters of a request that one model answers."""
+
+    model: str
+    version: str
+    confidence: float
+    """Minimum confidence, 0 to 1."""
 
 
 class DetectParameters(Parameters, total=False):
@@ -60,6 +68,50 @@ class ClassifyParameters(Parameters, total=False):
     """Parameters of a request for classes."""
 
     top_k: int
+
+
+class OcrParameters(ImageParameters, total=False):
+    """Parameters of a request for text."""
+
+    min_det_score: float
+    """Minimum score of a line, 0 to 1."""
+    min_rec_score: float
+    """Minimum score of the text of a line, 0 to 1."""
+    filter_by_score: bool
+    """Whether lines below `min_rec_score` are left out."""
+
+
+class FaceParameters(ImageParameters, total=False):
+    """Parameters of a request for faces."""
+
+    confidence: float
+    """Minimum score of a face, 0 to 1."""
+
+
+class VerifyParameters(FaceParameters, total=False):
+    """Parameters of a comparison of faces."""
+
+    threshold: float
+    """The similarity of a match, 0 to 1."""
+
+
+class EmbedParameters(ImageParameters, total=False):
+    """Parameters of a request for vectors."""
+
+    model: str
+    version: str
+
+
+class AnalyzeParameters(FaceParameters, total=False):
+    """Parameters of an analysis; `confidence` is that of objects."""
+
+    face_confidence: float
+    """Minimum score of a face, 0 to 1."""
+    include_embedding: bool
+    """Whether the image is described by a vector."""
+    include_face_embeddings: bool
+    enable_ocr: bool
+    """Whether text is read."""
 
 
 class Call(NamedTuple, Generic[T]):
@@ -89,24 +141,57 @@ def batches(images: Iterable[Image], parameters: DetectParameters) -> Iterator[C
         yield _batch(group, parameters)
 
 
-def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[R]) -> Call[R]:
+def ocr(image: Image, parameters: OcrParameters) -> Call[OcrResult]:
+    """Make the request for the text in one image."""
+    return _single("/ocr/predict", image, parameters, OcrResult)
+
+
+def faces(image: Image, parameters: FaceParameters, *, describe: bool) -> Call[FacesResult]:
+    """Make the request for the faces in one image, or also for their vectors."""
+    return _single("/faces/recognize" if describe else "/faces/detect", image, parameters, FacesResult)
+
+
+def verify(images: tuple[Image, Image], parameters: VerifyParameters) -> Call[VerifyResult]:
+    """Make the request for the comparison of the largest faces in two images."""
+    loaded = [_load(image, parameters)[0] for image in images]
+    files = {f"image{number}": _part(*one) for number, one in enumerate(zip(images, loaded, strict=True), 1)}
+    return Call("/faces/verify", {"params": _query(parameters), "files": files}, partial(_read, VerifyResult))
+
+
+def embed(image: Image, parameters: EmbedParameters) -> Call[EmbedResult]:
+    """Make the request for the vector that describes one image."""
+    return _single("/embed/image", image, parameters, EmbedResult)
+
+
+def embed_boxes(image: Image, boxes: Sequence[Sequence[float]], parameters: EmbedParameters) -> Call[EmbedBoxesResult]:
+    """Make the request for the vectors that describe parts of one image."""
+    files = {"image": _part(image, _load(image, parameters)[0])}
+    options = {"params": _query(parameters), "files": files, "data": {"boxes": json.dumps([[*box] for box in boxes])}}
+    return Call("/embed/boxes", options, partial(_read, EmbedBoxesResult))
+
+
+def analyze(image: Image, parameters: AnalyzeParameters) -> Call[Analysis]:
+    """Make the request for all that is found in one image."""
+    return _single("/analyze", image, parameters, Analysis)
+
+
+def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[A]) -> Call[A]:
     query, data, shrunk = _query(parameters), *_load(image, parameters)
     if _is_address(image):
         options: dict[str, Any] = {"params": {**query, "url": image}}
     else:
         options = {"params": query, "content": data, "headers": {"Content-Type": "application/octet-stream"}}
+    return Call(path, options, lambda response: _restore(_read(kind, response), shrunk, parameters))
 
-    def read(response: httpx.Response) -> R:
-        timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
-        return _restore(msgspec.structs.replace(_decode(response, kind), timings=timings), shrunk, parameters)
 
-    return Call(path, options, read)
+def _read(kind: type[A], response: httpx.Response) -> A:
+    timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
+    return msgspec.structs.replace(_decode(response, kind), timings=timings)
 
 
 def _batch(images: list[Image], parameters: DetectParameters) -> Call[list[DetectResult | Problem]]:
     loaded = [_load(image, parameters) for image in images]
-    names = [None if _is_address(image) else "image" for image in images]
-    files = [("images", (name, data)) for name, (data, _) in zip(names, loaded, strict=True)]
+    files = [("images", _part(image, data)) for image, (data, _) in zip(images, loaded, strict=True)]
 
     def read(response: httpx.Response) -> list[DetectResult | Problem]:
         batch = _decode(response, _Batch)
@@ -144,16 +229,16 @@ def _load(image: Image, parameters: Mapping[str, Any]) -> tuple[bytes, Shrunk | 
     return shrunk.data if shrunk else data, shrunk
 
 
-def _restore(result: R, shrunk: Shrunk | None, parameters: Mapping[str, Any]) -> R:
+def _part(image: Image, data: bytes) -> tuple[str | None, bytes]:
+    """Return the file name, None for an address, and the content of a part of a form."""
+    return None if _is_address(image) else "image", data
+
+
+def _restore(result: A, shrunk: Shrunk | None, parameters: Mapping[str, Any]) -> A:
     """Make a result that of the original image."""
-    if shrunk is None:
+    if shrunk is None or not isinstance(result, ImageAnswer):
         return result
-    original, sent = shrunk.upright(result.image), result.image
-    changes: dict[str, Any] = {"image": original}
-    if isinstance(result, DetectResult) and parameters.get("boxes") == "pixel":
-        across, down = original.width / sent.width, original.height / sent.height
-        changes["detections"] = [found.scaled(across, down) for found in result.detections]
-    return msgspec.structs.replace(result, **changes)
+    return result.of_original(shrunk.upright(result.image), in_pixels=parameters.get("boxes") == "pixel")
 
 
 class _BatchResult(msgspec.Struct):
