@@ -25,7 +25,8 @@ def load(path: Path) -> dict[str, Cascade]:
         CascadesError: It is invalid.
     """
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, Cascade])
+        read = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, Cascade])
+        return {name: msgspec.structs.replace(cascade, name=name) for name, cascade in read.items()}
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
