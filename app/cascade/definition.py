@@ -11,7 +11,7 @@ _Name = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A model, and what it is asked about. Its task is that of the model."""
 
     model: str
@@ -36,7 +36,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Maximum number of classes of a classifier."""
 
 
-class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Steps by name. Those that do not need each other run side by side."""
 
     title: str = ""
