@@ -54,7 +54,9 @@ async def explain(_: int, found: Detections | Exception, timing: Timing) -> str:
     return str(found) if isinstance(found, Exception) else type(found).__name__
 
 
-async def open_batch(world: World, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS) -> BatchRequest[Detections]:
+async def open_batch(
+    world: World, images: list[Image], seconds: float = 30, options: DetectOptions = OPTIONS
+) -> BatchRequest[Detections]:
     return await BatchRequest.open(world.pipeline, images, options, CallContext(Deadline.after(seconds), Timing(), "abc"))
 
 
