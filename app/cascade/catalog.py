@@ -59,7 +59,7 @@ def _convert(table: Any, path: Path, *name: str) -> Cascade:  # noqa: ANN401 - a
             where = (*name, "steps", step)
             msgspec.convert(content, Step)
         where = name
-        return msgspec.convert(table, Cascade)
+        return msgspec.structs.replace(msgspec.convert(table, Cascade), name="".join(name))
     except msgspec.ValidationError as error:
         named = f"[{'.'.join(where)}] " if where else ""
         raise CascadesError(f"{path}: {named}{error}") from None

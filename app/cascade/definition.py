@@ -40,6 +40,8 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Steps by name. Those that do not need each other run side by side."""
 
     title: str = ""
+    name: str = ""
+    """In metrics; that of the table in the file."""
     steps: Annotated[dict[_Name, Step], Meta(min_length=1, max_length=16)]
 
     def __post_init__(self) -> None:

@@ -1,16 +1,16 @@
-"""Detect objects in the images of a batch request; each image succeeds or fails on its own."""
+"""Ask about the images of a batch request; each image succeeds or fails on its own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from app.errors import DeadlinePassed, GatewayError, GatewayFull
-from app.model.spec import InputFormat
-from app.pipeline.call import CallContext, DetectOptions
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.call import CallContext, Question
+from app.pipeline.hooks import Choice
 from app.pipeline.pipeline import Pipeline
-from app.pipeline.results import Detections
 from app.remote.address import ImageAddress
 from app.remote.fetcher import Fetcher
 from app.resilience.deadline import Deadline
@@ -22,42 +22,77 @@ from app.telemetry.timing import FETCH, Timing
 # Delay before another attempt with an image for which the gateway was full.
 _PAUSE_SECONDS = 0.05
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 Image = bytes | str | ImageAddress | GatewayError
 """An encoded image, its URL (unparsed or parsed), or the error that occurred instead."""
-Report = Callable[[int, Detections | Exception, Timing], Awaitable[T]]
-"""Called with the index of an image, its detections or its error, and the durations of its stages; again if it fails itself."""
+Ask = Callable[[bytes, CallContext, Lease], Awaitable[R]]
+"""Answers about an image, whose memory the lease holds as long as whatever is bound to it reads the image."""
+Report = Callable[[int, R | Exception, Timing], Awaitable[T]]
+"""Called with the index of an image, its answer or its error, and the durations of its stages; again if it fails itself."""
 
 
-class BatchRequest:
-    """Detects objects in the images of one request concurrently."""
+class BatchRequest(Generic[R]):
+    """Asks about the images of one request concurrently."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - see `open`
-        self, pipeline: Pipeline, model: str, options: DetectOptions, call: CallContext, images: list[Image], memory: Lease
+    def __init__(  # noqa: PLR0913, PLR0917 - see `open_with`
+        self,
+        pipeline: Pipeline,
+        images: list[Image],
+        ask: Ask[R],
+        call: CallContext,
+        memory: Lease,
+        slots: asyncio.Semaphore | None = None,
     ) -> None:
         self.url_hosts: list[str] = []
         """Host names of the URLs that have been or are being fetched."""
         self._pipeline = pipeline
-        self._model = model
-        self._options = options
-        self._call = call
         self._images = images
+        self._ask = ask
+        self._call = call
         self._memory = memory
         """Holds the memory of the encoded images in the request's body."""
-        self._choice = pipeline.choose_of_route(options, call)
+        self._slots = slots
 
     @classmethod
-    async def open(cls, pipeline: Pipeline, images: list[Image], options: DetectOptions, call: CallContext) -> "BatchRequest":
-        """Reserve memory for the images and check the options. Call `run` afterwards, which releases the memory.
+    async def open(cls, pipeline: Pipeline, images: list[Image], options: Question[R], call: CallContext) -> "BatchRequest[R]":
+        """Open a batch whose images one model is asked about; as `open_with`."""
+        model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
+        asking = _Asking(pipeline, options, model)
+        batch = await cls.open_with(pipeline, images, model, asking.ask, call, check=options.reader)
+        asking.choice = pipeline.choose_of_route(options, call)
+        return batch
+
+    @classmethod
+    async def open_with(  # noqa: PLR0913 - the parts of a batch
+        cls,
+        pipeline: Pipeline,
+        images: list[Image],
+        model: str,
+        ask: Ask[R],
+        call: CallContext,
+        *,
+        check: Callable[[ModelSpec], object] = lambda _: None,
+        slots: asyncio.Semaphore | None = None,
+    ) -> "BatchRequest[R]":
+        """Reserve memory for the images, and check whether they can be asked about. Call `run` afterwards, which releases it.
 
         There is at least one image. `run` empties the list, so that each image can be freed when it is done.
 
+        Args:
+            pipeline: The pipeline of the worker.
+            images: The images.
+            model: Reference of the model that is asked first about each of them.
+            ask: Answers about one image; called again while the gateway is full, until the deadline.
+            call: The context of the request.
+            check: Raises what would be the error of each image, given the model's spec.
+            slots: Limits the images that are asked about at a time, if their permits do not.
+
         Raises:
             GatewayFull: There is not enough memory for the images now, or the batch would miss its deadline.
-            GatewayError: The model cannot be used, or the options do not fit it.
+            GatewayError: The model cannot be used, or that of `check`.
         """
-        model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
         pipeline.check_circuit(model)
         memory, use = Lease(), ExitStack()
         memory.on_release(use.close)
@@ -68,22 +103,22 @@ class BatchRequest:
             memory.on_release(reservation.release)
             reservation.add(nbytes)
             spec = await pipeline.prepare(model, call.deadline, call.caller)
-            options.reader(spec)  # rejects invalid options before anything is processed
+            check(spec)
             pipeline.batch_queue(spec, call.caller).check(len(images), call.deadline.remaining)
-            return cls(pipeline, model, options, call, images, memory)
+            return cls(pipeline, images, ask, call, memory, slots)
         except BaseException:
             memory.release()
             raise
 
     @asynccontextmanager
-    async def run(self, report: Report[T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
+    async def run(self, report: Report[R, T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
         """Process the images; those that are not done at the end of the `with` block are abandoned.
 
         Yields:
             The return values of `report`, in order of completion.
         """
         with self._memory:
-            tasks = [asyncio.create_task(self._detect(index, image, report)) for index, image in enumerate(self._images)]
+            tasks = [asyncio.create_task(self._ask_about(index, image, report)) for index, image in enumerate(self._images)]
             self._images.clear()
             for task in tasks:
                 self._memory.keep_for(task)
@@ -94,7 +129,7 @@ class BatchRequest:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _detect(self, index: int, image: Image, report: Report[T]) -> T:
+    async def _ask_about(self, index: int, image: Image, report: Report[R, T]) -> T:
         timing = Timing()
         if isinstance(image, GatewayError):
             return await report(index, image, timing)
@@ -107,19 +142,14 @@ class BatchRequest:
         except Exception as error:  # noqa: BLE001 - `report` logs unexpected errors
             return await report(index, error, timing)
 
-    async def _fetch(self, image: str | ImageAddress, call: CallContext) -> Detections:
-        """Fetch an image and detect objects in it, in a slot for batches, so that few fetched images wait for detection."""
+    async def _fetch(self, image: str | ImageAddress, call: CallContext) -> R:
+        """Fetch an image and ask about it, in a slot for batches, so that few fetched images wait for their turn."""
         fetcher = self._pipeline.fetcher
         address = fetcher.parse(image) if isinstance(image, str) else image
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:
-            try:
-                async with asyncio.timeout(call.deadline.remaining):
-                    await fetcher.batch_slots.acquire()
-            except TimeoutError:
-                raise DeadlinePassed("the images before it took too long") from None
-            memory.on_release(fetcher.batch_slots.release)
+            await _take(fetcher.batch_slots, memory, call.deadline)
             reservation = self._pipeline.admission.reserve_for_batch(call.caller, "an image of this size")
             memory.on_release(reservation.release)
             call.timing.begin(FETCH)
@@ -127,16 +157,31 @@ class BatchRequest:
             call.timing.lap(FETCH)
             return await self._try(content, call, memory)
 
-    async def _try(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        """Detect objects in an image whose memory the lease holds; retry while the gateway is full."""
-        return await _retry(partial(self._detect_in_turn, image, call, memory), call.deadline)
+    async def _try(self, image: bytes, call: CallContext, memory: Lease) -> R:
+        """Ask about an image whose memory the lease holds; retry while the gateway is full."""
+        with Lease() as slot:
+            if self._slots is not None:
+                await _take(self._slots, slot, call.deadline)
+            return await _retry(partial(self._ask, image, call, memory), call.deadline)
 
-    async def _detect_in_turn(self, image: bytes, call: CallContext, memory: Lease) -> Detections:
-        if self._choice is None:
+
+class _Asking(Generic[R]):
+    """Asks one model, or that which a route has chosen, about images of a batch."""
+
+    choice: Choice | None = None
+
+    def __init__(self, pipeline: Pipeline, options: Question[R], model: str) -> None:
+        self._pipeline = pipeline
+        self._options = options
+        self._model = model
+
+    async def ask(self, image: bytes, call: CallContext, memory: Lease) -> R:
+        """Answer about an image; see `Ask`."""
+        if self.choice is None:
             return await self._answer(image, memory, self._model, call)
-        return await self._choice.run(image, self._options, call, partial(self._answer, image, memory))
+        return await self.choice.run(image, self._options, call, partial(self._answer, image, memory))
 
-    async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> Detections:
+    async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> R:
         """Answer by a model, which a route may have chosen instead of that of the request."""
         pipeline = self._pipeline
         pipeline.check_circuit(model)
@@ -194,6 +239,16 @@ class Download:
         self._received += nbytes
         if self._received > self._needed:
             self._memory.add(min(nbytes, self._received - self._needed))
+
+
+async def _take(slots: asyncio.Semaphore, lease: Lease, deadline: Deadline) -> None:
+    """Take one of the slots as long as the lease lasts; raise DeadlinePassed if none is free in time."""
+    try:
+        async with asyncio.timeout(deadline.remaining):
+            await slots.acquire()
+    except TimeoutError:
+        raise DeadlinePassed("the images before it took too long") from None
+    lease.on_release(slots.release)
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:

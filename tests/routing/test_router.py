@@ -408,12 +408,12 @@ async def test_errors_name_the_route(routed: Routed) -> None:
         await routed.ask()
 
 
-async def open_batch(routed: Routed, images: int, **options: Any) -> BatchRequest:  # noqa: ANN401
+async def open_batch(routed: Routed, images: int, **options: Any) -> BatchRequest[Detections]:  # noqa: ANN401
     call = CallContext(Deadline.after(30), Timing(), "id")
     return await BatchRequest.open(routed.world.pipeline, [SCENE] * images, OPTIONS._replace(model=NAME, **options), call)
 
 
-async def answers(opened: BatchRequest) -> list[str]:
+async def answers(opened: BatchRequest[Detections]) -> list[str]:
     """Return the versions that answered the images, or the codes of errors."""
     outcomes = []
 
