@@ -4,12 +4,14 @@ GatewayError
 ├── MalformedRequest        400  the request body cannot be parsed
 ├── InvalidParameter        400  a parameter is unknown, repeated or out of range
 ├── WrongTask               400  the model is for another task
+├── NoFace                  400  an image in which a face is needed has none
 ├── UrlInputDisabled        400  fetching images by URL is not enabled
 ├── UrlNotAllowed           400  the URL of an image is not well formed, or its host is not allowed
 ├── Unauthorized            401  the API key is missing or wrong
 ├── Forbidden               403  the API key lacks the scope
 ├── UnknownModel            404  the model does not exist
 ├── UnknownVersion          404  the model does not have this version
+├── NotOffered              404  the gateway does not do this, or not with its settings
 ├── NotAcceptable           406  `Accept` allows no format of the result
 ├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body exceeds its size limit
@@ -70,6 +72,10 @@ class WrongTask(GatewayError):
     status, code, title = 400, "wrong_task", "The model was made for another task"
 
 
+class NoFace(GatewayError):
+    status, code, title = 400, "no_face", "There is no face in the image"
+
+
 class UrlInputDisabled(GatewayError):
     status, code, title = 400, "url_input_disabled", "Images are not fetched by their address"
 
@@ -94,6 +100,10 @@ class UnknownModel(GatewayError):
 
 class UnknownVersion(GatewayError):
     status, code, title = 404, "unknown_version", "There is no such version of the model"
+
+
+class NotOffered(GatewayError):
+    status, code, title = 404, "not_offered", "The gateway does not offer this"
 
 
 class NotAcceptable(GatewayError):

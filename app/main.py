@@ -213,6 +213,7 @@ def deployment_of(settings: Settings) -> Deployment:
         cores.workers_of_host(settings.workers, settings.instances),
         Path(settings.model_repository),
         int(settings.max_model_size_mb * 2**20),
+        settings.faces,
     )
 
 

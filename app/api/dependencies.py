@@ -57,6 +57,8 @@ class Deployment(NamedTuple):
     """Folder in which models are added."""
     max_model_bytes: int = 0
     """Maximum size of a network to add."""
+    has_faces: bool = False
+    """Whether faces are detected, described and compared."""
 
 
 class WorkerResources:

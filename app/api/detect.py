@@ -1,4 +1,4 @@
-"""POST /detect, /classify, /segment, /pose, /obb and /predict/{model}: routes that run a model on one image."""
+"""POST /detect, /classify, /segment, /pose, /obb, /embed/image and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from litestar.response.base import ASGIResponse
 
 from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
+from app.api.answering.vectors import EmbedResponse
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, operation_for
@@ -21,6 +22,7 @@ from app.api.receiving.client_watch import ClientWatch
 from app.api.routes import ModelRoute
 from app.model.heads import Task
 from app.model.reference import refer_to
+from app.pipeline.results import count
 
 P = TypeVar("P", bound=Parameters)
 
@@ -40,7 +42,7 @@ def _route(
         operation_class=operation_for(task),
         responses={**describe(200, results, f"The {FORMS[task].results}"), **PROBLEMS},
     )
-    handle.__name__ = path.strip("/")
+    handle.__name__ = path.strip("/").replace("/", "_")
     return route(handle)
 
 
@@ -51,8 +53,8 @@ def _route(
     responses={
         **describe(
             200,
-            DetectResponse | list[CocoResult] | ClassifyResponse,
-            "The classes of a classifier, or the detections of another model",
+            DetectResponse | list[CocoResult] | ClassifyResponse | EmbedResponse,
+            "The classes of a classifier, the vector of an embedding model, or the detections of another model",
         ),
         **PROBLEMS,
     },
@@ -69,6 +71,7 @@ ROUTES = [
     _route("segmentation", "/segment", "Segment objects in an image", "Detect objects and their masks"),
     _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
     _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
+    _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse),
     predict,
 ]
 
@@ -100,5 +103,5 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
             context.log_fields |= pipeline.log_fields(model)
         if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
-        context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: len(found.scores)}
+        context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}
         return await respond(ResponseInput(found, image, wanted, context, call, pipeline))

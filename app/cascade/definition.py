@@ -40,6 +40,8 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Steps by name. Those that do not need each other run side by side."""
 
     title: str = ""
+    name: str = ""
+    """In metrics; that of the table in the file."""
     steps: Annotated[dict[_Name, Step], Meta(min_length=1, max_length=16)]
 
     def __post_init__(self) -> None:
@@ -57,6 +59,11 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def model(self) -> str:
         """Reference of the model of the first step."""
         return next(iter(self.steps.values())).model
+
+    @property
+    def description(self) -> str:
+        """Each step, its model and what it is about."""
+        return ", ".join(f"{name} ({step.model}{f' of {step.of}' if step.of else ''})" for name, step in self.steps.items())
 
     def without(self, *names: str) -> "Cascade":
         """Return the cascade without these steps and those that need them; at least one must remain."""

@@ -1,25 +1,62 @@
 """Run a cascade on an image: decode it once, ask the models of the steps, and collect what they answer."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
-from app.cascade.definition import Cascade
-from app.errors import GatewayError
-from app.pipeline.call import CallContext
+import numpy as np
+import structlog
+
+from app.cascade.crops import crop, find_objects, place
+from app.cascade.definition import MAX_CROPS, Cascade, Step
+from app.errors import GatewayError, InferenceFailed, UnsupportedModel
+from app.imaging.patch import Patch
+from app.model.heads import (
+    ClassificationHead,
+    DetectionHead,
+    EmbeddingHead,
+    TextDetectionHead,
+    TextRecognitionHead,
+)
+from app.model.reference import split_reference
+from app.model.spec import InputFormat, ModelSpec
+from app.pipeline.call import (
+    MAX_DETECTIONS,
+    CallContext,
+    ClassifyOptions,
+    DetectOptions,
+    EmbedOptions,
+    Question,
+    ReadOptions,
+    TextDetectOptions,
+)
 from app.pipeline.pipeline import Pipeline
-from app.pipeline.results import StepResult
+from app.pipeline.results import Classifications, StepResult
 from app.telemetry.metrics import Metrics
+from app.telemetry.timing import Timing
+
+# Crops of a step that are under way at a time, at most: two large batches.
+_MAX_AT_ONCE = 64
+# Defaults of minimum scores, as of the routes for one task.
+_DETECTION, _TEXT = 0.25, 0.5
+# From which on a part counts as upside down, as in RapidOCR. Source: TextClassifier in rapidocr/ch_ppocr_cls/main.py.
+_CERTAIN = 0.9
+_UPSIDE_DOWN = "180"
+
+LOG = structlog.get_logger()
 
 
 class StepAnswer(NamedTuple):
     """What a step has answered."""
 
     results: Sequence[StepResult] = ()
-    """Of a step about the whole image the only one; of others one for each crop."""
+    """Of a step about the whole image the only one; of others one for each crop. Coordinates are in pixels of the whole image."""
     objects: Sequence[int] = ()
-    """For each result the index of its object among those of the step `of`; empty for a step about the whole image."""
+    """For each result the index of its object among those of the step `of`, ascending; empty for a step about the whole image.
+    If that step is itself about crops, the objects of all its results count, one after the other."""
     error: GatewayError | None = None
-    """Why there are no results, or not all: of this step, or of one that it needs."""
+    """Why there are no results: of this step, or of one that it needs."""
 
 
 class CascadeAnswer(NamedTuple):
@@ -49,4 +86,140 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     Raises:
         GatewayError: The image is rejected, or all steps about the whole image have failed.
     """
-    raise NotImplementedError
+    call.timing.lap("model")
+    async with pipeline.decoded(image, call) as decoded:
+        call.timing.begin("infer")
+        run = _Run(pipeline, cascade, image, decoded, call, metrics)
+        async with asyncio.TaskGroup() as group:
+            for name in cascade.steps:
+                run.tasks[name] = group.create_task(run.answer(name))
+        height, width = decoded.image.shape[:2]
+    answers = {name: task.result() for name, task in run.tasks.items()}
+    first = [answers[name] for name, step in cascade.steps.items() if step.of is None]
+    if first[0].error is not None and all(answer.error is not None for answer in first):
+        raise first[0].error
+    call.timing.lap("infer")
+    return CascadeAnswer(width, height, answers, run.truncated)
+
+
+class _Run:
+    """A cascade that is being run on an image."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - those of `run_cascade`, and the decoded image
+        self, pipeline: Pipeline, cascade: Cascade, image: bytes, decoded: Patch, call: CallContext, metrics: Metrics
+    ) -> None:
+        self.tasks: dict[str, asyncio.Task[StepAnswer]] = {}
+        """Steps by name. Those that need others wait for them."""
+        self.truncated = False
+        self._pipeline, self._cascade, self._call, self._metrics = pipeline, cascade, call, metrics
+        self._image, self._decoded = image, decoded
+        self._parts: set[tuple[str | None, str, float, int]] = set()
+        """The parts of the image that are cropped, each once, however many steps are about it."""
+
+    async def answer(self, name: str) -> StepAnswer:
+        """Run a step as soon as those that it needs have ended."""
+        step = self._cascade.steps[name]
+        needed = [await self.tasks[other] for other in (step.of, step.turned_by) if other is not None]
+        if failed := [answer for answer in needed if answer.error is not None]:
+            return failed[0]
+        began = perf_counter()
+        try:
+            return await self._ask(step, *needed)
+        except GatewayError as error:
+            failure = error
+        except Exception:
+            LOG.exception("a step of a cascade failed unexpectedly", cascade=self._cascade.name, step=name)
+            failure = InferenceFailed(f"the step {name} failed unexpectedly")
+        finally:
+            self._metrics.step_seconds.observe(self._call.timing.end_step(name, began) / 1e3, self._cascade.name, name)
+        LOG.warning("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
+        return StepAnswer(error=_without_frames(failure))
+
+    async def _ask(self, step: Step, found: StepAnswer | None = None, turning: StepAnswer | None = None) -> StepAnswer:
+        pipeline, call = self._pipeline, self._call
+        name, version = split_reference(step.model)
+        spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
+        question = _to_question(step, spec, name, int(version) if version else None)
+        if found is None:
+            # Who decodes files itself is asked about the file.
+            data = self._image if spec.input_format is InputFormat.FILE else self._decoded
+            return StepAnswer([await pipeline.run(data, question, call._replace(timing=Timing()))])
+        is_turned = step.crop != "box" or step.turned_by is not None
+        if is_turned and isinstance(spec.head, DetectionHead | TextDetectionHead):
+            raise UnsupportedModel(f"{spec.name} finds objects, whose place is unknown in crops that are turned or straightened")
+        parts = self._crop(step, spec, found)
+        for index in parts.keys() & _upside_down(turning):
+            parts[index] = parts[index]._replace(half_turn=True)
+        return StepAnswer(await self._ask_about_each(list(parts.values()), spec, question), list(parts))
+
+    def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
+        """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
+        objects = find_objects(found.results, step, spec)
+        best = np.argsort(-objects.scores, kind="stable")
+        chosen: dict[int, Patch] = {}
+        for index in best[objects.is_wanted[best]].tolist():
+            if (part := crop(self._decoded, objects, index, step)) is None:
+                continue
+            key = step.of, step.crop, step.margin, index
+            if len(chosen) >= step.max_crops or (len(self._parts) >= MAX_CROPS and key not in self._parts):
+                self.truncated = True
+                break
+            self._parts.add(key)
+            chosen[index] = part
+        return dict(sorted(chosen.items()))
+
+    async def _ask_about_each(self, parts: list[Patch], spec: ModelSpec, question: Question[Any]) -> list[StepResult]:
+        """Ask about parts of the image, so many at a time that they fill batches, and leave half of the places to others."""
+        results: list[Any] = [None] * len(parts)
+        left = iter(enumerate(parts))
+
+        async def ask() -> None:
+            for index, part in left:
+                own = self._call._replace(is_later_step=True, timing=Timing())
+                results[index] = place(await self._pipeline.run(part, question, own), part)
+
+        queue = self._pipeline.admission.queues.get(spec.name)
+        places = int(queue.limit) // 2 if queue else 1
+        at_once = max(1, min(len(parts), places, 2 * self._pipeline.tritons.parallel_images(spec), _MAX_AT_ONCE))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(ask())
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return results
+
+
+def _to_question(step: Step, spec: ModelSpec, name: str, version: int | None) -> Question[Any]:
+    """Return the question of a step, as the task of its model has it."""
+    confidence = step.confidence
+    match spec.head:
+        case ClassificationHead():
+            return ClassifyOptions(name, confidence or 0.0, step.top_k, version)
+        case TextDetectionHead():
+            return TextDetectOptions(name, _TEXT if confidence is None else confidence, version)
+        case TextRecognitionHead():
+            return ReadOptions(name, version)
+        case EmbeddingHead():
+            return EmbedOptions(name, version)
+    confidence = _DETECTION if confidence is None else confidence
+    return DetectOptions(name, confidence, None, MAX_DETECTIONS, version=version, task=spec.head.task, masks="none")
+
+
+def _upside_down(turning: StepAnswer | None) -> set[int]:
+    """Return the objects that a classifier is certain to see upside down."""
+    if turning is None:
+        return set()
+    found = set()
+    for index, result in zip(turning.objects, turning.results, strict=True):
+        if not isinstance(result, Classifications):
+            raise UnsupportedModel(f"{result.spec.name} does not tell which objects are upside down: it is no classifier")
+        if len(result.scores) and result.scores[0] >= _CERTAIN and result.spec.class_name(int(result.class_ids[0])) == _UPSIDE_DOWN:
+            found.add(index)
+    return found
+
+
+def _without_frames(error: GatewayError) -> GatewayError:
+    """Drop the traceback of an error, whose frames refer to the image."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return error

@@ -1,5 +1,6 @@
 """A part of a decoded image, cut out for a model: a box, text between four corners, or an object aligned by its landmarks."""
 
+import math
 from typing import NamedTuple
 
 import cv2
@@ -7,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.model.spec import ModelSpec
+from app.resilience.lease import Lease
 
 # A cut that is so many times as high as wide is a line that runs vertically.
 _VERTICAL = 1.5
@@ -25,6 +27,8 @@ class Patch(NamedTuple):
     """(landmarks, 2) x y in pixels; as many as the model that is asked has in `ModelSpec.landmarks`."""
     half_turn: bool = False
     """Whether the part is upside down."""
+    memory: Lease | None = None
+    """Holds the memory of the image; to be kept as long as a thread reads it."""
 
     def cut(self, spec: ModelSpec) -> NDArray[np.uint8]:
         """Return the pixels (height, width, 3) of the part, for this model; a view if possible. Call this in a thread."""
@@ -46,7 +50,8 @@ def _straighten(image: NDArray[np.uint8], corners: NDArray[np.float32]) -> NDArr
     Source: get_rotate_crop_image in rapidocr/utils/process_img.py.
     """
     top, right, bottom, left = (float(np.linalg.norm(corners[n] - corners[(n + 1) % 4])) for n in range(4))
-    width, height = max(1, int(max(top, bottom))), max(1, int(max(left, right)))
+    longest = math.hypot(*image.shape[:2])  # of what is beyond the image there are no pixels, however large the model says it is
+    width, height = (max(1, int(min(max(sides), longest))) for sides in ((top, bottom), (left, right)))
     target = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     matrix = cv2.getPerspectiveTransform(np.ascontiguousarray(corners, np.float32), target)
     pixels = cv2.warpPerspective(image, matrix, (width, height), borderMode=cv2.BORDER_REPLICATE, flags=cv2.INTER_CUBIC)

@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Decoded, Question, Result
+from app.pipeline.preprocess import Source
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Cache(Protocol):
 class Choice(Protocol):
     """The model that a route has chosen for a request, or for the images of a batch."""
 
-    async def run(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
+    async def run(self, data: Source, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
         """Answer a question by the chosen model, or by another one of the route if that fails.
 
         Raises the errors of `attempt`; those about the model name the route.

@@ -224,8 +224,8 @@ class Pipeline:
         spec = await self.prepare(self.default_reference, call.deadline)
         await self.run_model(self.default_reference, BLANK_IMAGE, trivial_question(spec), call)
 
-    async def run(self, data: bytes, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about one encoded image.
+    async def run(self, data: Source, question: Question[Result], call: CallContext) -> Result:
+        """Answer a question about one encoded image, or a part of a decoded one.
 
         Raises:
             DeadlinePassed: The deadline passed; the message names the step.
@@ -239,7 +239,7 @@ class Pipeline:
     async def run_model(self, model: str, data: Source, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about an image by this model, whichever one it names; errors are those of `run`.
 
-        Whoever decoded an image holds its memory, and does so until a patch of it is drawn, even if this is cancelled.
+        Whoever decoded an image holds its memory meanwhile; a thread that draws a patch of it keeps it even if this is cancelled.
         """
         self.check_circuit(model)
         with self.using(model), self.admission.memory.reserve(call.caller) as memory:
@@ -249,7 +249,7 @@ class Pipeline:
 
             async def admit() -> Permit:
                 if spec.input_format is not InputFormat.FILE:
-                    memory.add(spec.image_bytes)
+                    memory.add(spec.image_bytes, is_refused=isinstance(data, bytes))
                 return await self._admit(spec, memory, call)
 
             return await self.answer(data, spec, question, reader, call, admit)
@@ -257,17 +257,17 @@ class Pipeline:
     async def _admit(self, spec: ModelSpec, memory: Reservation, call: CallContext) -> Permit:
         """Admit an image, with its memory, as what it belongs to: a single request, a batch, or a later step of a request."""
         parallel = self.tritons.parallel_images(spec)
-        if call.is_later_step:
-            return await self.admission.admit_later_step(spec.name, parallel, memory, call.deadline, call.caller)
         if call.is_batch:
-            permit = await self.batch_queue(spec, call.caller).admit(call.deadline)
+            permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
             permit.on_release(memory.move().release)
             return permit
+        if call.is_later_step:
+            return await self.admission.admit_later_step(spec.name, parallel, memory, call.deadline, call.caller)
         return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
 
     @asynccontextmanager
-    async def decoded(self, data: bytes, call: CallContext) -> AsyncIterator[tuple[Patch, Lease]]:
-        """Decode an image at its full size; yield it, and the lease that holds its memory as long as a thread reads it.
+    async def decoded(self, data: bytes, call: CallContext) -> AsyncIterator[Patch]:
+        """Decode an image at its full size; its memory is held until the `with` block and all threads that read it have ended.
 
         Raises:
             DeadlinePassed: There was no thread in time.
@@ -283,7 +283,7 @@ class Pipeline:
                 cost = pixels + LARGE_PIXELS if is_decoded_apart(data) else pixels
                 patch = await self.threads.run(decode_image, call.deadline, lease, counted, turn=call.turn(cost))
             call.timing.lap("decode")
-            yield patch, lease
+            yield patch._replace(memory=lease)
 
     async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self,
@@ -358,7 +358,8 @@ class Pipeline:
     async def _fill(self, data: Source, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
         if isinstance(data, Patch):
             draw = partial(preprocess.fill_from_patch, data, spec, self._workspace, call, permit)
-            return await self.threads.run(draw, call.deadline, permit, turn=call.turn(spec.input_size[0] * spec.input_size[1]))
+            leases = [permit] if data.memory is None else [permit, data.memory]
+            return await self.threads.run(draw, call.deadline, *leases, turn=call.turn(spec.input_size[0] * spec.input_size[1]))
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)

@@ -100,6 +100,7 @@ def fill_from_patch(
 
 def decode_image(data: bytes, pixels: int, workspace: Workspace, call: CallContext, memory: Reservation) -> Patch:
     """Decode an image at its full size; `memory` holds its bytes. `pixels` and errors are those of `fill_input`."""
+    call.timing.lap("queue")
     start = monotonic()
     header = read_header(data, workspace.limits, memory.add)
     size = header.width, header.height

@@ -97,7 +97,12 @@ class Embedding(NamedTuple):
     """Version of the model that answered."""
 
 
-TaskResult = Detections | Classifications
+TaskResult = Detections | Classifications | Embedding
 """The result of any task that has a route of its own."""
-StepResult = TaskResult | TextRegions | TextLine | Embedding
+StepResult = TaskResult | TextRegions | TextLine
 """The result of any task."""
+
+
+def count(found: TaskResult) -> int:
+    """Return the number of objects, classes or vectors."""
+    return 1 if isinstance(found, Embedding) else len(found.scores)

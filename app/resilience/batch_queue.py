@@ -4,7 +4,7 @@ import asyncio
 
 from app.errors import DeadlinePassed
 from app.resilience.deadline import Deadline
-from app.resilience.fairness import Caller
+from app.resilience.fairness import NORMAL, Caller
 from app.resilience.model_queue import ModelQueue, Permit
 from app.resilience.wait_queue import WaitQueue
 
@@ -40,8 +40,8 @@ class BatchQueue:
         if ahead > images and ahead * self._queue.pace() > seconds * self.caller.fraction:
             raise self._queue.full()
 
-    async def admit(self, deadline: Deadline) -> Permit:
-        """Admit an image in its turn.
+    async def admit(self, deadline: Deadline, *, is_later_step: bool = False) -> Permit:
+        """Admit an image in its turn; a part of one that other models have answered in part comes before all others.
 
         Raises:
             DeadlinePassed: The deadline passed first.
@@ -51,7 +51,7 @@ class BatchQueue:
             return permit
         self._waiting.add(self.caller, 1)
         try:
-            return await self._images.wait(self._enter, deadline.remaining)
+            return await self._images.wait(self._enter, deadline.remaining, NORMAL - is_later_step)
         except TimeoutError:
             raise DeadlinePassed("its turn did not come in time; send fewer images, or ask for more time with timeout_ms") from None
         finally:

@@ -51,8 +51,8 @@ class Reservation:
         self._budgets = budgets
         self._purpose = purpose
 
-    def add(self, nbytes: int) -> None:
-        """Reserve more bytes.
+    def add(self, nbytes: int, *, is_refused: bool = True) -> None:
+        """Reserve more bytes. Those of work that is bounded otherwise, and without which others are held in vain, are only counted.
 
         Raises:
             GatewayFull: A budget is exhausted.
@@ -61,7 +61,9 @@ class Reservation:
         for budget in self._budgets:
             budget.add(self._caller, nbytes)  # counted first, so that two workers never use the same room
         for budget in self._budgets:
-            if budget.used_bytes > self.nbytes and not budget.has_room(self._caller):  # a single reservation may exceed the budget
+            if (
+                is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller)
+            ):  # a single reservation may exceed the budget
                 self.keep(self.nbytes - nbytes)
                 raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.imaging.drawing import Marks
-from app.pipeline.results import Detections, TaskResult
+from app.pipeline.results import Detections, Embedding, TaskResult
 
 _MIN_IOU = 0.5
 
@@ -38,11 +38,13 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
     """Match the boxes of two answers one to one, the best IoU first; boxes match only if their classes have the same name.
 
     Poses and oriented boxes are compared by the boxes around them. A classification counts as one box around the image, of its
-    first class.
+    first class; a vector as one around the image, too, of which the cosine with the other vector is the IoU.
     """
     given, other = boxes_of(first), boxes_of(second)
     labels, other_labels = (np.array(each.names, np.str_) for each in (given, other))
     ious = np.where(labels[:, None] == other_labels[None], _iou(given.boxes, other.boxes), 0)
+    if isinstance(first, Embedding) and isinstance(second, Embedding):
+        ious *= first.vector @ second.vector if first.vector.size == second.vector.size else 0
     found = Comparison([], Counter(given.names), Counter(other.names))
     while ious.size and ious.max() >= _MIN_IOU:
         row, column = np.unravel_index(ious.argmax(), ious.shape)
@@ -55,7 +57,10 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
 
 
 def boxes_of(found: TaskResult) -> Marks:
-    """Return the boxes of an answer; of a classification, one around the image for its first class."""
+    """Return the boxes of an answer; of a classification, one around the image for its first class, or for a vector."""
+    if isinstance(found, Embedding):
+        box = np.array([[0, 0, found.width, found.height]], np.float32)
+        return Marks(box, np.ones(1, np.float32), np.zeros(1, np.int32), ["embedding"])
     names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
     if isinstance(found, Detections):
         return Marks(found.boxes, found.scores, found.class_ids, names)

@@ -23,6 +23,7 @@ from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext, Question, Result
 from app.pipeline.hooks import Attempt
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.preprocess import Source
 from app.routing.canary import CanaryWatch
 from app.routing.route import Route, is_in_share, is_key_in_share
 from app.routing.routes import Routes
@@ -109,7 +110,7 @@ class Choice(NamedTuple):
     model: str
     """Reference of the model."""
 
-    async def run(self, data: bytes, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
+    async def run(self, data: Source, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
         """Answer a question, as `hooks.Choice` says."""
         model, version = split_reference(self.model)
         call.timing.stages.pop("infer", None)  # that of a model that has failed
@@ -125,7 +126,7 @@ class Choice(NamedTuple):
                 raise
         else:
             self._record(call)
-            if self.part == "default":  # with which a shadow is compared
+            if self.part == "default" and isinstance(data, bytes):  # a shadow is compared with it, of files only: they can be kept
                 self.router.shadows.offer(self.name, self.route, data, question, call, found)
             return found
         return await following.run(data, question, call, attempt)

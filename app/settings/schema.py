@@ -59,7 +59,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     classify_model: str = "efficientnet_lite0"
     """Model used when a request to `/classify` names none."""
     task_models: str = ""
-    """Default models, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`: `segmentation=parts,pose=people`."""
+    """Default models of tasks, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`, `ocr_detection`, `ocr_recognition` and
+    `embedding`: `segmentation=parts,embedding=mine`."""
+    faces: bool = False
+    """Whether `/faces/detect`, `/faces/recognize`, `/faces/verify` and the faces of `/analyze` are on. Vectors that tell whose a
+    face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""
     model_repository: str = "model_repository"
     """Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, as a checkout does;
     otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a `models.toml`, `pull` knows the models

@@ -137,6 +137,10 @@ class Metrics:
             table, "api_shadow_infer_seconds", "Time that both models take for an image.", [*pair, "answer"], _STAGE_BOUNDS
         )
 
+        self.step_seconds = Histogram(
+            table, "nereid_cascade_step_seconds", "Time of each step of a cascade.", ["cascade", "step"], _STAGE_BOUNDS
+        )
+
     def _count_cached(self, table: WorkerTable) -> None:
         self.cache_requests = Counter(
             table, "api_cache_requests", "Images for which the cache was asked, by how they were answered.", ["result"]

@@ -21,6 +21,8 @@ class Timing:
         self._start = self._lap_start = perf_counter()
         self.stages: dict[str, float] = {}
         """Duration of each stage."""
+        self.steps: dict[str, tuple[float, float]] = {}
+        """Begin and end of each step of a cascade, since the start; they overlap."""
         self._starts: dict[str, float] = {}
         self._descriptions: dict[str, str] = {}
         self._extra_stage = ""
@@ -53,6 +55,11 @@ class Timing:
         self.lap(stage)
         return stage
 
+    def end_step(self, step: str, began: float) -> float:
+        """Record a step of a cascade that has run since `began`, of `perf_counter`; return how long, in milliseconds."""
+        begin, end = self.steps[step] = (began - self._start) * 1e3, self.total
+        return end - begin
+
     def description(self, stage: str) -> str:
         """Return the description of a recorded stage; empty if it has none."""
         return self._descriptions.get(stage, "")
@@ -63,13 +70,19 @@ class Timing:
         return (perf_counter() - self._start) * 1e3
 
     def intervals(self) -> list[tuple[str, float, float]]:
-        """Return the name, begin and end of each stage, in milliseconds since the start."""
+        """Return the name, begin and end of each stage and step, in milliseconds since the start."""
         # Copied because a thread may still record a stage after a timeout.
         stages = self.stages.copy()
-        return [(stage, begin := (self._starts[stage] - self._start) * 1e3, begin + took) for stage, took in stages.items()]
+        spans = [(stage, begin := (self._starts[stage] - self._start) * 1e3, begin + took) for stage, took in stages.items()]
+        return spans + [(step, *span) for step, span in self.steps.items()]
 
     def server_timing(self) -> str:
         """Render the value of a Server-Timing header."""
-        entries = {**self.stages, "total": self.total}
+        steps = ((step, end - begin) for step, (begin, end) in self.steps.items())
         described = {name: f'{name};desc="{text}"' for name, text in self._descriptions.items()}
-        return ", ".join([f"{described.get(name, name)};dur={value:.2f}" for name, value in entries.items()])
+        return ", ".join(
+            [
+                f"{described.get(name, name)};dur={value:.2f}"
+                for name, value in (*self.stages.items(), *steps, ("total", self.total))
+            ]
+        )

@@ -25,6 +25,10 @@ RECTANGLES = {"red": (20, 30, 80, 90), "blue": (120, 10, 180, 60)}
 """x1 y1 x2 y2 in pixels of the scene."""
 
 
+FACE = np.array([[0.3, 0.4], [0.7, 0.4], [0.5, 0.6], [0.35, 0.8], [0.65, 0.8]], np.float32)
+"""Where `faces_detection` finds both eyes, the nose and the corners of the mouth in each rectangle, as fractions of it."""
+
+
 def scene(image_format: str, background: str = "white", shift: int = 0) -> bytes:
     """Draw a red and a blue rectangle, so many pixels further to the right."""
     image = Image.new("RGB", SIZE, background)
@@ -136,6 +140,7 @@ def _onnx(element: str, before: str, after: str, outputs: dict[str, str]) -> onn
         "decay": np.linspace(1, 0.5, ANCHORS, dtype=np.float32)[None, :, None],
         "grid": GRID[None],
         "strides": STRIDES[None],
+        "face": FACE[None, None],
     }
     used = {name for node in model.graph.node for name in node.input}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items() if name in used)
@@ -152,6 +157,9 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     """
     rows = "output0 = Concat <axis = 2> (corners, score_column, class_column)"
     output = {"output0": "float[batch, 2, 6]"}
+    # The mean colour of each quarter of the image.
+    vector = "quarters = AveragePool <kernel_shape = [64, 64], strides = [64, 64]> (planes)\n vector = Flatten (quarters)"
+    embedding = _onnx("float", _RGB["FLOAT"], vector, {"vector": "float[batch, 12]"})
     with_string = rows + "\nnotes = Cast <to = 8> (score)", {**output, "notes": "string[batch, 2]"}
     return {
         "six_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {}),
@@ -197,6 +205,38 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
             ),
             {"box_units": "normalized"},
         ),
+        "faces_detection": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                four
+                + """
+    num_dets = Cast <to = 6> (count)
+    det_boxes = Identity (corners)
+    det_scores = Identity (score)
+    det_classes = Sub (classes, classes)
+    corner, end = Split <axis = 2> (corners)
+    extent = Sub (end, corner)
+    third = Constant <value_ints = [2]> ()
+    corner_of_each = Unsqueeze (corner, third)
+    extent_of_each = Unsqueeze (extent, third)
+    offsets = Mul (extent_of_each, face)
+    det_keypoints = Add (corner_of_each, offsets)""",
+                {
+                    "num_dets": "int32[batch, 1]",
+                    "det_boxes": "float[batch, 2, 4]",
+                    "det_scores": "float[batch, 2]",
+                    "det_classes": "float[batch, 2]",
+                    "det_keypoints": "float[batch, 2, 5, 2]",
+                },
+            ),
+            {"labels": "face", "keypoints": "left_eye,right_eye,nose,left_mouth,right_mouth"},
+        ),
+        "faces_description": (
+            embedding,
+            {"task": "embedding", "landmarks": ",".join(map(str, FACE.ravel())), "match_distance": "0.6"},
+        ),
+        "embedding": (embedding, {"task": "embedding"}),
         "yolo_head": (
             _onnx(
                 "float",

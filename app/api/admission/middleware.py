@@ -123,7 +123,7 @@ class RequestContextMiddleware:
         return span
 
     def _log(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
-        duration_ms = context.timing.total
+        duration_ms, steps = context.timing.total, context.timing.steps
         fields = {
             "request_id": context.request_id,
             "method": method,
@@ -135,6 +135,7 @@ class RequestContextMiddleware:
             "response_bytes": context.response_bytes,
             # Copied because a thread may still record a stage after a timeout.
             "stages": {stage: round(duration, 2) for stage, duration in context.timing.stages.copy().items()},
+            **({"steps": {step: round(end - begin, 2) for step, (begin, end) in steps.items()}} if steps else {}),
             **context.log_fields,
         }
         if context.trace is not None:

@@ -30,11 +30,11 @@ from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute, route_of
 from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedModel
-from app.model.heads import ClassificationHead
+from app.model.heads import ClassificationHead, EmbeddingHead
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import ClassifyOptions, Reader
-from app.pipeline.results import Detections, TaskResult
+from app.pipeline.call import ClassifyOptions, EmbedOptions, Reader
+from app.pipeline.results import Classifications, Embedding, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
 
@@ -45,6 +45,7 @@ _MODEL = "/v2/models/{model:str}"
 _BOXES = [("num_dets", "INT32", [1]), ("det_boxes", "FP32", [-1, 4]), ("det_scores", "FP32", [-1]), ("det_classes", "INT32", [-1])]
 _CLASSES = [("scores", "FP32", [-1]), ("classes", "INT32", [-1])]
 _NAMES = ("class_names", "BYTES", [-1])
+_EMBEDDING = "embedding"
 _MAX_TEXT_BYTES = 1 << 16
 _VERSION = _MODEL + "/versions/{version:int}"
 # Work with less memory, and parsing a JSON object of this size, takes less than a millisecond.
@@ -63,7 +64,9 @@ class _Options(OptionsByModel):
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections, or of classes."""
+        """Return the reader of detections, classes, or a vector."""
+        if isinstance(spec.head, EmbeddingHead):
+            return EmbedOptions(self.model).reader(spec)
         if isinstance(spec.head, ClassificationHead):
             return ClassifyOptions(self.model, self.confidence, self.max_detections).reader(spec)
         return super().reader(spec)
@@ -115,13 +118,17 @@ async def infer(request: AnyRequest, worker: Worker, model: Model, version: Vers
 
 def _to_outputs(found: TaskResult, *, is_batch: bool) -> dict[str, NDArray[Any]]:
     """Return the output tensors for one image, with a first dimension of 1 if the input has one; boxes in pixels."""
-    names = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], object)
-    if isinstance(found, Detections):
-        count = np.array([len(found.scores)], np.int32)
-        outputs = {"num_dets": count, "det_boxes": found.boxes, "det_scores": found.scores, "det_classes": found.class_ids}
+    outputs: dict[str, NDArray[Any]]
+    if isinstance(found, Embedding):
+        outputs = {_EMBEDDING: found.vector}
     else:
-        outputs = {"scores": found.scores, "classes": found.class_ids}
-    return {name: tensor[None] if is_batch else tensor for name, tensor in (outputs | {"class_names": names}).items()}
+        if isinstance(found, Classifications):
+            outputs = {"scores": found.scores, "classes": found.class_ids}
+        else:
+            count = np.array([len(found.scores)], np.int32)
+            outputs = {"num_dets": count, "det_boxes": found.boxes, "det_scores": found.scores, "det_classes": found.class_ids}
+        outputs["class_names"] = np.array([found.spec.class_name(id_) for id_ in found.class_ids.tolist()], object)
+    return {name: tensor[None] if is_batch else tensor for name, tensor in outputs.items()}
 
 
 @get("/v2")
@@ -158,8 +165,11 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
         return {"name": model, "ready": True}
     answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
     if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
-        outputs, batch = _CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES, [-1] * spec.has_batch_dimension
-        answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, kind, dims in [*outputs, _NAMES]]
+        outputs = [*(_CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES), _NAMES]
+        if isinstance(spec.head, EmbeddingHead):
+            outputs = [(_EMBEDDING, "FP32", [spec.head.dimensions])]
+        batch = [-1] * spec.has_batch_dimension
+        answer["outputs"] = [{"name": name, "datatype": kind, "shape": batch + dims} for name, kind, dims in outputs]
     return answer.get("config", answer)
 
 

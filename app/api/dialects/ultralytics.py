@@ -33,7 +33,7 @@ from app.model.heads import ClassificationHead
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.call import ClassifyOptions, DetectOptions, Reader
-from app.pipeline.results import Classifications, Detections, TaskResult
+from app.pipeline.results import Classifications, Detections
 
 _IOU = 0.7
 _TOP = 5
@@ -48,7 +48,7 @@ class _Options(OptionsByModel):
 
     __slots__ = ()
 
-    def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
+    def reader(self, spec: ModelSpec) -> Reader[Classifications | Detections]:  # type: ignore[override]  # the answer is only described
         """Return the reader of detections, or of the best classes, whatever their scores."""
         if isinstance(spec.head, ClassificationHead):
             return ClassifyOptions(self.model, 0, _TOP).reader(spec)
@@ -95,7 +95,7 @@ async def describe(request: AnyRequest, worker: Worker, model: FromPath[str]) ->
     return {"data": {"id": model}}
 
 
-def to_prediction(given: ResponseInput[TaskResult]) -> dict[str, Any]:
+def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[str, Any]:
     """Describe the result for an image.
 
     `shape` is the height and width of the upright image; `speed` in milliseconds, `functionTimeCall` in seconds since the request

@@ -6,13 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from app.api.answering import drawn, native
+from app.api.answering import drawn, native, vectors
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
-from app.errors import InvalidParameter
+from app.errors import InvalidParameter, NotOffered, WrongTask
 from app.model.heads import Task
-from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions
+from app.model.spec import ModelSpec
+from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions, EmbedOptions
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
@@ -158,6 +159,31 @@ class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tru
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
 
+class EmbeddingParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of every request for vectors."""
+
+    use_cache: Annotated[bool, Meta(description="Whether a cached result may answer, if the gateway has a cache.")] = True
+
+    @property
+    def options(self) -> EmbedOptions:
+        """The options of the description."""
+        return EmbedOptions(self.model, self.version)
+
+
+class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for the vector of one image."""
+
+    url: Url = None
+    index: Annotated[bool, Meta(description="Only `false`: the gateway keeps no vectors.")] = False
+    image_id: Annotated[str | None, Meta(description="Returned as it is.")] = None
+    format: Annotated[Literal["json"] | None, Meta(description="For a vector: `json`.")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.index:
+            raise NotOffered("an index of images is not there yet; send index=false, and keep the vector yourself")
+
+
 def _split_ids(text: str) -> list[int]:
     """Split comma-separated image ids. They must be distinct, so that each result belongs to one image."""
     try:
@@ -204,7 +230,9 @@ FORMS: dict[Task, TaskForm] = {
     "pose": _objects("pose"),
     "obb": _objects("obb"),
     "classification": TaskForm(ClassifyParameters, CLASSIFICATIONS, "classifications"),
+    "embedding": TaskForm(EmbedParameters, (vectors.JSON,), "embeddings"),
 }
+"""The tasks that a request can ask one model for; those with text are steps of a cascade."""
 
 
 class _CommonParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -226,11 +254,23 @@ class PathModel:
 
     @property
     def kind(self) -> type[Any] | None:
-        """The type of the parameters; None if Triton must be asked for the task."""
+        """The type of the parameters; None if Triton must be asked for the task. Errors are those of `_form_of`."""
         spec = self._pipeline.tritons.cached(self._reference)
-        return None if spec is None else FORMS[spec.head.task].parameters
+        return None if spec is None else _form_of(spec).parameters
 
     async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
-        """Return the type of the parameters; ask Triton for the task if necessary. Errors are those of `Pipeline.prepare`."""
+        """Return the type of the parameters; ask Triton for the task if necessary.
+
+        Raises:
+            GatewayError: As `Pipeline.prepare` and `_form_of` say.
+        """
         spec = await self._pipeline.prepare(self._reference, deadline, caller)
-        return FORMS[spec.head.task].parameters
+        return _form_of(spec).parameters
+
+
+def _form_of(spec: ModelSpec) -> TaskForm:
+    """Return the form of a model's task; raise WrongTask if the model can only be asked as a step of a cascade."""
+    head = spec.head
+    if head.task not in FORMS:
+        raise WrongTask(f"{spec.name} is a {head.noun}, which is asked with others; POST {head.route} does that")
+    return FORMS[head.task]

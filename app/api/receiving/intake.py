@@ -105,7 +105,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     # Triton would export spans even of a trace that is not sampled.
     trace = context.trace if context.trace is not None and context.trace.is_sampled else None
     deadline, allows_truncated = Deadline(received_at + seconds), wanted.truncated == "allow"
-    uses_cache = pipeline.cache is not None and "no-store" not in header_of(scope, b"cache-control").lower()
+    uses_cache = pipeline.cache is not None and getattr(wanted, "use_cache", True)
+    uses_cache = uses_cache and "no-store" not in header_of(scope, b"cache-control").lower()
     call = CallContext(
         deadline,
         context.timing,

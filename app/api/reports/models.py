@@ -11,6 +11,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
+from app.model.heads import TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
@@ -81,7 +82,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         task=spec.head.task,
         output_format=spec.head.description,
         device=spec.device,
-        classes=list(spec.labels),
+        classes=[] if isinstance(spec.head, TextRecognitionHead) else list(spec.labels),  # thousands of characters
         source=spec.source,
         licence=spec.licence,
         status=status,
