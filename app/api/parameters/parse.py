@@ -26,7 +26,7 @@ _ALIASES = {"model_name": "model"}
 _IGNORED = {"shared_client", "max_workers"}  # choices that OpenProcessor offers its clients
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter `model`, including its alias."""
-_MAX_LENGTH = 4096
+_MAX_LENGTH, _MAX_DOCUMENT = 4096, 1 << 15
 # Names of the image, for which no similar parameter is suggested.
 _IMAGE_NAMES = {"image", "images", "file"}
 _OR_ITS_ADDRESS = ", or its address into 'url'"
@@ -41,6 +41,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether unknown parameters are ignored instead of rejected."""
     repeatable: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that may be given several times, or as a list."""
+    documents: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that are JSON, as a text or, in a JSON object, as they are."""
 
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,
@@ -123,8 +125,9 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
         if name in values and name not in kind.repeatable:
             raise InvalidParameter(f"{name} is given more than once")
         both = [*_as_list(values.get(name, [])), *_as_list(value)]
-        if len(text := ",".join(both)) > _MAX_LENGTH:
-            raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
+        limit = _MAX_DOCUMENT if name in kind.documents else _MAX_LENGTH
+        if len(text := ",".join(both)) > limit:
+            raise InvalidParameter(f"{name}: longer than {limit} characters")
         values[name] = both if name in kind.repeatable and (name in values or isinstance(value, list)) else text
     try:
         return msgspec.convert(values, kind, strict=False)
