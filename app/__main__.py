@@ -24,6 +24,7 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
+from app.cascade import catalog
 from app.embedded import detect
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
@@ -101,12 +102,12 @@ def make_parser() -> argparse.ArgumentParser:
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
-        ("add", _add, "add a network of your own, exported to ONNX, as a model or its next version"),
-        ("models", _models, "list the models that were pulled or added"),
+        ("add", _add, "add a network of your own, exported to ONNX, as a model or its next version; or a cascade of models"),
+        ("models", _models, "list the models that were pulled or added, and the cascades"),
         ("use", _use, "make a version, such as doors:1, the default version of a model"),
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
-        ("remove", _remove, "remove a model, or a version of it"),
+        ("remove", _remove, "remove a model, or a version of it, or a cascade"),
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
         ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
@@ -216,8 +217,14 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+    from app.zoo import cascades  # noqa: PLC0415 - it loads numpy
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
 
+    if options.source.endswith(".toml"):
+        folder = options.out or Path(settings.model_repository)
+        settings = msgspec.structs.replace(settings, model_repository=str(folder))
+        cascades.add(Path(options.source), options.name, Repository(folder), partial(control.read_spec, settings))
+        return
     os.nice(_ADD_NICENESS)
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
@@ -248,6 +255,8 @@ def _models(settings: Settings, _: argparse.Namespace) -> None:
         versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
         more = usage.get(name, "")
         print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{more}")
+    for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
+        print(f"{name}: cascade, {cascade.description}")
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:
@@ -282,9 +291,13 @@ def _require_not_default(settings: Settings, name: str) -> None:
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+    from app.zoo import cascades  # noqa: PLC0415 - it loads numpy
 
     control.find_obstacle(settings)
     repository, (name, version) = Repository(Path(settings.model_repository)), split_reference(options.reference)
+    if cascades.put(options.reference, None, repository):
+        say(f"{name} is removed")
+        return
     with repository.writing():
         found = repository.load(name)
         is_last = not version or (found is not None and [*found.versions] == [version])

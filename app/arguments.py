@@ -30,7 +30,11 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("pull", "name", {"nargs": "?", "help": "name of the model, or of a set of models; the default model if omitted"}),
     ("pull", "--from", {"dest": "source", "type": Path, "help": "local file, or folder with the published files"}),
     ("pull", "--sha256", {"help": "SHA-256 of the file, if it is not the published one"}),
-    ("add", "source", {"help": "ONNX file, folder with one, https address, or - for the standard input"}),
+    (
+        "add",
+        "source",
+        {"help": "ONNX file, folder with one, https address, or - for the standard input; or the TOML file of a cascade"},
+    ),
     ("add", "--name", {"help": "name of the model; by default that of the file"}),
     ("add", "--licence", {"default": "", "help": "shown by /models"}),
     ("add", "--samples", {"type": Path, "help": "folder of images on which the model is checked"}),

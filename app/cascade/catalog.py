@@ -1,6 +1,5 @@
 """The cascades that a gateway knows: those of the program, and those in `cascades.toml` in the model repository."""
 
-import os
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -10,15 +9,14 @@ from typing import Any
 import msgspec
 
 from app.cascade.definition import Cascade, Step
-from app.host import toml
+from app.host.program import CommandError
 from app.resilience import last_valid
 
 FILE = "cascades.toml"
 """Name of the file in the model repository."""
-_HEADER = "# Cascades of Nereid. `nereid add` and `nereid remove` write this file anew, without comments.\n"
 
 
-class CascadesError(Exception):
+class CascadesError(CommandError):
     """A file of cascades is invalid; the message says why."""
 
 
@@ -42,21 +40,8 @@ def read(path: Path) -> dict[str, Cascade]:
 
 
 def read_one(path: Path) -> Cascade:
-    """Read a file with one cascade, whose tables are `[steps.NAME]`.
-
-    Raises:
-        CascadesError: It cannot be read, or is invalid.
-    """
+    """Read a file with one cascade, whose tables are `[steps.NAME]`; raise CascadesError if it is missing or invalid."""
     return _convert(_read(path), path)
-
-
-def write(path: Path, cascades: Mapping[str, Cascade], unfinished: Path) -> None:
-    """Replace a file by one with these cascades, at once; `unfinished` is on the same disk, and the caller holds the lock."""
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(_HEADER + toml.dump(msgspec.to_builtins(cascades)))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -60,6 +60,11 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Reference of the model of the first step."""
         return next(iter(self.steps.values())).model
 
+    @property
+    def description(self) -> str:
+        """Each step, its model and what it is about."""
+        return ", ".join(f"{name} ({step.model}{f' of {step.of}' if step.of else ''})" for name, step in self.steps.items())
+
     def without(self, *names: str) -> "Cascade":
         """Return the cascade without these steps and those that need them; at least one must remain."""
         steps: dict[str, Step] = {}

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from app.cascade import catalog
 from app.host.program import CommandError, NotPossible, first_line
 from app.model.reference import refer_to
 from app.model.spec import ModelSpec, from_triton_config
@@ -110,6 +111,8 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
     load = partial(repository.load, name, is_published=request.published is not None)
     load()  # says what is wrong with the name before a download
+    if name in catalog.read(repository.path / catalog.FILE):
+        raise CommandError(f"{name} is a cascade; choose another --name, or first: nereid remove {name}")
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with _interruptible():
             file = _find(request, scratch)
