@@ -1,7 +1,9 @@
 """Interface of a dialect, and what all dialects share: their parameters, and how their requests are received and answered."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -19,7 +21,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
 from app.api.answering.schema import Problem
-from app.api.batch.answer import BatchAnswer
+from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
 from app.api.context import context_of
@@ -31,12 +33,14 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
+from app.api.sight.image import Asking
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
-from app.pipeline.batch_request import BatchRequest
+from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
 from app.pipeline.results import Detections
+from app.resilience.lease import Lease
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
@@ -136,34 +140,38 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
 
 
-async def detect_each(
+async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     request: AnyRequest,
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[BatchAnswer[Detections], P, CallContext], Awaitable[ASGIResponse]],
+    respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
+    asking: Asking[P, Any] | None = None,
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
     `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
+    `asking` asks about an image, by default the question that the parameters have as `options`.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
 
-    async def keep(_: int, found: Detections) -> Detections:
-        memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+    async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
+        if isinstance(found, Detections):
+            memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+            answer.totals["detections"] += len(found.scores)
         return found
 
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
-        images = content.images
+        images, asking = content.images, asking or _BY_OPTIONS
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: BatchAnswer[Detections] = BatchAnswer(len(images), keep, context, worker.metrics)
+        answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                await answer.keep(0, await pipeline.run(images[0], wanted.options, call))
+                await answer.keep(0, await asking.ask(worker, images[0], wanted, call))
             else:
-                batch = await BatchRequest.open(pipeline, images, wanted.options, call)
+                batch = await _open_batch(worker, images, wanted, call, asking)
                 is_single = len(images) == 1
                 async with batch.run(answer.add) as done:
                     for image in done:
@@ -173,10 +181,30 @@ async def detect_each(
                 if is_single:
                     answer.all()
         finally:
-            model = wanted.options.model or pipeline.default_for(wanted.options.task)
-            context.log_fields |= pipeline.log_fields(model)
+            context.log_fields |= pipeline.log_fields(asking.first(worker, wanted))
         answer.log()
         return await respond(answer, wanted, call)
+
+
+_BY_OPTIONS: Asking[Any, Any] = Asking(
+    lambda worker, wanted: wanted.options.model or worker.pipeline.default_for(wanted.options.task),
+    lambda worker, image, wanted, call: worker.pipeline.run(image, wanted.options, call),
+)
+
+
+async def _open_batch(
+    worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, Any]
+) -> BatchRequest[Any]:
+    pipeline = worker.pipeline
+    if asking is _BY_OPTIONS:
+        return await BatchRequest.open(pipeline, images, wanted.options, call)
+    slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)
+    ask = partial(_ask, worker, asking, wanted)
+    return await BatchRequest.open_with(pipeline, images, asking.first(worker, wanted), ask, call, slots=slots)
+
+
+async def _ask(worker: WorkerResources, asking: Asking[P, Any], wanted: P, image: bytes, call: CallContext, _: Lease) -> Any:  # noqa: ANN401
+    return await asking.ask(worker, image, wanted, call)
 
 
 async def receive_text(
