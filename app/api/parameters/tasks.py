@@ -159,7 +159,7 @@ class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tru
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
 
-class EmbeddingParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every request for vectors."""
 
     use_cache: Annotated[bool, Meta(description="Whether a cached result may answer, if the gateway has a cache.")] = True
