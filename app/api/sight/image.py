@@ -29,8 +29,6 @@ from app.pipeline.call import CallContext
 
 _LARGE_BYTES = 1 << 18
 _FRACTION_DIGITS = 6
-# A vector of 1,280 numbers keeps its direction to within 1e-5.
-_VECTOR_DIGITS = 7
 
 P = TypeVar("P", bound=Parameters)
 R = TypeVar("R")
@@ -77,7 +75,7 @@ def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, Cas
 
 def image_route(  # noqa: PLR0913 - the properties of a route
     path: str,
-    task: Task,
+    task: Task | None,
     kind: type[P],
     asking: Asking[P, R],
     to_answer: Callable[[P, R], Answer],
@@ -85,21 +83,24 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     response: type[Answer],
     summary: str,
     description: str,
+    check: Callable[[WorkerResources], object] = lambda _: None,
 ) -> HTTPRouteHandler:
     """Make a route for one image, in any of the forms that the gateway's own routes accept.
 
     Args:
         path: The path.
-        task: The task of the model that is asked first.
+        task: The task of the model that is asked first; None for a model that is the default of no task.
         kind: The type of the parameters.
         asking: How to ask about the image.
         to_answer: Makes the answer, in a thread; raises a GatewayError if there is none.
         response: The type of the answer, for OpenAPI.
         summary: A title, for OpenAPI.
         description: The description, for OpenAPI.
+        check: Raises a GatewayError, before the body is received, if the route cannot be used.
     """
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+        check(worker)
         return await answer_image(request, worker, kind, asking, to_answer)
 
     route = ModelRoute(
@@ -148,8 +149,3 @@ def to_fractions(points: NDArray[np.float32], width: int, height: int) -> list[l
     """Return rows of x y x y ... in pixels, of any shape (n, ...), as rows of fractions of an image of this size."""
     rows = points.reshape(len(points), -1).astype(np.float64)
     return rounded(rows / np.resize([width, height], rows.shape[1]), _FRACTION_DIGITS)
-
-
-def to_vector(vector: NDArray[np.float32]) -> list[float]:
-    """Return a vector of length 1 as a list."""
-    return rounded(vector, _VECTOR_DIGITS)
