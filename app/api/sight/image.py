@@ -24,6 +24,7 @@ from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer, run_cascade
+from app.errors import UnsupportedModel
 from app.model.heads import Task
 from app.pipeline.call import CallContext
 
@@ -71,6 +72,15 @@ def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, Cas
         return await run_cascade(worker.pipeline, choose(worker, wanted), image, call, worker.metrics)
 
     return Asking(lambda worker, wanted: choose(worker, wanted).model, ask)
+
+
+def named_cascade(worker: WorkerResources, name: str, *steps: str) -> Cascade:
+    """Return a cascade of the program, or what has its name in the operator's file; raise UnsupportedModel without these steps."""
+    cascade = worker.catalog.get(name)
+    missing = [step for step in steps if cascade is None or step not in cascade.steps]
+    if cascade is None or missing:
+        raise UnsupportedModel(f"the cascade {name} of the model repository has no step {missing[0]}, which this route needs")
+    return cascade
 
 
 def image_route(  # noqa: PLR0913 - the properties of a route
