@@ -33,7 +33,8 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
-from app.api.sight.image import Asking
+from app.api.sight.image import Asking, by_cascade, named_cascade
+from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
@@ -47,6 +48,10 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+READING: Asking[Any, CascadeAnswer] = by_cascade(lambda worker, _: named_cascade(worker, "ocr", "lines", "text"))
+"""Asks for the text in an image."""
 
 
 class Dialect(NamedTuple):

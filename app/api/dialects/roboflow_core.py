@@ -14,11 +14,11 @@ from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, DialectParameters, answer_each
-from app.api.dialects.reading import READING, lines_of
+from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
 from app.api.dialects.roboflow_answers import random_uuid
 from app.api.dialects.roboflow_images import InferenceBody
 from app.api.routes import ModelRoute
+from app.api.sight.ocr import box_of, read_regions
 from app.cascade.run import CascadeAnswer
 from app.pipeline.call import CallContext, EmbedOptions
 from app.pipeline.results import Embedding
@@ -70,25 +70,25 @@ async def embed_image(request: AnyRequest, worker: Worker) -> ASGIResponse:
 
 def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) -> dict[str, Any]:
     """Describe the lines of an image, in reading order; centre and size in pixels of the upright image."""
-    lines = lines_of(found)
+    regions = read_regions(found, 0)
     predictions = [
         {
             "x": (x1 + x2) / 2,
             "y": (y1 + y2) / 2,
             "width": x2 - x1,
             "height": y2 - y1,
-            "confidence": line.score,
-            "class": line.text,
+            "confidence": region.rec_score,
+            "class": region.text,
             "class_confidence": None,
             "class_id": 0,
             "tracker_id": None,
             "detection_id": random_uuid(),
             "parent_id": None,
         }
-        for line, (x1, y1, x2, y2) in ((line, line.box) for line in lines)
+        for region, (x1, y1, x2, y2) in zip(regions, map(box_of, regions), strict=True)
     ]
     return {
-        "result": "\n".join(line.text for line in lines),
+        "result": "\n".join(region.text for region in regions),
         "image": {"width": found.width, "height": found.height} if has_boxes else None,
         "predictions": predictions if has_boxes else None,
         "time": _seconds(context),
