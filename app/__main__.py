@@ -204,12 +204,15 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo.pull import pull  # noqa: PLC0415 - it loads numpy and OpenCV
 
     os.nice(_ADD_NICENESS)
-    name, repository = options.name or settings.model, Repository(Path(settings.model_repository))
+    wanted, repository = options.name or settings.model, Repository(Path(settings.model_repository))
     changes = {option: value for option in Evaluation.__struct_fields__ if (value := getattr(options, option)) is not None}
-    entry = _entry(settings, name).vary(changes)
+    entries = {name: entry.vary(changes) for name, entry in _entries(settings, wanted).items()}
+    if options.sha256 and len(entries) > 1:
+        raise CommandError(f"--sha256 is for one model; {wanted} is {', '.join(entries)}")
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
-    later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
-    say(f"POST /predict/{name} uses it {later}".rstrip())
+    for name, entry in entries.items():
+        later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
+        say(f"POST /predict/{name} uses it {later}".rstrip())
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -361,7 +364,7 @@ def _prepare(settings: Settings) -> None:
     except OSError as error:
         raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
     if not is_pulled:
-        _entry(settings, settings.model)  # says what is wrong before the installation
+        _entries(settings, settings.model)  # says what is wrong before the installation
     try:
         Repository(repository).write_configs()
     except CommandError as error:
@@ -378,11 +381,8 @@ def _pull_apart(settings: Settings) -> None:
         raise CommandError(f"{settings.model} was not pulled")
 
 
-def _entry(settings: Settings, name: str) -> registry.PublishedModel:
-    known = registry.load(registry.path_for(Path(settings.model_repository)))
-    if name not in known:
-        raise CommandError(f"pull does not know {name}; it knows {', '.join(known)}")
-    return known[name]
+def _entries(settings: Settings, name: str) -> dict[str, registry.PublishedModel]:
+    return registry.select(registry.load(registry.path_for(Path(settings.model_repository))), name)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("serve api triton doctor", "--model", {"help": "the default model"}),
     ("serve api doctor", "--triton", {"help": "gRPC endpoint of a running Triton: host:port or unix:/path"}),
     ("detect", "arguments", {"nargs": "*", "help": "those of `nereid-client detect`; --help lists them"}),
-    ("pull", "name", {"nargs": "?", "help": "name of the model; the default model if omitted"}),
+    ("pull", "name", {"nargs": "?", "help": "name of the model, or of a set of models; the default model if omitted"}),
     ("pull", "--from", {"dest": "source", "type": Path, "help": "local file, or folder with the published files"}),
     ("pull", "--sha256", {"help": "SHA-256 of the file, if it is not the published one"}),
     (

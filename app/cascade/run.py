@@ -163,7 +163,7 @@ class _Run:
         parts = self._crop(step, spec, found)
         for index in parts.keys() & _upside_down(turning):
             parts[index] = parts[index]._replace(half_turn=True)
-        return StepAnswer(await self._ask_about_each(list(parts.values()), spec, question), list(parts))
+        return StepAnswer(await ask_about_each(pipeline, list(parts.values()), spec, question, call), list(parts))
 
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
         """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
@@ -181,26 +181,32 @@ class _Run:
             chosen[index] = part
         return dict(sorted(chosen.items()))
 
-    async def _ask_about_each(self, parts: list[Patch], spec: ModelSpec, question: Question[Any]) -> list[StepResult]:
-        """Ask about parts of the image, so many at a time that they fill batches, and leave half of the places to others."""
-        results: list[Any] = [None] * len(parts)
-        left = iter(enumerate(parts))
 
-        async def ask() -> None:
-            for index, part in left:
-                own = self._call._replace(is_later_step=True, timing=Timing())
-                results[index] = place(await self._pipeline.run(part, question, own), part)
+async def ask_about_each(
+    pipeline: Pipeline, parts: Sequence[Patch], spec: ModelSpec, question: Question[Any], call: CallContext
+) -> list[StepResult]:
+    """Ask about parts of an image, so many at a time that they fill batches, and leave half of the places to others.
 
-        queue = self._pipeline.admission.queues.get(spec.name)
-        places = int(queue.limit) // 2 if queue else 1
-        at_once = max(1, min(len(parts), places, 2 * self._pipeline.tritons.parallel_images(spec), _MAX_AT_ONCE))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(ask())
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return results
+    Errors are those of `Pipeline.run`; coordinates are in pixels of the whole image.
+    """
+    results: list[Any] = [None] * len(parts)
+    left = iter(enumerate(parts))
+
+    async def ask() -> None:
+        for index, part in left:
+            own = call._replace(is_later_step=True, timing=Timing())
+            results[index] = place(await pipeline.run(part, question, own), part)
+
+    queue = pipeline.admission.queues.get(spec.name)
+    places = int(queue.limit) // 2 if queue else 1
+    at_once = max(1, min(len(parts), places, 2 * pipeline.tritons.parallel_images(spec), _MAX_AT_ONCE))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(ask())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return results
 
 
 def _to_question(step: Step, spec: ModelSpec, name: str, version: int | None) -> Question[Any]:

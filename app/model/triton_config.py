@@ -47,6 +47,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
 """
 
 import ast
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -178,7 +179,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
-            return tuple(labels)
+            return labels
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
             return tuple(map(str, names))
@@ -231,12 +232,14 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         return value if isinstance(value, dict) else {}
 
 
-def _split(names: str, parameter: str) -> list[str]:
+# The configs of all models are read again every few seconds, and one that reads text has 18,000 names.
+@lru_cache(64)
+def _split(names: str, parameter: str) -> tuple[str, ...]:
     """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
-        return [name.strip() for name in names.split(",")] if names else []
+        return tuple(name.strip() for name in names.split(",")) if names else ()
     try:
-        return msgspec.json.decode(names, type=list[str])
+        return msgspec.json.decode(names, type=tuple[str, ...])
     except msgspec.DecodeError as error:
         raise ValueError(f"{parameter} begin with [, but are not a JSON array of texts: {error}") from error
 
