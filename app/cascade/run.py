@@ -78,10 +78,19 @@ class CascadeAnswer(NamedTuple):
         return answer
 
 
-async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: CallContext, metrics: Metrics) -> CascadeAnswer:
+async def run_cascade(  # noqa: PLR0913 - the parts of a request
+    pipeline: Pipeline,
+    cascade: Cascade,
+    image: bytes,
+    call: CallContext,
+    metrics: Metrics,
+    *,
+    question: Question[Any] | None = None,
+) -> CascadeAnswer:
     """Ask the models of a cascade about an encoded image.
 
-    A step that fails does not keep others from answering, unless they need it.
+    A step that fails does not keep others from answering, unless they need it. `question` is that of the first one, if
+    it is not what the definition says.
 
     Raises:
         GatewayError: The image is rejected, or all steps about the whole image have failed.
@@ -90,6 +99,7 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     async with pipeline.decoded(image, call) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
+        run.question = question
         async with asyncio.TaskGroup() as group:
             for name in cascade.steps:
                 run.tasks[name] = group.create_task(run.answer(name))
@@ -111,6 +121,8 @@ class _Run:
         self.tasks: dict[str, asyncio.Task[StepAnswer]] = {}
         """Steps by name. Those that need others wait for them."""
         self.truncated = False
+        self.question: Question[Any] | None = None
+        """That of the first step, if it is not what the definition says."""
         self._pipeline, self._cascade, self._call, self._metrics = pipeline, cascade, call, metrics
         self._image, self._decoded = image, decoded
         self._parts: set[tuple[str | None, str, float, int]] = set()
@@ -139,7 +151,8 @@ class _Run:
         pipeline, call = self._pipeline, self._call
         name, version = split_reference(step.model)
         spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
-        question = _to_question(step, spec, name, int(version) if version else None)
+        is_first = step is next(iter(self._cascade.steps.values()))
+        question = (is_first and self.question) or _to_question(step, spec, name, int(version) if version else None)
         if found is None:
             # Who decodes files itself is asked about the file.
             data = self._image if spec.input_format is InputFormat.FILE else self._decoded

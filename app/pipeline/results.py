@@ -32,6 +32,8 @@ class Detections(NamedTuple):
     """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
     corners: NDArray[np.float32] | None = None
     """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise from a long edge."""
+    titles: Sequence[str] | None = None
+    """(n,) what is drawn beside each, if not the name of its class."""
 
     @property
     def rotations(self) -> NDArray[np.float32]:
@@ -68,6 +70,12 @@ class TextRegions(NamedTuple):
     spec: ModelSpec
     version: str
     """Version of the model that answered."""
+
+    def as_detections(self, titles: Sequence[str] | None = None) -> Detections:
+        """Return the lines as oriented boxes of one class, with these titles, such as their texts."""
+        boxes, ids = oriented.enclose(self.corners), np.zeros(len(self.scores), np.int32)
+        size = self.width, self.height
+        return Detections(boxes, self.scores, ids, *size, self.spec, self.version, corners=self.corners, titles=titles)
 
 
 class TextLine(NamedTuple):
