@@ -11,7 +11,9 @@ from nereid_client.answers import (
     FacesResult,
     FaceUsed,
     OcrResult,
+    PredictResult,
     TextRegion,
+    Vector,
     VerifyResult,
 )
 from nereid_client.client import AsyncClient, Client
@@ -44,6 +46,7 @@ __all__ = [
     "ModelUsed",
     "NereidError",
     "OcrResult",
+    "PredictResult",
     "Prepare",
     "Problem",
     "Retries",
@@ -51,6 +54,7 @@ __all__ = [
     "TextRegion",
     "UnexpectedResponse",
     "Unreachable",
+    "Vector",
     "VerifyResult",
     "pictures_in",
 ]

@@ -3,13 +3,13 @@
 Boxes are x1, y1, x2, y2, fractions of the upright image. Corners and landmarks are x, y, x, y, ...
 """
 
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from msgspec import field
 
 from nereid_client.errors import ProblemDocument
-from nereid_client.results import Answer, ImageAnswer, ImageSize, Result
+from nereid_client.results import Answer, DetectResult, ImageAnswer, ImageSize, ModelUsed, Result
 
 Box = tuple[float, float, float, float]
 Corners = list[float]
@@ -56,13 +56,15 @@ class Face(msgspec.Struct, frozen=True):
     quality: float | None = None
     """How well the face can be described, 0 to 1."""
     embedding: list[float] | None = None
-    """The vector that tells whose it is, of length 1; None if it was not asked for."""
+    """In an analysis: the vector that tells whose it is, of length 1; None if it was not asked for."""
 
 
 class FacesResult(ImageAnswer, frozen=True, kw_only=True):
-    """The faces in an image."""
+    """The faces in an image, by descending score."""
 
     faces: list[Face]
+    embeddings: list[list[float] | None] = field(default_factory=list)
+    """Vectors that tell whose the faces are, of length 1, if they were asked for; None for a face that cannot be described."""
     truncated: bool = False
     """Whether there are more faces than the gateway describes."""
 
@@ -87,6 +89,16 @@ class VerifyResult(Answer, frozen=True, kw_only=True):
     image2: FaceUsed
 
 
+class Vector(msgspec.Struct, frozen=True):
+    """The vector that describes an image of a batch. Only vectors of the same model can be compared."""
+
+    embedding: list[float]
+    """Of length 1."""
+    embedding_norm: float
+    """Length of the model's own vector."""
+    model: ModelUsed
+
+
 class EmbedResult(Result, frozen=True, kw_only=True):
     """The vector that describes an image. Only vectors of the same model can be compared."""
 
@@ -97,16 +109,31 @@ class EmbedResult(Result, frozen=True, kw_only=True):
 
 
 class BoxEmbedding(msgspec.Struct, frozen=True):
-    """The vector that describes what is in a box."""
+    """The vector that describes what is in a box, of length 1."""
 
     box: Box
     embedding: list[float]
 
 
-class EmbedBoxesResult(Answer, frozen=True, kw_only=True):
+class EmbedBoxesResult(ImageAnswer, frozen=True, kw_only=True):
     """The vectors that describe parts of an image, in the order of the request."""
 
     boxes: list[BoxEmbedding]
+    model: ModelUsed | None
+    """None without boxes."""
+
+
+class PredictResult(DetectResult, frozen=True, kw_only=True):
+    """The objects that a model, or the first step of a cascade, has found in an image, and what the later steps say."""
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """For each object what the later steps say of it, by their names."""
+    image_steps: dict[str, Any] = field(default_factory=dict)
+    """What the later steps say of the whole image, by their names."""
+    errors: dict[str, ProblemDocument] = field(default_factory=dict)
+    """Why steps have failed, by their names."""
+    truncated: bool = False
+    """Whether there are more objects than the later steps were asked about."""
 
 
 class AnalyzedObject(msgspec.Struct, frozen=True):

@@ -7,11 +7,21 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from nereid_client.answers import Analysis, EmbedBoxesResult, EmbedResult, FacesResult, OcrResult, VerifyResult
+from nereid_client.answers import (
+    Analysis,
+    EmbedBoxesResult,
+    EmbedResult,
+    FacesResult,
+    OcrResult,
+    PredictResult,
+    Vector,
+    VerifyResult,
+)
 from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse, address
 from nereid_client.pictures import Image
 from nereid_client.prepare import Prepare, Shrunk, shrink
@@ -23,6 +33,8 @@ A = TypeVar("A", bound=Answer)
 MAX_BATCH = 64
 """Images in one request."""
 
+_OTHER_FIELDS = {"class", "bbox", "num_detections", "status"}
+"""Fields of detections and of their answers that this client does not show."""
 _STAGE = re.compile(r'(\w+)(?:;desc="[^"]*")?;dur=([\d.]+)')
 
 
@@ -136,9 +148,13 @@ def classify(image: Image, parameters: ClassifyParameters) -> Call[ClassifyResul
 
 def batches(images: Iterable[Image], parameters: DetectParameters) -> Iterator[Call[list[DetectResult | Problem]]]:
     """Make the requests for the objects in images, as many in each as the gateway takes."""
+    return (_batch(group, parameters) for group in _groups(images))
+
+
+def _groups(images: Iterable[Image]) -> Iterator[list[Image]]:
     left = iter(images)
     while group := [*islice(left, MAX_BATCH)]:
-        yield _batch(group, parameters)
+        yield group
 
 
 def ocr(image: Image, parameters: OcrParameters) -> Call[OcrResult]:
@@ -163,11 +179,47 @@ def embed(image: Image, parameters: EmbedParameters) -> Call[EmbedResult]:
     return _single("/embed/image", image, parameters, EmbedResult)
 
 
+def embed_batches(images: Iterable[Image], parameters: EmbedParameters) -> Iterator[Call[list[Vector | Problem]]]:
+    """Make the requests for the vectors that describe images, as many in each as the gateway takes."""
+    for group in _groups(images):
+        files = [("images", _part(image, _load(image, parameters)[0])) for image in group]
+        yield Call("/embed/batch", {"params": _query(parameters), "files": files}, _read_vectors)
+
+
+def _read_vectors(response: httpx.Response) -> list[Vector | Problem]:
+    results = _decode(response, _Vectors).results
+    return [
+        Problem(one.problem.status, one.problem) if one.problem else msgspec.convert(one, Vector, from_attributes=True)
+        for one in results
+    ]
+
+
 def embed_boxes(image: Image, boxes: Sequence[Sequence[float]], parameters: EmbedParameters) -> Call[EmbedBoxesResult]:
     """Make the request for the vectors that describe parts of one image."""
-    files = {"image": _part(image, _load(image, parameters)[0])}
-    options = {"params": _query(parameters), "files": files, "data": {"boxes": json.dumps([[*box] for box in boxes])}}
-    return Call("/embed/boxes", options, partial(_read, EmbedBoxesResult))
+    data, shrunk = _load(image, parameters)
+    options = {
+        "params": _query(parameters),
+        "files": {"image": _part(image, data)},
+        "data": {"boxes": json.dumps([*map(list, boxes)])},
+    }
+    return Call("/embed/boxes", options, lambda response: _restore(_read(EmbedBoxesResult, response), shrunk, parameters))
+
+
+def predict(name: str, image: Image, parameters: DetectParameters) -> Call[PredictResult]:
+    """Make the request for what a model, or a cascade, finds in one image."""
+    call = _single(f"/predict/{quote(name, safe='')}", image, parameters, PredictResult)
+    return Call(call.path, call.options, lambda response: _add_steps(call.read(response), response))
+
+
+def _add_steps(result: PredictResult, response: httpx.Response) -> PredictResult:
+    """Add what the later steps of a cascade say, which is in fields that are named as they are."""
+    document = msgspec.json.decode(response.content)
+    steps = [_without(Detection, one) for one in document["detections"]]
+    return msgspec.structs.replace(result, steps=steps, image_steps=_without(PredictResult, document))
+
+
+def _without(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in {*kind.__struct_fields__, *_OTHER_FIELDS}}
 
 
 def analyze(image: Image, parameters: AnalyzeParameters) -> Call[Analysis]:
@@ -270,6 +322,19 @@ class _Batch(msgspec.Struct):
             request_id=self.request_id,
             detections=found.detections,
         )
+
+
+class _VectorResult(msgspec.Struct):
+    embedding: list[float] | None = None
+    embedding_norm: float | None = None
+    model: ModelUsed | None = None
+    problem: ProblemDocument | None = None
+
+
+class _Vectors(msgspec.Struct):
+    """The response to a batch of images that are described."""
+
+    results: list[_VectorResult]
 
 
 def _decode(response: httpx.Response, kind: type[T]) -> T:

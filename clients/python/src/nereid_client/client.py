@@ -12,7 +12,16 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from nereid_client import calls
-from nereid_client.answers import Analysis, EmbedBoxesResult, EmbedResult, FacesResult, OcrResult, VerifyResult
+from nereid_client.answers import (
+    Analysis,
+    EmbedBoxesResult,
+    EmbedResult,
+    FacesResult,
+    OcrResult,
+    PredictResult,
+    Vector,
+    VerifyResult,
+)
 from nereid_client.calls import (
     AnalyzeParameters,
     Call,
@@ -103,6 +112,14 @@ class Client:
         """Find all at once in an image: objects, faces, text and vectors."""
         return self._send(calls.analyze(image, parameters))
 
+    def embed_batch(self, images: Iterable[Image], **parameters: Unpack[EmbedParameters]) -> list[Vector | Problem]:
+        """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
+        return [found for call in calls.embed_batches(images, parameters) for found in self._send(call)]
+
+    def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
+        """Ask a model with objects, or a cascade, about an image."""
+        return self._send(calls.predict(name, image, parameters))
+
     def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
         return [found for call in calls.batches(images, parameters) for found in self._send(call)]
@@ -190,14 +207,17 @@ class AsyncClient:
         """Find all at once in an image: objects, faces, text and vectors."""
         return await self._send(await asyncio.to_thread(calls.analyze, image, parameters))
 
+    async def embed_batch(self, images: Iterable[Image], **parameters: Unpack[EmbedParameters]) -> list[Vector | Problem]:
+        """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
+        return await self._send_each(calls.embed_batches(images, parameters))
+
+    async def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
+        """Ask a model with objects, or a cascade, about an image."""
+        return await self._send(await asyncio.to_thread(calls.predict, name, image, parameters))
+
     async def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
-        found: list[DetectResult | Problem] = []
-        requests = calls.batches(images, parameters)
-        while call := await asyncio.to_thread(next, requests, None):
-            results = await self._send(call)
-            found += results
-        return found
+        return await self._send_each(calls.batches(images, parameters))
 
     async def detect_each(
         self, images: Iterable[I], *, in_flight: int = 4, draw: bool = False, **parameters: Unpack[DetectParameters]
@@ -223,6 +243,13 @@ class AsyncClient:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _send_each(self, requests: Iterator[Call[list[T]]]) -> list[T]:
+        found: list[T] = []
+        while call := await asyncio.to_thread(next, requests, None):
+            results = await self._send(call)
+            found += results
+        return found
 
     async def _send(self, call: Call[T]) -> T:
         attempts = Attempts(self._retries)
