@@ -114,13 +114,13 @@ class EmbedParameters(ImageParameters, total=False):
     version: str
 
 
-class AnalyzeParameters(FaceParameters, total=False):
-    """Parameters of an analysis; `confidence` is that of objects."""
+class AnalyzeParameters(Parameters, total=False):
+    """Parameters of an analysis; `model`, `version` and `confidence` are those of objects."""
 
     face_confidence: float
     """Minimum score of a face, 0 to 1."""
     include_embedding: bool
-    """Whether the image is described by a vector."""
+    """Whether the image and each object are described by vectors."""
     include_face_embeddings: bool
     enable_ocr: bool
     """Whether text is read."""
