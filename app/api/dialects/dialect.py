@@ -1,9 +1,7 @@
 """Interface of a dialect, and what all dialects share: their parameters, and how their requests are received and answered."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -34,14 +32,14 @@ from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
 from app.api.sight.image import Asking, by_cascade, named_cascade
+from app.api.sight.images import open_batch
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
-from app.pipeline.batch_request import BatchRequest, Image
+from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
 from app.pipeline.results import Detections
-from app.resilience.lease import Lease
 
 AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
@@ -169,14 +167,20 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
 
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
-        images, asking = content.images, asking or _BY_OPTIONS
+        images = content.images
+        model = asking.first(worker, wanted) if asking else wanted.options.model or pipeline.default_for(wanted.options.task)
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                await answer.keep(0, await asking.ask(worker, images[0], wanted, call))
+                asked = asking.ask(worker, images[0], wanted, call) if asking else pipeline.run(images[0], wanted.options, call)
+                await answer.keep(0, await asked)
             else:
-                batch = await _open_batch(worker, images, wanted, call, asking)
+                batch = await (
+                    open_batch(worker, images, wanted, call, asking)
+                    if asking
+                    else BatchRequest.open(pipeline, images, wanted.options, call)
+                )
                 is_single = len(images) == 1
                 async with batch.run(answer.add) as done:
                     for image in done:
@@ -186,30 +190,9 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
                 if is_single:
                     answer.all()
         finally:
-            context.log_fields |= pipeline.log_fields(asking.first(worker, wanted))
+            context.log_fields |= pipeline.log_fields(model)
         answer.log()
         return await respond(answer, wanted, call)
-
-
-_BY_OPTIONS: Asking[Any, Any] = Asking(
-    lambda worker, wanted: wanted.options.model or worker.pipeline.default_for(wanted.options.task),
-    lambda worker, image, wanted, call: worker.pipeline.run(image, wanted.options, call),
-)
-
-
-async def _open_batch(
-    worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, Any]
-) -> BatchRequest[Any]:
-    pipeline = worker.pipeline
-    if asking is _BY_OPTIONS:
-        return await BatchRequest.open(pipeline, images, wanted.options, call)
-    slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)
-    ask = partial(_ask, worker, asking, wanted)
-    return await BatchRequest.open_with(pipeline, images, asking.first(worker, wanted), ask, call, slots=slots)
-
-
-async def _ask(worker: WorkerResources, asking: Asking[P, Any], wanted: P, image: bytes, call: CallContext, _: Lease) -> Any:  # noqa: ANN401
-    return await asking.ask(worker, image, wanted, call)
 
 
 async def receive_text(
