@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -74,7 +75,7 @@ class CascadeAnswer(NamedTuple):
         """Return the answer of a step; raise its error if it has one."""
         answer = self.steps[name]
         if answer.error is not None:
-            raise answer.error
+            raise copy(answer.error)  # the traceback of what is raised refers to frames that refer to this answer
         return answer
 
 

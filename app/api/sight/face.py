@@ -1,11 +1,12 @@
 """Faces as JSON."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from app.api.answering.native import to_scores
 from app.api.sight.image import to_fractions
 from app.errors import UnsupportedModel
-from app.pipeline.results import Detections
+from app.pipeline.results import Detections, StepResult
 from app.pose.faces import rate_faces
 
 _LANDMARKS = 5
@@ -22,13 +23,15 @@ class Face(msgspec.Struct):
     """Of the detector, from 0 to 1."""
     quality: float
     """How suitable the face is for telling whose it is, from 0 to 1: how certain, large and frontal it is."""
+    embedding: list[float] | UnsetType | None = UNSET
+    """In `/analyze`: the vector that tells whose it is, of length 1; null if it is not wanted, or there is none."""
 
 
-def to_faces(found: Detections) -> list[Face]:
+def to_faces(found: StepResult) -> list[Face]:
     """Convert faces to their JSON objects, by descending score; raise UnsupportedModel if they do not have five landmarks."""
-    points = found.keypoints
-    if points is None or points.shape[1] != _LANDMARKS:
+    if not isinstance(found, Detections) or found.keypoints is None or found.keypoints.shape[1] != _LANDMARKS:
         raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
+    points = found.keypoints
     boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
     qualities = to_scores(rate_faces(points, found.scores))
     return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
