@@ -27,7 +27,9 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     classes: tuple[str, ...] = ()
     """Names of the classes of the objects that are cropped; all if empty."""
     max_crops: Annotated[int, Meta(ge=1, le=MAX_CROPS)] = MAX_CROPS
-    """Maximum number of crops; those of the objects with the highest scores."""
+    """Maximum number of crops."""
+    order: Literal["score", "size"] = "score"
+    """Which objects are cropped if there are more: those with the highest scores, or those with the largest boxes."""
     turned_by: str | None = None
     """A step of the same objects that classifies them as `0` or `180`: those that are certainly `180` are turned."""
     confidence: _Fraction | None = None

@@ -169,7 +169,7 @@ class _Run:
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
         """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
         objects = find_objects(found.results, step, spec)
-        best = np.argsort(-objects.scores, kind="stable")
+        best = np.argsort(-(objects.scores if step.order == "score" else objects.sizes), kind="stable")
         chosen: dict[int, Patch] = {}
         for index in best[objects.is_wanted[best]].tolist():
             if (part := crop(self._decoded, objects, index, step)) is None:

@@ -1,11 +1,13 @@
 """POST /embed/batch, /embed/boxes and /embed/text: vectors of several images, of parts of one, and of a text."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 from litestar import Request
+from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
@@ -15,7 +17,7 @@ from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, describe
+from app.api.documentation.openapi import PROBLEMS, ImageOperation, describe, describe_form
 from app.api.parameters.parse import ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
@@ -199,11 +201,23 @@ def _parse_text(data: bytes, _: str, kind: type[ModelParameters]) -> ParsedBody:
     return ParsedBody(decode(content, str, _EXAMPLE).encode(), pairs)
 
 
+@dataclass
+class _TextOperation(ImageOperation):
+    """Describes a body with a text."""
+
+    kinds = (ModelParameters,)
+
+    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
+        return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
+
+
 @ModelRoute(
     "/embed/text",
     task=None,
     takes="text",
     summary="Describe a text by a vector",
+    operation_class=_TextOperation,
     responses={**describe(200, EmbedTextResponse, "The vector"), **PROBLEMS},
 )
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:

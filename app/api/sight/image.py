@@ -1,5 +1,6 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -161,5 +162,5 @@ def counts_of(answer: msgspec.Struct) -> dict[str, int]:
 
 def to_fractions(points: NDArray[np.float32], width: int, height: int) -> list[list[float]]:
     """Return rows of x y x y ... in pixels, of any shape (n, ...), as rows of fractions of an image of this size."""
-    rows = points.reshape(len(points), -1).astype(np.float64)
+    rows = points.reshape(len(points), math.prod(points.shape[1:])).astype(np.float64)
     return rounded(rows / np.resize([width, height], rows.shape[1]), _FRACTION_DIGITS)
