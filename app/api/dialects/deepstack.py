@@ -6,7 +6,7 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 from collections.abc import Sequence
 from email.utils import formatdate
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -40,9 +40,11 @@ from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
 from app.api.routes import ModelRoute
+from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
 from app.api.sight.image import named_cascade
 from app.api.sight.ocr import box_of, read_regions
 from app.cascade.run import CascadeAnswer
+from app.errors import NotOffered
 from app.model.heads import PoseHead
 from app.model.reference import split_reference
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
@@ -82,6 +84,10 @@ class _FaceParameters(_Parameters, frozen=True, kw_only=True):
         return super().options._replace(task=PoseHead.task)
 
 
+class _MatchParameters(DialectParameters, frozen=True, kw_only=True):
+    confidence: ClassVar[float] = 0.5
+
+
 @ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
 async def detection(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
@@ -96,6 +102,26 @@ async def faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
     name, version = split_reference(named_cascade(worker, "faces", "faces").model)
     in_path = [("model", name), *([("version", version)] if version else [])]
     return await detect(request, worker, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
+
+
+@ModelRoute("/v1/vision/face/match", task=None, takes="images", key_in="body")
+async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Compare the largest faces of two images."""
+    require_faces(worker)
+
+    async def respond(answer: ImagesAnswer[Any, CascadeAnswer], _: _MatchParameters, __: CallContext) -> ASGIResponse:
+        context = context_of(request.scope)
+        alike = compare(answer.all(), 0, context).similarity
+        total = round(context.timing.total)
+        return JsonResponse(msgspec.json.encode({"success": True, "similarity": alike, "duration": total, "code": 200, **_MODULE}))
+
+    return await answer_each(request, worker, _MatchParameters, parse_pair, respond, LARGEST)
+
+
+@ModelRoute([f"/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")], task=None, key_in="body")
+async def faces_by_name(request: AnyRequest) -> ASGIResponse:
+    """Say that faces have no names."""
+    raise NotOffered(f"{request.scope['path']} is not there yet: faces have no names; /v1/vision/face/match compares two faces")
 
 
 @ModelRoute(["/v1/image/ocr", "/v1/vision/ocr"], task="text_detection", key_in="body")
@@ -198,4 +224,9 @@ def write_error(problem: Problem) -> dict[str, Any]:
 
 
 # DeepStack's own clients expect 400 for a bad image.
-DIALECT = Dialect("deepstack", [detection, faces, read, list_custom, update_available], write_error, statuses={415: 400, 422: 400})
+DIALECT = Dialect(
+    "deepstack",
+    [detection, faces, match, faces_by_name, read, list_custom, update_available],
+    write_error,
+    statuses={415: 400, 422: 400},
+)
