@@ -121,7 +121,8 @@ async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
 @ModelRoute([f"/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")], task=None, key_in="body")
 async def faces_by_name(request: AnyRequest) -> ASGIResponse:
     """Say that faces have no names."""
-    raise NotOffered(f"{request.scope['path']} is not there yet: faces have no names; /v1/vision/face/match compares two faces")
+    path = request.scope["path"].removeprefix("/deepstack")
+    raise NotOffered(f"{path} is not there yet: faces have no names; /v1/vision/face/match compares two faces")
 
 
 @ModelRoute(["/v1/image/ocr", "/v1/vision/ocr"], task="text_detection", key_in="body")
