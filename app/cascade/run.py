@@ -1,6 +1,7 @@
 """Run a cascade on an image: decode it once, ask the models of the steps, and collect what they answer."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ class CascadeAnswer(NamedTuple):
         """Return the answer of a step; raise its error if it has one."""
         answer = self.steps[name]
         if answer.error is not None:
-            raise answer.error
+            raise copy.copy(answer.error)  # the traceback of the raised one refers to the frames that have the answer
         return answer
 
 
@@ -97,7 +98,7 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     answers = {name: task.result() for name, task in run.tasks.items()}
     first = [answers[name] for name, step in cascade.steps.items() if step.of is None]
     if first[0].error is not None and all(answer.error is not None for answer in first):
-        raise first[0].error
+        raise copy.copy(first[0].error)
     call.timing.lap("infer")
     return CascadeAnswer(width, height, answers, run.truncated)
 
@@ -124,7 +125,7 @@ class _Run:
             return failed[0]
         began = perf_counter()
         try:
-            return await self._ask(step, *needed)
+            return await self._ask(step, self._call._replace(request_id=f"{self._call.request_id}-{name}"), *needed)
         except GatewayError as error:
             failure = error
         except Exception:
@@ -135,8 +136,10 @@ class _Run:
         LOG.warning("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
         return StepAnswer(error=_without_frames(failure))
 
-    async def _ask(self, step: Step, found: StepAnswer | None = None, turning: StepAnswer | None = None) -> StepAnswer:
-        pipeline, call = self._pipeline, self._call
+    async def _ask(
+        self, step: Step, call: CallContext, found: StepAnswer | None = None, turning: StepAnswer | None = None
+    ) -> StepAnswer:
+        pipeline = self._pipeline
         name, version = split_reference(step.model)
         spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
         question = _to_question(step, spec, name, int(version) if version else None)
@@ -150,7 +153,7 @@ class _Run:
         parts = self._crop(step, spec, found)
         for index in parts.keys() & _upside_down(turning):
             parts[index] = parts[index]._replace(half_turn=True)
-        return StepAnswer(await self._ask_about_each(list(parts.values()), spec, question), list(parts))
+        return StepAnswer(await self._ask_about_each(list(parts.values()), spec, question, call), list(parts))
 
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
         """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
@@ -168,25 +171,28 @@ class _Run:
             chosen[index] = part
         return dict(sorted(chosen.items()))
 
-    async def _ask_about_each(self, parts: list[Patch], spec: ModelSpec, question: Question[Any]) -> list[StepResult]:
+    async def _ask_about_each(
+        self, parts: list[Patch], spec: ModelSpec, question: Question[Any], call: CallContext
+    ) -> list[StepResult]:
         """Ask about parts of the image, so many at a time that they fill batches, and leave half of the places to others."""
         results: list[Any] = [None] * len(parts)
         left = iter(enumerate(parts))
 
         async def ask() -> None:
             for index, part in left:
-                own = self._call._replace(is_later_step=True, timing=Timing())
+                own = call._replace(is_later_step=True, timing=Timing())
                 results[index] = place(await self._pipeline.run(part, question, own), part)
 
-        queue = self._pipeline.admission.queues.get(spec.name)
-        places = int(queue.limit) // 2 if queue else 1
-        at_once = max(1, min(len(parts), places, 2 * self._pipeline.tritons.parallel_images(spec), _MAX_AT_ONCE))
+        parallel = self._pipeline.tritons.parallel_images(spec)
+        places = self._pipeline.admission.limit(spec.name, parallel) // 2
+        at_once = max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE))
+        tasks = [asyncio.create_task(ask()) for _ in range(at_once)]
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
-                    group.create_task(ask())
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            await asyncio.gather(*tasks)  # a task group's error would refer to itself, and so keep the image
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return results
 
 
