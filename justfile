@@ -212,6 +212,7 @@ lock: && _lock-clients
     {{ compile }} -o requirements/build.txt requirements/build.in
     {{ compile }} -o requirements/reference.txt requirements/reference.in
     {{ compile }} -o requirements/locust.txt requirements/locust.in
+    {{ compile }} -o requirements/rapidocr.txt requirements/rapidocr.in
     {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
@@ -221,4 +222,4 @@ _lock-clients *args:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0
+    rm -rf .venv .uv .python .triton .reference .locust .rapidocr .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0

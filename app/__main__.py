@@ -24,6 +24,7 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
+from app.cascade import catalog
 from app.embedded import detect
 from app.embedded.install import install
 from app.embedded.supervisor import ignore_signals, supervise
@@ -101,12 +102,12 @@ def make_parser() -> argparse.ArgumentParser:
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
         ("pull", _pull, "download a model and add it to the model repository"),
-        ("add", _add, "add a network of your own, exported to ONNX, as a model or its next version"),
-        ("models", _models, "list the models that were pulled or added"),
+        ("add", _add, "add a network of your own, exported to ONNX, as a model or its next version; or a cascade of models"),
+        ("models", _models, "list the models that were pulled or added, and the cascades"),
         ("use", _use, "make a version, such as doors:1, the default version of a model"),
         ("load", _load, "let the running Triton load a model of the repository, or its changes"),
         ("unload", partial(_load, loads=False), "let the running Triton unload a model, until it starts again"),
-        ("remove", _remove, "remove a model, or a version of it"),
+        ("remove", _remove, "remove a model, or a version of it, or a cascade"),
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
         ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
@@ -203,18 +204,27 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo.pull import pull  # noqa: PLC0415 - it loads numpy and OpenCV
 
     os.nice(_ADD_NICENESS)
-    name, repository = options.name or settings.model, Repository(Path(settings.model_repository))
+    wanted, repository = options.name or settings.model, Repository(Path(settings.model_repository))
     changes = {option: value for option in Evaluation.__struct_fields__ if (value := getattr(options, option)) is not None}
-    entry = _entry(settings, name).vary(changes)
+    entries = {name: entry.vary(changes) for name, entry in _entries(settings, wanted).items()}
+    if options.sha256 and len(entries) > 1:
+        raise CommandError(f"--sha256 is for one model; {wanted} is {', '.join(entries)}")
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
-    later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
-    say(f"POST /predict/{name} uses it {later}".rstrip())
+    for name, entry in entries.items():
+        later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
+        say(f"POST /predict/{name} uses it {later}".rstrip())
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+    from app.zoo import cascades  # noqa: PLC0415 - it loads numpy
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
 
+    if options.source.endswith(".toml"):
+        folder = options.out or Path(settings.model_repository)
+        settings = msgspec.structs.replace(settings, model_repository=str(folder))
+        cascades.add(Path(options.source), options.name, Repository(folder), partial(control.read_spec, settings))
+        return
     os.nice(_ADD_NICENESS)
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
@@ -245,6 +255,8 @@ def _models(settings: Settings, _: argparse.Namespace) -> None:
         versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
         more = usage.get(name, "")
         print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{more}")
+    for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
+        print(f"{name}: cascade, {cascade.description}")
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:
@@ -279,9 +291,13 @@ def _require_not_default(settings: Settings, name: str) -> None:
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
+    from app.zoo import cascades  # noqa: PLC0415 - it loads numpy
 
     control.find_obstacle(settings)
     repository, (name, version) = Repository(Path(settings.model_repository)), split_reference(options.reference)
+    if cascades.put(options.reference, None, repository):
+        say(f"{name} is removed")
+        return
     with repository.writing():
         found = repository.load(name)
         is_last = not version or (found is not None and [*found.versions] == [version])
@@ -348,7 +364,7 @@ def _prepare(settings: Settings) -> None:
     except OSError as error:
         raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
     if not is_pulled:
-        _entry(settings, settings.model)  # says what is wrong before the installation
+        _entries(settings, settings.model)  # says what is wrong before the installation
     try:
         Repository(repository).write_configs()
     except CommandError as error:
@@ -365,11 +381,8 @@ def _pull_apart(settings: Settings) -> None:
         raise CommandError(f"{settings.model} was not pulled")
 
 
-def _entry(settings: Settings, name: str) -> registry.PublishedModel:
-    known = registry.load(registry.path_for(Path(settings.model_repository)))
-    if name not in known:
-        raise CommandError(f"pull does not know {name}; it knows {', '.join(known)}")
-    return known[name]
+def _entries(settings: Settings, name: str) -> dict[str, registry.PublishedModel]:
+    return registry.select(registry.load(registry.path_for(Path(settings.model_repository))), name)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from bench.experiments import (
     server_options,
     shadow,
     stages,
+    text,
     tune,
     versus,
 )
@@ -57,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         scale,
         server_options,
         profile,
+        text,
         tune,
     ):
         experiment.add_to(commands)

@@ -10,6 +10,8 @@ from litestar.di import NamedDependency, Provide
 from app.api.caller.client_address import Proxies
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
+from app.cascade.catalog import FILE as CASCADES
+from app.cascade.catalog import Catalog
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
@@ -70,6 +72,7 @@ class WorkerResources:
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
+        self.catalog = Catalog(deployment.model_repository / CASCADES)
         self.keys = keys
         """The API keys that callers need; None if the API is open."""
 

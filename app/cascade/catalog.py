@@ -4,45 +4,80 @@ import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from app.cascade.definition import Cascade
+from app.cascade.definition import Cascade, Step
+from app.host.program import CommandError
 from app.resilience import last_valid
 
 FILE = "cascades.toml"
 """Name of the file in the model repository."""
 
 
-class CascadesError(Exception):
-    """The file is invalid; the message says why."""
+class CascadesError(CommandError):
+    """A file of cascades is invalid; the message says why."""
 
 
 def load(path: Path) -> dict[str, Cascade]:
+    """Read cascades by name from a file, none if it does not exist, or recall the last valid content on this host.
+
+    Raises:
+        CascadesError: It is invalid, and always was.
+    """
+    return last_valid.load("cascades", str(path), partial(read, path), dict[str, Cascade], CascadesError)
+
+
+def read(path: Path) -> dict[str, Cascade]:
     """Read cascades by name from a file; none if it does not exist.
 
     Raises:
         CascadesError: It is invalid.
     """
+    tables = _read(path) if path.exists() else {}
+    return {name: _convert(table, path, name) for name, table in tables.items()}
+
+
+def read_one(path: Path) -> Cascade:
+    """Read a file with one cascade, whose tables are `[steps.NAME]`; raise CascadesError if it is missing or invalid."""
+    return _convert(_read(path), path)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        read = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, Cascade])
-        return {name: msgspec.structs.replace(cascade, name=name) for name, cascade in read.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise CascadesError(f"{path}: {error}") from error
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CascadesError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-BUILT_IN: Mapping[str, Cascade] = load(Path(__file__).with_name("built_in.toml"))
+def _convert(table: Any, path: Path, *name: str) -> Cascade:  # noqa: ANN401 - anything that TOML can express
+    """Convert the table of a cascade, which has this name in the file, or is the whole file; an error names the step."""
+    steps, where = table.get("steps") if isinstance(table, dict) else None, name
+    try:
+        for step, content in steps.items() if isinstance(steps, dict) else ():
+            where = (*name, "steps", step)
+            msgspec.convert(content, Step)
+        where = name
+        return msgspec.structs.replace(msgspec.convert(table, Cascade), name="".join(name))
+    except msgspec.ValidationError as error:
+        named = f"[{'.'.join(where)}] " if where else ""
+        raise CascadesError(f"{path}: {named}{error}") from None
+
+
+BUILT_IN: Mapping[str, Cascade] = read(Path(__file__).with_name("built_in.toml"))
 
 
 class Catalog:
     """Cascades by name; the file is read again when it changes, and its last valid content stays in use."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if it exists; raises CascadesError if it is invalid."""
-        read = partial(last_valid.load, "cascades", str(path), partial(load, path), dict[str, Cascade], CascadesError)
-        self._file: last_valid.WatchedFile[Cascade] = last_valid.WatchedFile("cascades", path, read)
+        """Read the file, if it exists; errors are those of `load`."""
+        self._file: last_valid.WatchedFile[Cascade] = last_valid.WatchedFile("cascades", path, partial(load, path))
+
+    def own(self, name: str) -> Cascade | None:
+        """Return the cascade that `/predict/{name}` runs: one of the file that replaces none of the program, which has routes."""
+        return None if name in BUILT_IN else self._file.tables.get(name)
 
     def get(self, name: str) -> Cascade | None:
         """Return the cascade of this name; None if there is none."""

@@ -28,6 +28,12 @@ class Objects(NamedTuple):
     points: NDArray[np.float32] | None
     """(n, points, 2): corners or landmarks, as the later step needs them; None for boxes."""
 
+    @property
+    def sizes(self) -> NDArray[np.float32]:
+        """(n,) areas of the boxes."""
+        sizes: NDArray[np.float32] = (self.boxes[:, 2:] - self.boxes[:, :2]).prod(axis=1)
+        return sizes
+
 
 def find_objects(results: Sequence[StepResult], step: Step, spec: ModelSpec) -> Objects:
     """Return the objects in what a step has answered, for a later step and its model.

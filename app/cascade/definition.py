@@ -11,7 +11,7 @@ _Name = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
-class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A model, and what it is asked about. Its task is that of the model."""
 
     model: str
@@ -27,7 +27,9 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     classes: tuple[str, ...] = ()
     """Names of the classes of the objects that are cropped; all if empty."""
     max_crops: Annotated[int, Meta(ge=1, le=MAX_CROPS)] = MAX_CROPS
-    """Maximum number of crops; those of the objects with the highest scores."""
+    """Maximum number of crops."""
+    order: Literal["score", "size"] = "score"
+    """Which objects are cropped if there are more: those with the highest scores, or those with the largest boxes."""
     turned_by: str | None = None
     """A step of the same objects that classifies them as `0` or `180`: those that are certainly `180` are turned."""
     confidence: _Fraction | None = None
@@ -36,7 +38,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Maximum number of classes of a classifier."""
 
 
-class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Steps by name. Those that do not need each other run side by side."""
 
     title: str = ""
@@ -59,6 +61,11 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def model(self) -> str:
         """Reference of the model of the first step."""
         return next(iter(self.steps.values())).model
+
+    @property
+    def description(self) -> str:
+        """Each step, its model and what it is about."""
+        return ", ".join(f"{name} ({step.model}{f' of {step.of}' if step.of else ''})" for name, step in self.steps.items())
 
     def without(self, *names: str) -> "Cascade":
         """Return the cascade without these steps and those that need them; at least one must remain."""

@@ -1,8 +1,8 @@
 """Run a cascade on an image: decode it once, ask the models of the steps, and collect what they answer."""
 
 import asyncio
-import copy
 from collections.abc import Sequence
+from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ class CascadeAnswer(NamedTuple):
         """Return the answer of a step; raise its error if it has one."""
         answer = self.steps[name]
         if answer.error is not None:
-            raise copy.copy(answer.error)  # the traceback of the raised one refers to the frames that have the answer
+            raise copy(answer.error)  # the traceback of what is raised refers to frames that refer to this answer
         return answer
 
 
@@ -98,7 +98,7 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     answers = {name: task.result() for name, task in run.tasks.items()}
     first = [answers[name] for name, step in cascade.steps.items() if step.of is None]
     if first[0].error is not None and all(answer.error is not None for answer in first):
-        raise copy.copy(first[0].error)
+        raise copy(first[0].error)
     call.timing.lap("infer")
     return CascadeAnswer(width, height, answers, run.truncated)
 
@@ -121,8 +121,9 @@ class _Run:
         """Run a step as soon as those that it needs have ended."""
         step = self._cascade.steps[name]
         needed = [await self.tasks[other] for other in (step.of, step.turned_by) if other is not None]
-        if failed := [answer for answer in needed if answer.error is not None]:
-            return failed[0]
+        for answer in needed:
+            if answer.error is not None:
+                return answer
         began = perf_counter()
         try:
             return await self._ask(step, self._call._replace(request_id=f"{self._call.request_id}-{name}"), *needed)
@@ -153,12 +154,12 @@ class _Run:
         parts = self._crop(step, spec, found)
         for index in parts.keys() & _upside_down(turning):
             parts[index] = parts[index]._replace(half_turn=True)
-        return StepAnswer(await self._ask_about_each(list(parts.values()), spec, question, call), list(parts))
+        return StepAnswer(await ask_about_each(pipeline, list(parts.values()), spec, question, call), list(parts))
 
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
         """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
         objects = find_objects(found.results, step, spec)
-        best = np.argsort(-objects.scores, kind="stable")
+        best = np.argsort(-(objects.scores if step.order == "score" else objects.sizes), kind="stable")
         chosen: dict[int, Patch] = {}
         for index in best[objects.is_wanted[best]].tolist():
             if (part := crop(self._decoded, objects, index, step)) is None:
@@ -171,29 +172,32 @@ class _Run:
             chosen[index] = part
         return dict(sorted(chosen.items()))
 
-    async def _ask_about_each(
-        self, parts: list[Patch], spec: ModelSpec, question: Question[Any], call: CallContext
-    ) -> list[StepResult]:
-        """Ask about parts of the image, so many at a time that they fill batches, and leave half of the places to others."""
-        results: list[Any] = [None] * len(parts)
-        left = iter(enumerate(parts))
 
-        async def ask() -> None:
-            for index, part in left:
-                own = call._replace(is_later_step=True, timing=Timing())
-                results[index] = place(await self._pipeline.run(part, question, own), part)
+async def ask_about_each(
+    pipeline: Pipeline, parts: Sequence[Patch], spec: ModelSpec, question: Question[Any], call: CallContext
+) -> list[StepResult]:
+    """Ask about parts of an image, so many at a time that they fill batches, and leave half of the places to others.
 
-        parallel = self._pipeline.tritons.parallel_images(spec)
-        places = self._pipeline.admission.limit(spec.name, parallel) // 2
-        at_once = max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE))
-        tasks = [asyncio.create_task(ask()) for _ in range(at_once)]
-        try:
-            await asyncio.gather(*tasks)  # a task group's error would refer to itself, and so keep the image
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return results
+    Errors are those of `Pipeline.run`; coordinates are in pixels of the whole image.
+    """
+    results: list[Any] = [None] * len(parts)
+    left = iter(enumerate(parts))
+
+    async def ask() -> None:
+        for index, part in left:
+            own = call._replace(is_later_step=True, timing=Timing())
+            results[index] = place(await pipeline.run(part, question, own), part)
+
+    parallel = pipeline.tritons.parallel_images(spec)
+    places = pipeline.admission.limit(spec.name, parallel) // 2
+    tasks = [asyncio.create_task(ask()) for _ in range(max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE)))]
+    try:
+        await asyncio.gather(*tasks)  # a task group's error would refer to itself, and so keep the image
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return results
 
 
 def _to_question(step: Step, spec: ModelSpec, name: str, version: int | None) -> Question[Any]:

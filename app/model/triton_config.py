@@ -10,7 +10,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
                 is the input's, and the width the first of `widths` into which the image fits
     widths      pixels, comma separated, ascending   line: the widths of the input (160,320,640,1280)
     landmarks   x, y, x, y, ... as fractions of the input, comma separated: where the keypoints of an object have to lie (none)
-    match_distance  above 0         embedding: distance of two vectors up to which they are of the same object (none)
+    match_distance  above 0         embedding: distance of two vectors of length 1 up to which they are of the same object (none)
     placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
     enlarge     true | false        letterbox: enlarge small images to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)
@@ -47,6 +47,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
 """
 
 import ast
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -178,7 +179,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
-            return tuple(labels)
+            return labels
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
             return tuple(map(str, names))
@@ -231,12 +232,14 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         return value if isinstance(value, dict) else {}
 
 
-def _split(names: str, parameter: str) -> list[str]:
+# The configs of all models are read again every few seconds, and one that reads text has 18,000 names.
+@lru_cache(64)
+def _split(names: str, parameter: str) -> tuple[str, ...]:
     """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
-        return [name.strip() for name in names.split(",")] if names else []
+        return tuple(name.strip() for name in names.split(",")) if names else ()
     try:
-        return msgspec.json.decode(names, type=list[str])
+        return msgspec.json.decode(names, type=tuple[str, ...])
     except msgspec.DecodeError as error:
         raise ValueError(f"{parameter} begin with [, but are not a JSON array of texts: {error}") from error
 

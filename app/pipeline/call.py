@@ -351,12 +351,12 @@ def _read_classifications(options: ClassifyOptions, decoded: Decoded, _: Deadlin
     return Classifications(*best, decoded.transform.image_width, decoded.transform.image_height, decoded.spec, decoded.version)
 
 
-def _read_regions(options: TextDetectOptions, decoded: Decoded, _: Deadline) -> TextRegions:
+def _read_regions(options: TextDetectOptions, decoded: Decoded, deadline: Deadline) -> TextRegions:
     from app.text.regions import find_regions  # noqa: PLC0415 - OpenCV, without which `doctor` must start
 
     assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a text detector
     transform = decoded.transform
-    corners, scores = find_regions(decoded.found, transform, options.confidence)
+    corners, scores = find_regions(decoded.found, transform, options.confidence, deadline)
     return TextRegions(corners, scores, transform.image_width, transform.image_height, decoded.spec, decoded.version)
 
 

@@ -1,4 +1,4 @@
-"""Run a model on an input tensor that a caller has prepared; its images are admitted, batched and retried as others are."""
+"""Run a model on an input tensor that a caller has prepared, or a text; both are admitted, batched and retried as images are."""
 
 import asyncio
 import math
@@ -8,12 +8,15 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import MalformedRequest
+from app.embedding.outputs import decode_vector, to_unit
+from app.errors import MalformedRequest, UnsupportedModel
+from app.model.heads import EmbeddingHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Embedding
 from app.telemetry.timing import Timing
-from app.triton.messages import InferResult
+from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
 from app.triton.status import ModelReplaced
 
 Declared = tuple[str, str, tuple[int, ...]]
@@ -40,6 +43,32 @@ async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
             count = _count_images(spec, declared)
             elements = await read(np.dtype(spec.dtype), count * math.prod(spec.image_shape))
             return spec, await _run_images(pipeline, spec, elements.reshape(count, *spec.image_shape), own_call)
+
+    with suppress(ModelReplaced):
+        return await attempt()
+    return await attempt()
+
+
+async def run_text(pipeline: Pipeline, model: str, version: int | None, text: bytes, call: CallContext) -> Embedding:
+    """Ask a model whose input is one text, of type BYTES and in UTF-8, for the vector that describes it.
+
+    Raises:
+        UnsupportedModel: The model takes no text.
+        GatewayError: As `Pipeline.run` says.
+    """
+
+    async def attempt() -> Embedding:
+        reference, own_call = pipeline.choose(model, version, call)
+        pipeline.check_circuit(reference)
+        with pipeline.using(reference):
+            spec = await pipeline.prepare(reference, call.deadline, call.caller)
+            spec.expect_head(EmbeddingHead)
+            if spec.dtype is not None:
+                raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
+            tensor = np.empty(bytes_element_size(text), np.uint8)
+            write_bytes_element(text, tensor)
+            result = await pipeline.run_tensor(tensor, spec, own_call)
+        return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
 
     with suppress(ModelReplaced):
         return await attempt()

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.triton.client import MODEL_INFER, OPTIONS
+from app.triton.credentials import Credentials
 from app.triton.messages import infer_request
 from app.triton.status import NoReply, from_query_error
 
@@ -22,9 +24,10 @@ _QUERY_SECONDS = 5.0
 class BlockingClient:
     """Calls one Triton, whose process may be replaced by another one meanwhile. It may be used in any thread."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         """Prepare a connection to an address in gRPC's form, such as `unix:/path`; it is made by the first call."""
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        tls = credentials and grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
+        self._channel = grpc.secure_channel(address, tls, OPTIONS) if tls else grpc.insecure_channel(address, OPTIONS)
         self._stub = GRPCInferenceServiceStub(self._channel)
         self._left: list[grpc.Future] = []
         """Inferences that were not answered in time. Without a reference, gRPC would cancel them, which may crash Triton."""
@@ -38,14 +41,15 @@ class BlockingClient:
         return bool(self.ask("ModelReady", name=model).ready)
 
     def read_spec(self, model: str) -> ModelSpec:
-        """Return the spec of a model, without a version.
+        """Return the spec of a model, by reference; of a name alone, without a version.
 
         Raises:
             UnsupportedModel: The gateway does not support the model.
             GatewayError: Triton does not answer, or does not have the model.
         """
-        config = self.ask("ModelConfig", name=model).config
-        return from_triton_config(MessageToDict(config, preserving_proto_field_name=True), "")
+        name, version = split_reference(model)
+        config = self.ask("ModelConfig", name=name, version=version).config
+        return from_triton_config(MessageToDict(config, preserving_proto_field_name=True), version)
 
     def read_speeds(self) -> dict[str, float]:
         """Return the mean time of a batch in each model that has run, in milliseconds.

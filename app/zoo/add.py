@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from app.cascade import catalog
 from app.host.program import CommandError, NotPossible, first_line
 from app.model.reference import refer_to
 from app.model.spec import ModelSpec, from_triton_config
@@ -24,7 +25,7 @@ from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import open_session, run
-from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe
+from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
@@ -42,7 +43,10 @@ _HEAVY_BATCH = 8
 # Enough images to find a network that cannot run a batch.
 _BATCH = 4
 # What all versions of a model have in common, because they share its config.
-_SHARED = ("task", "size", "resize", "placement", "crop", "interpolation", "iou", "prototypes", "keypoints", "keypoint_names")
+_SHARED = (
+    *("task", "size", "resize", "placement", "crop", "interpolation", "pad", "widths"),
+    *("iou", "prototypes", "keypoints", "keypoint_names", "dimensions", "landmarks", "match_distance"),
+)
 _SHOWN_LABELS = 8
 _MAX_LABELS, _MAX_TEXT = 20_000, 256
 
@@ -107,6 +111,8 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
     load = partial(repository.load, name, is_published=request.published is not None)
     load()  # says what is wrong with the name before a download
+    if name in catalog.read(repository.path / catalog.FILE):
+        raise CommandError(f"{name} is a cascade; choose another --name, or first: nereid remove {name}")
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with _interruptible():
             file = _find(request, scratch)
@@ -277,13 +283,19 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
     entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
-    if not all(labels) or len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT:
+    # Before its characters, a recogniser of text has the blank.
+    if not all(labels[1:] if isinstance(recognized.recipe, TextRecognitionRecipe) else labels) or (
+        len(labels) > _MAX_LABELS or max(map(len, (*labels, licence))) > _MAX_TEXT
+    ):
         limit = f"{_MAX_LABELS} classes, with names of 1 to {_MAX_TEXT} characters, and a licence as long"
         raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
         is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)
+        ways = {"production": Serving(max_batch=_HEAVY_BATCH)} if is_heavy else {}
+        if entry:
+            ways |= {way: found for way in ("embedded", "production") if (found := getattr(entry, way))}
         return Description(
-            **({"production": Serving(max_batch=_HEAVY_BATCH)} if is_heavy else {}),
+            **ways,
             labels=labels,
             licence=licence or "unknown",
             source=source,
@@ -356,16 +368,19 @@ def _check(
 
 def _summary(reference: str, new: Description, report: check.Report, *, is_single: bool) -> str:
     recipe = new.recipe
-    more = ", ..." if len(new.labels) > _SHOWN_LABELS else ""
-    labels, (width, height) = ", ".join(new.labels[:_SHOWN_LABELS]) + more, recipe.size
+    shown, (width, height) = [label for label in new.labels if label.strip()], recipe.size
+    more = ", ..." if len(shown) > _SHOWN_LABELS else ""
+    classes = f"{len(new.labels)} classes ({', '.join(shown[:_SHOWN_LABELS])}{more})"
+    if not new.labels:
+        classes = ", ".join(f"{kind} {name} {[*shape]}" for name, (kind, shape) in recipe.outputs.items())
     pixels = f"{recipe.channels} / {recipe.scale:g}{' with mean and std' if any(recipe.mean) else ''}"
     alone = ", one image at a time (export with dynamic=True for batches)" if is_single else ""
     return (
-        f"{reference}: {recipe.task}, {len(new.labels)} classes ({labels}), {width} x {height}, {pixels}, "
+        f"{reference}: {recipe.task}, {classes}, {width} x {height}, {pixels}, "
         f"{report.milliseconds:.0f} ms here, licence {new.licence}{alone}"
     )
 
 
 def _printable(text: str) -> str:
-    """Return a text without characters that a terminal or a config may not bear."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    """Return a text without characters that a terminal or a config may not bear; Chinese texts have a space of their own."""
+    return "".join(character if character.isprintable() or character == "\u3000" else "?" for character in text)

@@ -15,12 +15,22 @@ from app.detection.nms import Candidates
 from app.errors import GatewayError
 from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
-from app.imaging.fit import fit_for
+from app.imaging.fit import canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header
 from app.model.spec import ModelSpec
 from app.obb import boxes as obb
 from app.zoo.inference import run
-from app.zoo.recipe import FRACTIONS, PIXELS, DetectionRecipe, ObbRecipe, Recipe
+from app.zoo.recipe import (
+    FRACTIONS,
+    PIXELS,
+    ClassificationRecipe,
+    DetectionRecipe,
+    EmbeddingRecipe,
+    NamedRecipe,
+    ObbRecipe,
+    Recipe,
+    TextDetectionRecipe,
+)
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -43,7 +53,9 @@ _BATCH_TOLERANCES = {
     **dict.fromkeys(("det_scores", "probabilities"), _SCORE_TOLERANCE),
     **dict.fromkeys(("det_masks", "det_angles", "prototypes"), _FEATURE_TOLERANCE),
     "num_dets": 0.5,
-    **dict.fromkeys(("det_boxes", "det_keypoints"), 1.0),
+    **dict.fromkeys(("det_boxes", "det_keypoints", "text_map"), 1.0),
+    "scores": _SCORE_TOLERANCE,
+    "embedding": 1e-2,
 }
 _MAX_SCORE = 1.001
 _LIMITS = PixelLimits(50_000_000, 50_000_000)
@@ -96,7 +108,7 @@ def draw_samples(folder: Path, spec: ModelSpec) -> list[Canvas]:
             header = read_header(path.read_bytes(), _LIMITS, lambda _: None)
             fit = fit_for(spec)
             transform = fit.fit(header.width, header.height)
-            canvas = np.empty((*spec.input_size[::-1], 3), np.uint8)
+            canvas = np.empty((*canvas_size(fit, transform)[::-1], 3), np.uint8)
             fit.draw(decode(header, transform.min_decode_size, transform.area(canvas)), transform, canvas)
         except (GatewayError, OSError):  # not an image, or a damaged one
             continue
@@ -116,7 +128,12 @@ def check(
         start = perf_counter()
         found = run(model, {"image": canvas[None]})
         seconds.append(perf_counter() - start)
-        if not isinstance(recipe, DetectionRecipe):
+        if isinstance(recipe, NamedRecipe):
+            (own_values,) = outputs.values()
+            rates.append(_agree(found, own_values[0], recipe))
+            is_plausible &= bool(np.isfinite(own_values).all()) if isinstance(recipe, EmbeddingRecipe) else _is_share(own_values)
+            continue
+        if isinstance(recipe, ClassificationRecipe):
             (own_scores,) = outputs.values()
             expected_scores = own_scores[0] if recipe.head == "probabilities" else softmax(own_scores[0])
             rates.append(float(np.allclose(found["probabilities"][0], expected_scores, rtol=0.01, atol=1e-4)))
@@ -133,6 +150,18 @@ def check(
         boxes += len(seen)
         has_fractions &= not len(seen) or float(np.abs(seen).max()) <= 2  # noqa: PLR2004 - pixels of a detector's input are more
     return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds), is_plausible, last_class + 1)
+
+
+def _agree(found: Tensors, own: NDArray[Any], recipe: NamedRecipe) -> float:
+    """Return the share of a model's values for one image that are those of the network's output, 0 to 1."""
+    if isinstance(recipe, EmbeddingRecipe):
+        same = np.isclose(found["embedding"][0], own, 0.01, 1e-3 * np.abs(own).max())
+    elif isinstance(recipe, TextDetectionRecipe):
+        same = np.abs(found["text_map"][0] - 255.0 * own[0]) <= 1
+    else:
+        chosen = np.take_along_axis(own, found["classes"][0][:, None], 1)[:, 0]
+        same = np.isclose(found["scores"][0], own.max(1), 0, _SCORE_TOLERANCE) & (chosen >= own.max(1) - _SCORE_TOLERANCE)
+    return float(same.mean())
 
 
 def compare(one: "InferenceSession", other: "InferenceSession", canvases: Sequence[Canvas]) -> tuple[int, int]:

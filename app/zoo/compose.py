@@ -4,26 +4,33 @@ Graphs of standard operators before and after the network convert RGB bytes to i
 task. The batch dimension is dynamic, if the network's can be made so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
-from app.zoo import efficientnet, heads
+from app.zoo import centerface, dlib_resnet, efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
-from app.zoo.recipe import SIZES, TENSORS, Recipe, SegmentationRecipe
-from app.zoo.torch_weights import read_weights
+from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
+
+_ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
+    "efficientnet_lite0": efficientnet.load,
+    "efficientnet_lite0_features": partial(efficientnet.load, has_classes=False),
+    "centerface": centerface.load,
+    "dlib_resnet": dlib_resnet.load,
+}
 
 
-def load_network(file: Path, architecture: str | None) -> onnx.ModelProto:
-    """Read a network, or build EfficientNet-Lite0 if the file contains only the weights of an architecture.
+def load_network(file: Path, architecture: Architecture | None) -> onnx.ModelProto:
+    """Read a network, or build that of an architecture from the file of its weights.
 
     Raises:
         ValueError: The weights cannot be read, or do not match the architecture.
     """
-    return onnx.load(file) if architecture is None else efficientnet.build_lite0(read_weights(file))
+    return onnx.load(file) if architecture is None else _ARCHITECTURES[architecture](file)
 
 
 def compose_model(
@@ -82,7 +89,7 @@ def _join(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
 
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     """Return the graph from bytes to the network's inputs in FP32; steps without effect are omitted."""
-    width, height = recipe.size
+    height, width = (side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True))
     swap = recipe.channels == "BGR"
     reorder = """
     blue_first = Constant <value_ints = [2, 1, 0]> ()
@@ -95,7 +102,7 @@ def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     images = Shape <start = 0, end = 1> (image)
     two = Constant <value_ints = [2]> ()
     shape = Concat <axis = 0> (images, two)
-    size = Constant <value_ints = [{width}, {height}]> ()
+    size = Constant <value_ints = {[*recipe.size]}> ()
     sizes = Expand (size, shape)"""
     has_sizes = recipe.head == "dfine"
     return parse(f"""
@@ -165,9 +172,10 @@ def _check(network: onnx.ModelProto, recipe: Recipe) -> None:
     inputs.sort(key=lambda value: value.name == SIZES)
     outputs.sort(key=lambda value: names.index(value.name) if names else len(dims(value)))
     image, planes = inputs[0].type.tensor_type, dims(inputs[0])
-    expected = (3, *recipe.size[::-1])
+    expected = (3, *recipe.input_shape)
     is_float = image.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
     if not is_float or len(planes) != 4 or any(size not in (0, due) for size, due in zip(planes[1:], expected, strict=True)):  # noqa: PLR2004
         raise ValueError(f"the input {planes} is not FP32 or FP16 (batch, {', '.join(map(str, expected))})")
     for dim, size in zip(image.shape.dim[1:], expected, strict=True):
-        dim.dim_value = size
+        if size > 0:
+            dim.dim_value = size

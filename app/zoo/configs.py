@@ -9,7 +9,7 @@ from app.host.program import CommandError
 from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
-from app.zoo.recipe import DetectionRecipe, PoseRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, PoseRecipe
 
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
@@ -51,7 +51,8 @@ _WARM_UP = """model_warmup [ {{
   inputs {{ key: "{key}" value {{ data_type: {tensor} zero_data: true }} }}
 }} ]
 """
-# TensorRT takes minutes to build an engine. An engine contains code that Triton runs, so nobody else may write to the cache.
+# TensorRT takes minutes to build an engine, and builds one again for each size that it has not seen: not for inputs whose size
+# follows the image's. An engine contains code that Triton runs, so nobody else may write to the cache.
 _TENSORRT = """optimization {
   execution_accelerators {
     gpu_execution_accelerator {
@@ -99,10 +100,13 @@ def outdated(folder: Path, name: str, description: Description) -> dict[Path, st
 def _config(name: str, description: Description, serving: Serving, *, is_embedded: bool) -> str:
     recipe, pixel_model = description.recipe, description.pixel_model
     is_ensemble, (width, height) = bool(pixel_model) and not is_embedded, recipe.size
-    key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]")
-    outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
+    key, tensor = ("file", "TYPE_STRING dims: [ 1 ]") if pixel_model else ("image", _pixels(*recipe.input_shape))
+    blank = tensor if pixel_model else _pixels(height, width)
+    outputs = {output: f"TYPE_{kind} dims: {[*dims]}" for output, (kind, dims) in recipe.outputs.items()}
     if isinstance(recipe, DetectionRecipe):
-        outputs = _DETECTIONS | {output: f"TYPE_{kind} dims: {[*dims]}" for output, (kind, dims) in recipe.outputs.items()}
+        outputs = _DETECTIONS | outputs
+    elif isinstance(recipe, ClassificationRecipe):
+        outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
     outputs |= {DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {}
     text = _TENSORS.format(generated=GENERATED, name=_quote(name), max_batch=serving.max_batch, key=key, tensor=tensor)
     text += "".join(f'output {{ name: "{output}" data_type: {kind} }}\n' for output, kind in outputs.items())
@@ -111,22 +115,26 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         text += _ENSEMBLE.format(width=width, pixel_model=pixel_model, drawn=drawn, found=found)
     else:
         text += _INSTANCES.format(serving=serving, kind="KIND_CPU" if is_embedded else "KIND_GPU")
-        text += "" if is_embedded else _TENSORRT
+        text += "" if is_embedded or -1 in recipe.input_shape else _TENSORRT
         # TensorRT builds an engine for the smallest and the largest batch that it has seen.
         for images in [1] if is_embedded else sorted({1, serving.max_batch}):
-            text += _WARM_UP.format(images=images, key=key, tensor=tensor)
+            text += _WARM_UP.format(images=images, key=key, tensor=blank)
     names = recipe.keypoint_names if isinstance(recipe, PoseRecipe) else ()
     parameters = {
-        "labels": json.dumps(description.labels, ensure_ascii=False),
-        "task": recipe.task if recipe.features else None,
+        "labels": json.dumps(description.labels, ensure_ascii=False) if description.labels else None,
+        "task": recipe.task if recipe.outputs else None,
         "keypoints": json.dumps(names, ensure_ascii=False) if names else None,
-        "square": width if pixel_model else None,
+        "square": width if pixel_model or recipe.resize == "text" else None,
         "resize": recipe.resize,
         "placement": recipe.placement,
         "crop": recipe.crop,
         "interpolation": recipe.interpolation,
+        "pad": recipe.pad,
+        "widths": _join(recipe.widths),
+        "landmarks": _join(recipe.landmarks) if isinstance(recipe, EmbeddingRecipe) else None,
+        "match_distance": recipe.match_distance if isinstance(recipe, EmbeddingRecipe) else None,
         "iou": recipe.iou if isinstance(recipe, DetectionRecipe) else None,
-        "scores": None if isinstance(recipe, DetectionRecipe) else "probabilities",
+        "scores": "probabilities" if isinstance(recipe, ClassificationRecipe) else None,
         "device": "gpu" if is_ensemble else None,
         "formats": "JPEG,PNG,WEBP,BMP" if is_ensemble else None,
         "default_version": description.default_version,
@@ -138,6 +146,15 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         if value not in {None, ""}:
             text += f'parameters {{ key: "{key}" value {{ string_value: {_quote(str(value))} }} }}\n'
     return text
+
+
+def _pixels(height: int, width: int) -> str:
+    """Return the type and shape of the canvas, without the batch."""
+    return f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]"
+
+
+def _join(values: Iterable[float]) -> str:
+    return ",".join(map(str, values))
 
 
 def _maps(inputs: Iterable[str], outputs: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from app.host import toml
 from app.host.program import CommandError
 from app.triton.repository import DESCRIPTION
-from app.zoo.recipe import Recipe
+from app.zoo.recipe import EmbeddingRecipe, Recipe, TextDetectionRecipe
 
 LABELS = "labels.txt"
 """Name of the file with class names, one per line, beside a network or a description."""
@@ -35,8 +35,9 @@ class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Description of a model."""
 
-    labels: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
-    """Class names in the order of their ids; if the file has none, those in `labels.txt` beside it, one per line."""
+    labels: tuple[str, ...] = ()
+    """Class names in the order of their ids; if the file has none, those in `labels.txt` beside it, one per line. A recogniser of
+    text has its characters, after the blank; what has no classes has none."""
     licence: str = "unknown"
     source: str = ""
     default_version: Annotated[int, Meta(ge=1)]
@@ -52,7 +53,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     production: Serving = Serving(max_batch=64)
 
     def __post_init__(self) -> None:
-        """Reject a default version that does not exist."""
+        """Reject a default version that does not exist, and classes without names."""
+        if not (self.labels or isinstance(self.recipe, TextDetectionRecipe | EmbeddingRecipe)):
+            raise ValueError("labels are missing")
         if str(self.default_version) not in self.versions:
             raise ValueError(f"default_version {self.default_version} is not among the versions {', '.join(self.versions)}")
 

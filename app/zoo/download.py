@@ -1,12 +1,15 @@
-"""Download a published network as a wheel or from a URL, or find it in a local file or mirror."""
+"""Download a published network as a package or from a URL, or find it in a local file or mirror."""
 
+import re
 from pathlib import Path
 
 import httpx
 
-from app.host.packages import download_wheel, extract_member, verify_sha256
+from app.host.packages import download_npm, download_wheel, extract_member, verify_sha256
 from app.host.program import CommandError
 from app.zoo.registry import PublishedModel
+
+_PACKAGES = {".whl", ".tgz"}
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
@@ -15,33 +18,47 @@ def download(entry: PublishedModel, folder: Path, *, source: Path | None = None,
     `source` is a file, or a folder that mirrors the sources; `sha256` is that of a custom network instead of the registry's.
 
     Raises:
-        CommandError: The source cannot be reached or read, the wheel is broken, or the SHA-256 does not match.
+        CommandError: The source cannot be reached or read, the package is broken, or the SHA-256 does not match.
     """
     network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
     verify_sha256(network, sha256 or entry.sha256)
+    for member, digest in entry.others.items():
+        verify_sha256(network.with_name(Path(member).name), digest)
     return network
 
 
 def _fetch(entry: PublishedModel, folder: Path) -> Path:
-    if entry.wheel and entry.member:
-        return extract_member(download_wheel(entry.wheel, folder), entry.member, folder / entry.file_name)
+    if entry.wheel:
+        return _extract(entry, download_wheel(entry.wheel, folder), folder)
+    if entry.npm:
+        return _extract(entry, download_npm(entry.npm, folder), folder)
     if entry.url:
         return fetch_url(entry.url, folder / entry.file_name)
-    raise CommandError("the registry names neither a wheel nor a URL")
+    raise CommandError("the registry names neither a package nor a URL")
 
 
 def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
-    """Find the network in a file, or in a folder that contains it or its wheel."""
+    """Find the network in a file, or in a folder that contains it or its package."""
     if source.is_dir():
-        prefix = (entry.wheel or "").replace("==", "-").replace("-", "_").lower() + "_"
-        wheels = [path for path in source.glob("*.whl") if entry.wheel and path.name.lower().replace("-", "_").startswith(prefix)]
-        file = source / entry.file_name
-        source = wheels[0] if wheels and not file.is_file() else file
+        package, file = _plain(entry.wheel or entry.npm or "/"), source / entry.file_name
+        packages = [path for path in source.iterdir() if path.suffix in _PACKAGES and _plain(path.stem).startswith(package)]
+        source = packages[0] if packages and not file.is_file() else file
     if not source.is_file():
         raise CommandError(f"there is no file {source}")
-    if source.suffix == ".whl" and entry.member:
-        return extract_member(source, entry.member, folder / entry.file_name)
-    return source
+    return _extract(entry, source, folder) if source.suffix in _PACKAGES else source
+
+
+def _plain(name: str) -> str:
+    """Return the name and version of a package as they begin both in a requirement and in the name of its file."""
+    return re.sub("[^a-z0-9.]+", "_", name.lower().strip("@")) + "_"
+
+
+def _extract(entry: PublishedModel, package: Path, folder: Path) -> Path:
+    """Copy the files of an entry from its package to a folder, and return that of the network."""
+    paths = {member: folder / Path(member).name for member in (entry.member or "", *entry.others)}
+    for member, path in paths.items():
+        extract_member(package, member, path)
+    return folder / entry.file_name
 
 
 def fetch_url(url: str, target: Path) -> Path:

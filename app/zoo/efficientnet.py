@@ -4,6 +4,7 @@ It consists of inverted residual blocks as in MobileNetV2: a pointwise convoluti
 pointwise convolution to fewer channels. Unlike EfficientNet-B0, it has ReLU6 and no squeeze-and-excitation.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from app.zoo.graph import IR_VERSION, OPSET
-from app.zoo.torch_weights import Weights
+from app.zoo.torch_weights import Weights, read_weights
 
 _SQUARE = 224
 _BLOCKS = 16
@@ -22,11 +23,16 @@ _EPSILON = 1e-3
 """Epsilon of the batch normalization."""
 
 
-def build_lite0(weights: Weights) -> onnx.ModelProto:
+def load(file: Path, *, has_classes: bool = True) -> onnx.ModelProto:
+    """Build the network from a file of PyTorch; the arguments and errors are otherwise those of `build_lite0`."""
+    return build_lite0(read_weights(file), has_classes=has_classes)
+
+
+def build_lite0(weights: Weights, *, has_classes: bool = True) -> onnx.ModelProto:
     """Build the network, with batch normalization folded into the convolutions.
 
     The weights have the names in EfficientNet implementations for PyTorch. The model has the input `images` FP32 (batch, 3, 224,
-    224) and the output `logits` FP32 (batch, classes).
+    224) and the output `logits` FP32 (batch, classes), or without the classes `features` FP32 (batch, 1280).
 
     Raises:
         ValueError: A weight is missing.
@@ -37,12 +43,14 @@ def build_lite0(weights: Weights) -> onnx.ModelProto:
         for index in range(_BLOCKS):
             x = layers.transform(x, f"_blocks.{index}.", stride=2 if index in _HALVING else 1)
         x = layers.convolve(x, "_conv_head", "_bn1")
-        layers.classify(x)
+        output, count = layers.pool(x), len(weights["_conv_head.weight"])
+        if has_classes:
+            output, count = layers.classify(output), len(weights["_fc.bias"])
     except KeyError as error:
         raise ValueError(f"{error} is missing among the weights") from error
     image = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, _SQUARE, _SQUARE])
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", len(weights["_fc.bias"])])
-    graph = helper.make_graph(layers.nodes, "efficientnet_lite0", [image], [logits], layers.tensors)
+    result = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", count])
+    graph = helper.make_graph(layers.nodes, "efficientnet_lite0", [image], [result], layers.tensors)
     return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)])
 
 
@@ -77,10 +85,13 @@ class _Layers:
         self._add("Conv", inputs, name, strides=[stride, stride], group=groups, auto_pad="SAME_UPPER")
         return name if is_linear else self._add("Clip", [name, "zero", "six"], f"{name}.relu6")
 
-    def classify(self, x: str) -> str:
-        """Add global average pooling and the linear layer."""
+    def pool(self, x: str) -> str:
+        """Add global average pooling."""
+        return self._add("Flatten", [self._add("GlobalAveragePool", [x], "pooled")], "features")
+
+    def classify(self, features: str) -> str:
+        """Add the linear layer."""
         self.tensors += [_tensor(name, self._weights[name]) for name in ("_fc.weight", "_fc.bias")]
-        features = self._add("Flatten", [self._add("GlobalAveragePool", [x], "pooled")], "features")
         return self._add("Gemm", [features, "_fc.weight", "_fc.bias"], "logits", transB=1)
 
     def _add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:  # noqa: ANN401 - as in onnx

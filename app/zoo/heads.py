@@ -10,7 +10,19 @@ from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
 from app.zoo import oriented
 from app.zoo.graph import parse
-from app.zoo.recipe import FRACTIONS, PIXELS, RAW_HEADS, DetectionRecipe, ObbRecipe, Recipe, SegmentationRecipe, measure
+from app.zoo.recipe import (
+    FRACTIONS,
+    PIXELS,
+    RAW_HEADS,
+    ClassificationRecipe,
+    DetectionRecipe,
+    EmbeddingRecipe,
+    ObbRecipe,
+    Recipe,
+    SegmentationRecipe,
+    TextDetectionRecipe,
+    measure,
+)
 
 # Pairs of an anchor and a class before the NMS, as in Ultralytics' validation.
 _MAX_PAIRS = 30_000
@@ -31,16 +43,24 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
         for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
         for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
+        For other tasks, one with the `outputs` of the recipe.
 
     Raises:
         ValueError: The outputs are not the recipe's head.
     """
     if isinstance(recipe, DetectionRecipe):
         return _find(shapes, recipe, classes)
-    if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
-        raise ValueError(f"the output {_text(shapes)} is not a number for each class")
-    operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
-    graph = parse(_CLASSIFY.format(classes=shapes[0][0], operator=operator))
+    if isinstance(recipe, ClassificationRecipe):
+        if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
+            raise ValueError(f"the output {_text(shapes)} is not a number for each class")
+        operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
+        graph = parse(_CLASSIFY.format(classes=shapes[0][0], operator=operator))
+    elif isinstance(recipe, EmbeddingRecipe):
+        if [*shapes[0]] != [recipe.dimensions]:
+            raise ValueError(f"the output {_text(shapes)} is not a vector of {recipe.dimensions} values")
+        graph = parse(_DESCRIBE.format(dimensions=recipe.dimensions))
+    else:
+        graph = parse(_MAP if isinstance(recipe, TextDetectionRecipe) else _READ)
     return compose.add_prefix(graph, "after/", rename_outputs=False)
 
 
@@ -312,3 +332,25 @@ _CLASSIFY = """
 classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
     probabilities = {operator} (head)
 }}"""
+
+_DESCRIBE = """
+describe (float[batch, {dimensions}] head) => (float[batch, {dimensions}] embedding) {{
+    embedding = Identity (head)
+}}"""
+
+_MAP = """
+map (float[batch, 1, height, width] head) => (uint8[batch, height, width] text_map) {
+    one = Constant <value_ints = [1]> ()
+    most = Constant <value_float = 255.0> ()
+    probability = Squeeze (head, one)
+    scaled = Mul (probability, most)
+    rounded = Round (scaled)
+    text_map = Cast <to = 2> (rounded)
+}"""
+
+_READ = """
+read (float[batch, steps, characters] head) => (int32[batch, steps] classes, float[batch, steps] scores) {
+    scores = ReduceMax <axes = [2], keepdims = 0> (head)
+    best = ArgMax <axis = 2, keepdims = 0> (head)
+    classes = Cast <to = 6> (best)
+}"""

@@ -7,6 +7,7 @@ import msgspec
 
 from app.telemetry.logging import say
 from app.zoo.add import Request, add
+from app.zoo.recipe import NamedRecipe
 from app.zoo.recognize import Options
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
@@ -31,10 +32,12 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
+    if entry.note:
+        say(f"note: {entry.note}")
     say(f"source: {source or entry.source}")
     recipe = msgspec.structs.asdict(entry.recipe)
-    options = Options(
-        labels=entry.class_names or None, **{option: recipe[option] for option in recipe.keys() & {*Options.__struct_fields__}}
-    )
+    given = {option: recipe[option] for option in recipe.keys() & {*Options.__struct_fields__}}
+    task = entry.recipe.task if isinstance(entry.recipe, NamedRecipe) else None
+    options = msgspec.convert({"labels": entry.class_names or None, "task": task, **given}, Options)
     request = Request(str(source or ""), name, entry.licence, None, options, published=entry, sha256=sha256)
     return add(request, repository, apply)[1]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,8 @@ _Divisor = Annotated[float, Meta(gt=0, le=1e6)]
 _Count = Annotated[int, Meta(ge=1, le=8192)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
+Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features", "centerface", "dlib_resnet"]
+"""Networks whose file contains only weights, or has to be changed: `load_network` in `compose` builds them."""
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
 FeatureHeadName = Literal["yolo", "end_to_end"]
 """Heads of networks that give features of each object: Ultralytics' for segmentation, poses and oriented boxes."""
@@ -35,10 +37,10 @@ SIZES = "orig_target_sizes"
 class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
     """Properties of a network for composing a model; subclasses add those of a task."""
 
-    architecture: Literal["efficientnet_lite0"] | None = None
-    """Architecture of the network, if the file contains PyTorch weights; None if the file is an ONNX network."""
+    architecture: Architecture | None = None
+    """Architecture of the network; None if the file is the ONNX network itself."""
     size: tuple[_Side, _Side]
-    """Width and height of the input, in pixels."""
+    """Width and height of the input, in pixels; those of a blank image, where they follow the image's size."""
     channels: Literal["RGB", "BGR"] = "RGB"
     scale: _Divisor = 255.0
     """Divisor of each byte."""
@@ -46,10 +48,20 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """For each channel, in the order of `channels`: each byte, after division by `scale`, becomes (value - mean) / std."""
     std: tuple[_Divisor, _Divisor, _Divisor] = (1.0, 1.0, 1.0)
     resize: Resize = "letterbox"
-    """How images are fitted to the input, outside of the model; `placement`, `crop` and `interpolation` as in a model's config."""
+    """How images are fitted to the input, outside of the model; this and the fields up to `widths` as in a model's config."""
     placement: Placement = "center"
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
+    pad: Annotated[int, Meta(ge=0, le=255)] | None = None
+    widths: tuple[_Side, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, int]:
+        """Height and width of the model's input, -1 where it follows the image's size."""
+        width, height = self.size
+        if self.resize == "text":
+            return -1, -1
+        return height, (-1 if len(self.widths) > 1 else width)
 
     @property
     def task(self) -> str:
@@ -58,13 +70,13 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Types and shapes, without the batch, of the composed model's outputs beyond a detector's: the features first."""
+        """Types and shapes, without the batch, of the composed model's outputs; of a detector's, those of the features."""
         return {}
 
     @property
     def features(self) -> int:
         """Number of values of each object besides its box, score and class."""
-        return next((prod(shape[1:]) for _, shape in self.outputs.values()), 0)
+        return 0
 
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
@@ -89,6 +101,11 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     """Detections count above this score."""
     multi_label: bool = False
     """Whether an anchor of a raw head counts for each class whose score is above the floor, and not only for the best one."""
+
+    @property
+    def features(self) -> int:
+        """Number of values of each object besides its box, score and class: those of the first output."""
+        return next((prod(shape[1:]) for _, shape in self.outputs.values()), 0)
 
     def __post_init__(self) -> None:
         """Let heads that find each object once keep all boxes; these heads have no anchors."""
@@ -146,7 +163,47 @@ class ClassificationRecipe(_Recipe, frozen=True, kw_only=True, tag="classificati
     """Kind of scores in the output (classes)."""
 
 
-Recipe = DetectionRecipe | SegmentationRecipe | PoseRecipe | ObbRecipe | ClassificationRecipe
+class TextDetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="text_detection"):
+    """Recipe of a network with one output (1, height, width): the probability of each pixel of the input that it is text."""
+
+    head: ClassVar[str] = "text_map"
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The map, of 255: a quarter of the bytes on the way to the gateway, and a threshold of .3 separates the same pixels."""
+        return {"text_map": ("UINT8", self.input_shape)}
+
+
+class TextRecognitionRecipe(_Recipe, frozen=True, kw_only=True, tag="text_recognition"):
+    """Recipe of a network with one output (steps, classes): the probabilities of the blank and of each character."""
+
+    head: ClassVar[str] = "steps"
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The best class of each step, and its probability."""
+        return {"classes": ("INT32", (-1,)), "scores": ("FP32", (-1,))}
+
+
+class EmbeddingRecipe(_Recipe, frozen=True, kw_only=True, tag="embedding"):
+    """Recipe of a network with one output (dimensions), a vector."""
+
+    head: ClassVar[str] = "embedding"
+    dimensions: _Count
+    landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
+    """This and the next field as in a model's config."""
+    match_distance: _Divisor | None = None
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """The vector."""
+        return {"embedding": ("FP32", (self.dimensions,))}
+
+
+NamedTask = Literal["text_detection", "text_recognition", "embedding"]
+"""Tasks that the outputs of a network do not tell."""
+NamedRecipe = TextDetectionRecipe | TextRecognitionRecipe | EmbeddingRecipe
+Recipe = DetectionRecipe | SegmentationRecipe | PoseRecipe | ObbRecipe | ClassificationRecipe | NamedRecipe
 
 
 def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], features: int = 0) -> tuple[int, int] | None:

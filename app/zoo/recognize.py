@@ -18,7 +18,7 @@ from app.model.anchors import possible_anchors
 from app.model.heads import TASKS
 from app.model.triton_config import ModelParameters, Placement, Resize, ScoreKind
 from app.zoo.inference import open_session, run
-from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, Recipe, measure
+from app.zoo.recipe import SIZES, TENSORS, DetectionHeadName, FeatureHeadName, NamedTask, Recipe, measure
 
 if TYPE_CHECKING:
     import onnx
@@ -35,6 +35,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("rtdetr", "rtdetr_topk", "dfine"), _STRETCH),
     "rfdetr": {**_STRETCH, **_IMAGENET},
     **dict.fromkeys(("logits", "probabilities"), _CLASSIFIER),
+}
+_HALF = (0.5, 0.5, 0.5)
+_PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
+# Padding of 127 is closest to the zeros that PaddleOCR pads a normalized line with.
+_LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 640, 1280), **_PADDLE}
+_NAMED: dict[NamedTask | None, dict[str, Any]] = {
+    "text_detection": {"size": (736, 736), "resize": "text", **_PADDLE},
+    "text_recognition": _LINE,
+    "embedding": {**_STRETCH, **_IMAGENET},
 }
 
 
@@ -54,6 +63,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 class Options(Evaluation, frozen=True, kw_only=True):
     """What the user says about a network; None for what the network shall tell. These are the options of `nereid add`."""
 
+    task: Annotated[NamedTask | None, Meta(description=f"what the outputs do not tell: {', '.join(get_args(NamedTask))}")] = None
     head: Annotated[
         DetectionHeadName | ScoreKind | None,
         Meta(description=f"format of the outputs: {', '.join((*get_args(DetectionHeadName), *get_args(ScoreKind)))}"),
@@ -108,6 +118,8 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         raise Unrecognized(f"cannot be loaded: {first_line(error)}") from error
     size = _input_size(session, options, hints)
     shapes = _run(session, size)
+    if options.task:
+        return _name(network, shapes, size, options)
     task, features, properties = _find_features(shapes, hints)
     fits = _fit_heads(network, shapes, size, options, metadata, features)
     if options.head:
@@ -128,6 +140,34 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         case {"args": {"nms": True}, "batch": int(batch)}:
             return found._replace(max_batch=max(1, int(batch)))
     return found
+
+
+def _name(network: "onnx.ModelProto", shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int], options: Options) -> Recognized:
+    """Return what is known of a network whose task the user has named."""
+    metadata = {entry.key: entry.value for entry in network.metadata_props}
+    found: dict[str, Any] = {**_NAMED[options.task], "size": size}
+    labels: tuple[str, ...] = ()
+    match options.task, [*shapes.values()]:
+        case "text_detection", [(1, _, _)]:
+            pass
+        case "text_recognition", [(_, classes)]:
+            characters = options.labels or metadata.get("character", "").split("\n")
+            if len(characters) not in {classes - 1, classes - 2}:
+                text = f"has {classes} classes, not those of {len(characters)} characters: say --labels FILE with one in each line"
+                raise Unrecognized(f"{text}; the blank is before them, and a space may be after them")
+            labels = ("", *characters, " ")[:classes]
+            width = network.graph.input[0].type.tensor_type.shape.dim[3].dim_value
+            found |= {"widths": (width,)} if width else {}
+        case "embedding", [(count,)]:
+            found["dimensions"] = count
+        case _:
+            raise Unrecognized(f"has the outputs {_listed(shapes)}, which are not those of a network for {options.task}")
+    given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
+    try:
+        recipe = msgspec.convert({**found, **given}, Recipe)
+    except msgspec.ValidationError as error:
+        raise Unrecognized(f"cannot be served so: {error}") from error
+    return Recognized(recipe, labels, shapes, metadata.get("license", ""))
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:
@@ -152,7 +192,7 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
         raise Unrecognized(f"takes {found}, but must take one image, FP32 or FP16 (batch, 3, height, width)")
     if isinstance(shape[0], int) and shape[0] != 1:
         raise Unrecognized(f"takes only batches of {shape[0]} images; export it again with a dynamic batch, or one of 1")
-    wanted = options.size or hints.input_size() or (None, None)
+    wanted = options.size or hints.input_size() or _NAMED.get(options.task, {}).get("size", (None, None))
     width, height = (side if isinstance(side, int) else other for side, other in zip(shape[:1:-1], wanted, strict=True))
     if width is None or height is None:
         raise Unrecognized("does not say the size of its input: say --size 640, or --size 640x384 for width and height")

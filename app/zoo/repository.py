@@ -111,7 +111,7 @@ class Repository:
 
     def put(self, name: str, network: Path, new: Description) -> None:
         """Put a file, on the same disk, as the default version of its description; call it while `writing`."""
-        _sync(network)
+        sync(network)
         folder, version = self.path / name, str(new.default_version)
         found, existing = description.load(folder), folder / version / NETWORK
         if existing.is_file() and (found is None or version in found.versions):  # pulled again
@@ -244,7 +244,7 @@ def _write(folder: Path, name: str, new: Description) -> None:
         for path, text in texts.items():
             unfinished[path].parent.mkdir(exist_ok=True)
             unfinished[path].write_text(text, encoding="utf-8")
-            _sync(unfinished[path])
+            sync(unfinished[path])
         for path in texts:
             unfinished[path].replace(folder / path)
     finally:
@@ -261,7 +261,7 @@ def _open_lock(path: Path) -> int:
         return os.open(path, os.O_RDONLY | flags, 0o644)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Write a file to the disk, so that after a power failure it is not empty under its final name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

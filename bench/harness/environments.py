@@ -59,3 +59,5 @@ REFERENCE = Environment("reference", "./just bench versus --install")
 """The environment of the servers in `bench.contestants`."""
 LOCUST = Environment("locust", "./just bench locust --install")
 """The environment of `bench/locustfile.py`."""
+RAPIDOCR = Environment("rapidocr", "./just bench text --install")
+"""The environment of `bench.contestants.rapid_ocr`."""

@@ -173,6 +173,7 @@ def data_files() -> list[tuple[str, str]]:
     files = {offapi / name: "offapi" for name in ASSETS}
     for pattern in (
         "app/api/documentation/page/files/*",
+        "app/cascade/built_in.toml",
         "app/embedded/requirements.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),

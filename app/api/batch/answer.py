@@ -1,4 +1,4 @@
-"""The response to a batch: one document, one line per image, or one list of COCO results."""
+"""The response to a batch: what becomes of its images; for detections one document, one line per image, or COCO results."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +19,7 @@ from app.telemetry.timing import Timing
 
 _OK = 200
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -65,17 +66,17 @@ class BatchResponse(msgspec.Struct, frozen=True):
     request_id: str
 
 
-class BatchAnswer(Generic[T]):
+class ImagesAnswer(Generic[R, T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
-    def __init__(
-        self, images: int, convert: Callable[[int, Detections], Awaitable[T]], context: RequestContext, metrics: Metrics
-    ) -> None:
+    def __init__(self, images: int, convert: Callable[[int, R], Awaitable[T]], context: RequestContext, metrics: Metrics) -> None:
         """Prepare for a number of images.
 
-        `convert` makes what is kept of an image, given its index and its detections, as soon as it is done: converting all images
+        `convert` makes what is kept of an image, given its index and its result, as soon as it is done: converting all images
         together would block the event loop.
         """
+        self.totals: Counter[str] = Counter()
+        """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
         self._images = images
@@ -83,11 +84,9 @@ class BatchAnswer(Generic[T]):
         self._context = context
         self._metrics = metrics
         self._errors: dict[int, Exception] = {}
-        self._detections = 0
-        self._model: ModelUsed | None = None
 
-    async def add(self, index: int, found: Detections | Exception, timing: Timing) -> None:
-        """Add the detections in an image, or its error."""
+    async def add(self, index: int, found: R | Exception, timing: Timing) -> None:
+        """Add the result of an image, or its error."""
         if isinstance(found, Exception):
             problem = self.problems[index] = problems.to_problem(found, self._context.request_id)
             # A copy, because the traceback refers to the image. An unexpected error is already logged.
@@ -98,11 +97,9 @@ class BatchAnswer(Generic[T]):
             await self.keep(index, found)
             count_batch_image(self._metrics, timing, self._context.caller, _OK)
 
-    async def keep(self, index: int, found: Detections) -> None:
-        """Add the detections in an image without counting it in the metrics of batches."""
+    async def keep(self, index: int, found: R) -> None:
+        """Add the result of an image without counting it in the metrics of batches."""
         self.converted[index] = await self._convert(index, found)
-        self._detections += len(found.scores)
-        self._model = ModelUsed.of(found)
 
     def all_or_errors(self) -> list[T | Exception]:
         """Return what was made of each image, or its error."""
@@ -121,7 +118,7 @@ class BatchAnswer(Generic[T]):
     def log(self) -> None:
         """Add the counts so far to the request's log line."""
         codes = Counter(problem.code for problem in self.problems.values())
-        fields = {"images": self._images, "failed": len(self.problems), "detections": self._detections}
+        fields = {"images": self._images, "failed": len(self.problems), **self.totals}
         self._context.log_fields |= fields | ({"failures": dict(codes)} if codes else {})
 
     def summary(self) -> dict[str, Any]:
@@ -132,10 +129,30 @@ class BatchAnswer(Generic[T]):
             "processed_images": processed,
             "failed_images": len(self.problems),
             "status": "all_failed" if not processed else "partial" if self.problems else "success",
-            "model": self._model,
             "total_time_ms": round(self._context.timing.total, 2),
             "request_id": self._context.request_id,
         }
+
+    def failures(self, names: Sequence[str | None]) -> list[BatchFailure] | None:
+        """Describe the images with these file names that failed; None if there are none."""
+        problems = sorted(self.problems.items())
+        return [BatchFailure(names[index], index, problem.detail, problem) for index, problem in problems] or None
+
+
+class BatchAnswer(ImagesAnswer[Detections, T]):
+    """Keeps what becomes of each image of a batch of detections."""
+
+    _model: ModelUsed | None = None
+
+    async def keep(self, index: int, found: Detections) -> None:
+        """Add the detections in an image without counting it in the metrics of batches."""
+        await super().keep(index, found)
+        self.totals["detections"] += len(found.scores)
+        self._model = ModelUsed.of(found)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the response says of all images."""
+        return super().summary() | {"model": self._model}
 
 
 def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
@@ -147,8 +164,7 @@ def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: D
 def to_document(answer: BatchAnswer[bytes], names: Sequence[str | None]) -> bytes:
     """Encode a whole document."""
     results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-    failures = [BatchFailure(names[index], index, problem.detail, problem) for index, problem in sorted(answer.problems.items())]
-    return msgspec.json.encode(BatchResponse(results=results, failures=failures or None, **answer.summary()))
+    return msgspec.json.encode(BatchResponse(results=results, failures=answer.failures(names), **answer.summary()))
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 from litestar import Request
@@ -35,21 +35,16 @@ from app.telemetry.timing import Timing
 
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
+MEDIA_TYPES = frozenset({MULTIPART, JSON, URLENCODED})
+"""The types of bodies with several images."""
 
 
 @dataclass
-class _Operation(ImageOperation):
-    """Describes a body with several images, and the response in lines."""
-
-    contents: ClassVar = {
-        LINES: Schema(
-            type=OpenAPIType.STRING,
-            description="A JSON object in each line: the images as they are done, then a summary, whose "
-            "`status` is that of the JSON document",
-        )
-    }
+class ImagesOperation(ImageOperation):
+    """Describes a body with several images."""
 
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        """Describe the body with the images and these parameters."""
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
         images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
         return RequestBody(
@@ -62,6 +57,13 @@ class _Operation(ImageOperation):
         )
 
 
+_LINES = {
+    LINES: Schema(
+        type=OpenAPIType.STRING,
+        description="A JSON object in each line: the images as they are done, then a summary, whose "
+        "`status` is that of the JSON document",
+    )
+}
 _HEADERS = [
     (b"content-type", LINES.encode()),
     (b"x-accel-buffering", b"no"),  # otherwise NGINX buffers the lines
@@ -88,9 +90,9 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         path,
         task=task,
         takes="images",
-        media_types=frozenset({MULTIPART, JSON, URLENCODED}),
+        media_types=MEDIA_TYPES,
         summary=summary,
-        operation_class=type("Operation", (_Operation,), {"kinds": (kind,)}),
+        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,), "contents": _LINES}),
         responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
     )
     handle.__name__ = path.strip("/").replace("/", "_")

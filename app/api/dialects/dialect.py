@@ -25,7 +25,7 @@ from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
-from app.api.parameters.parse import Pairs, Parameters
+from app.api.parameters.parse import ModelParameters, Pairs
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
@@ -92,7 +92,7 @@ class OptionsByModel(DetectOptions):
         return DetectOptions.reader(self._replace(task=task), spec)
 
 
-class DialectParameters(Parameters, frozen=True, kw_only=True):
+class DialectParameters(ModelParameters, frozen=True, kw_only=True):
     """Parameters of every dialect. Unknown parameters are ignored."""
 
     ignores_unknown: ClassVar[bool] = True

@@ -23,10 +23,10 @@ Pairs = Sequence[Pair]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
-_IGNORED = {"shared_client"}  # a choice that OpenProcessor offers its clients
+_IGNORED = {"shared_client", "max_workers"}  # choices that OpenProcessor offers its clients
 MODEL_NAMES = ("model", "model_name")
 """Names of the parameter `model`, including its alias."""
-_MAX_LENGTH = 4096
+_MAX_LENGTH, _MAX_DOCUMENT = 4096, 1 << 15
 # Names of the image, for which no similar parameter is suggested.
 _IMAGE_NAMES = {"image", "images", "file"}
 _OR_ITS_ADDRESS = ", or its address into 'url'"
@@ -41,12 +41,9 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether unknown parameters are ignored instead of rejected."""
     repeatable: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that may be given several times, or as a list."""
+    documents: ClassVar[frozenset[str]] = frozenset()
+    """Names of parameters that are JSON, as a text or, in a JSON object, as they are."""
 
-    model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
-    version: Annotated[
-        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
-        Meta(description="Version of the model, one of those that `/models` lists. Default: the model's default version."),
-    ] = None
     timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=600_000)] | None,
         Meta(description="Deadline in milliseconds, from the end of the body; 504 when it passes. Default: that of the gateway."),
@@ -57,6 +54,22 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         Meta(description="`allow`: a JPEG whose pixels are not all there is answered as if they were grey; otherwise it gets 422."),
     ] = "refuse"
 
+    @property
+    def address(self) -> str | None:
+        """The URL of the image; None if the body contains the image, or this kind has no `url`."""
+        url: str | None = getattr(self, "url", None)
+        return url if url and not url.isspace() else None
+
+
+class ModelParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request that asks one model, which it may name."""
+
+    model: Annotated[str | None, Meta(description="Model to use; `model_name` is an alias.")] = None
+    version: Annotated[
+        Annotated[int, Meta(ge=1, le=2**63 - 1)] | None,
+        Meta(description="Version of the model, one of those that `/models` lists. Default: the model's default version."),
+    ] = None
+
     def __post_init__(self) -> None:
         if self.model is not None:
             check_model_name(self.model)
@@ -66,19 +79,14 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """The options of the inference."""
         raise NotImplementedError
 
-    @property
-    def address(self) -> str | None:
-        """The URL of the image; None if the body contains the image, or this kind has no `url`."""
-        url: str | None = getattr(self, "url", None)
-        return url if url and not url.isspace() else None
-
 
 P = TypeVar("P", bound=Parameters)
 
 
 def names(kind: type[Parameters]) -> tuple[str, ...]:
     """Return the names of all parameters of a kind, including aliases."""
-    return (*kind.__struct_encode_fields__, *_ALIASES)
+    fields = kind.__struct_encode_fields__
+    return (*fields, *(alias for alias, name in _ALIASES.items() if name in fields))
 
 
 def unknown_parameter(name: str, kind: type[Parameters]) -> InvalidParameter:
@@ -117,8 +125,9 @@ def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
         if name in values and name not in kind.repeatable:
             raise InvalidParameter(f"{name} is given more than once")
         both = [*_as_list(values.get(name, [])), *_as_list(value)]
-        if len(text := ",".join(both)) > _MAX_LENGTH:
-            raise InvalidParameter(f"{name}: longer than {_MAX_LENGTH} characters")
+        limit = _MAX_DOCUMENT if name in kind.documents else _MAX_LENGTH
+        if len(text := ",".join(both)) > limit:
+            raise InvalidParameter(f"{name}: longer than {limit} characters")
         values[name] = both if name in kind.repeatable and (name in values or isinstance(value, list)) else text
     try:
         return msgspec.convert(values, kind, strict=False)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from app.api.answering import drawn, native, vectors
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
-from app.api.parameters.parse import Pairs, Parameters, names, parse_parameters, split_classes
+from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.errors import InvalidParameter, NotOffered, WrongTask
 from app.model.heads import Task
 from app.model.spec import ModelSpec
@@ -24,16 +24,17 @@ CLASSIFICATIONS = (native.CLASSES_JSON,)
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
 _ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
-_Url = Annotated[
+Url = Annotated[
     str | None,
     Meta(
         description="The https address of the image, instead of the image itself; the gateway fetches it, if it is set up to "
         "fetch from that host."
     ),
 ]
+"""The parameter `url`."""
 
 
-class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every request for objects with boxes."""
 
     task: ClassVar[Task] = "detection"
@@ -97,7 +98,7 @@ class DetectionParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
 class DetectParameters(DetectionParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a detection request for one image."""
 
-    url: _Url = None
+    url: Url = None
     format: Annotated[
         Literal["json", "image", "image_and_json", "coco-results"] | None,
         Meta(
@@ -142,10 +143,10 @@ class BatchParameters(DetectionParameters, frozen=True, forbid_unknown_fields=Tr
         return ids
 
 
-class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a classification request."""
 
-    url: _Url = None
+    url: Url = None
     top_k: Annotated[
         int, Meta(ge=1, le=1000, description="Maximum number of classes; those with the highest confidence are returned.")
     ] = 5
@@ -158,7 +159,7 @@ class ClassifyParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw
         return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
 
 
-class EmbeddingParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of every request for vectors."""
 
     use_cache: Annotated[bool, Meta(description="Whether a cached result may answer, if the gateway has a cache.")] = True
@@ -172,7 +173,7 @@ class EmbeddingParameters(Parameters, frozen=True, forbid_unknown_fields=True, k
 class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a request for the vector of one image."""
 
-    url: _Url = None
+    url: Url = None
     index: Annotated[bool, Meta(description="Only `false`: the gateway keeps no vectors.")] = False
     image_id: Annotated[str | None, Meta(description="Returned as it is.")] = None
     format: Annotated[Literal["json"] | None, Meta(description="For a vector: `json`.")] = None
@@ -234,7 +235,7 @@ FORMS: dict[Task, TaskForm] = {
 """The tasks that a request can ask one model for; those with text are steps of a cascade."""
 
 
-class _CommonParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _CommonParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters that all tasks share."""
 
     url: str | None = None

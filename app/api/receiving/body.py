@@ -152,7 +152,12 @@ def parse_document(data: bytes, content: str, kind: type[Parameters], example: s
     if not kind.ignores_unknown:
         _refuse_repeated(document, found, [value for value in members.values() if value])
     given = [(name, value) for name, value in members.items() if value and not (kind.ignores_unknown and value == _NULL)]
-    return found, [(name, _to_parameter(name, value, is_list=name in kind.repeatable)) for name, value in given]
+    return found, [
+        (name, bytes(value).decode())
+        if name in kind.documents and kind_of(value) != "a string"
+        else (name, _to_parameter(name, value, is_list=name in kind.repeatable))
+        for name, value in given
+    ]
 
 
 def _refuse_repeated(document: memoryview, found: msgspec.Raw, others: Sequence[msgspec.Raw]) -> None:

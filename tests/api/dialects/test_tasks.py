@@ -53,12 +53,19 @@ TASKS: dict[str, dict[str, NDArray[Any]]] = {
         "det_keypoints": np.array([[[6, 14], [10, 18]], [[20, 12], [24, 20]], [[0, 0]] * 2], np.float32),
     },
 }
+# Models of these tasks find no objects; their configs name the task.
+NO_OBJECTS: dict[str, dict[str, NDArray[Any]]] = {
+    "embedding": {"vector": np.array([3, 4], np.float32)},
+    "text_detection": {"map": np.zeros((8, 8), np.float32)},
+    "text_recognition": {"steps": np.zeros(4, np.int32), "scores": np.zeros(4, np.float32)},
+}
 
 
 def triton_for(task: str) -> FakeTriton:
     """Return a Triton whose models all have this task."""
-    outputs = OUTPUTS | TASKS[task] if task != "classify" else {"scores": np.array([0.2, 0.8], np.float32)}
-    parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]'}
+    outputs = {"scores": np.array([0.2, 0.8], np.float32)} if task == "classify" else NO_OBJECTS.get(task, OUTPUTS)
+    outputs = outputs | TASKS.get(task, {})
+    parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
     fake = FakeTriton()
     kinds = {"float32": "TYPE_FP32", "float16": "TYPE_FP16", "int32": "TYPE_INT32"}
     fake.config = {
@@ -348,6 +355,41 @@ async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> No
     assert ultralytics[0]["keypoints"] == {"x": [12, 20], "y": [12, 20]}
     assert [element["outside"] for element in cvat[0]["elements"]] == [False, False]
     assert [one["score"] for one in studio[0]["result"] if one["from_name"] == "points"] == [0.9, 0.9]
+
+
+@models_of(*NO_OBJECTS)
+async def test_a_model_that_finds_no_objects_is_an_error_that_names_its_route(
+    client: httpx.AsyncClient, request: pytest.FixtureRequest
+) -> None:
+    """Only KServe's clients and `/predict` can ask for a vector."""
+    task = request.node.callspec.params["fake"]
+    image, tensor = {"type": "base64", "value": TEXT}, {"name": "x", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
+    label_config = CONTROLS
+    answers = {
+        "roboflow": await client.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),
+        "roboflow v0": await client.post("/tiny/1", content=IMAGE),
+        "ultralytics": await client.post("/api/models/tiny/predict", files={"file": IMAGE}),
+        "cvat": await client.post("/api/function_invocations", json={"image": TEXT}, headers={"x-nuclio-function-name": "tiny"}),
+        "label-studio": await client.post(
+            "/predict?model=tiny", json={"tasks": [{"data": {"image": TEXT}}], "label_config": label_config}
+        ),
+        "nim": await client.post("/v1/infer", json={"input": [{"type": "image_url", "url": f"data:image/png;base64,{TEXT}"}]}),
+        "deepstack": await client.post("/v1/vision/custom/tiny", files={"image": IMAGE}),
+        "kserve": await client.post("/v2/models/tiny/infer", json={"inputs": [tensor]}),
+        "predict": await client.post("/predict/tiny", content=IMAGE),
+    }
+
+    route = "/embed/image" if task == "embedding" else "/ocr/predict"
+    for name, answer in answers.items():
+        if task == "embedding" and name == "kserve":
+            (output,) = json(answer)["outputs"]
+            assert (output["name"], output["data"]) == ("embedding", pytest.approx([0.6, 0.8]))
+        elif task == "embedding" and name == "predict":
+            assert json(answer)["embedding"] == pytest.approx([0.6, 0.8])
+        else:
+            assert (name, answer.status_code) == (name, 400)
+            assert route in answer.text, name
+    assert json(await client.get("/models/tiny"))["task"] == task
 
 
 def decode(rle: list[int]) -> NDArray[np.uint8]:

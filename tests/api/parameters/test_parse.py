@@ -118,7 +118,7 @@ def test_very_long_text_is_rejected(name: str) -> None:
 def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> None:
     """Also one that another detector's API has under a longer name."""
     with pytest.raises(
-        InvalidParameter, match=f"^unknown parameter '{given}'; did you mean '{meant}'. supported parameters: model,"
+        InvalidParameter, match=f"^unknown parameter '{given}'; did you mean '{meant}'. supported parameters: timeout_ms,"
     ):
         parse_parameters([(given, "1")], DetectParameters)
 
@@ -191,7 +191,7 @@ def test_classification_has_parameters_of_its_own() -> None:
     assert parse_parameters([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
     given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5"), ("format", "json")], ClassifyParameters)
     assert given.options == ClassifyOptions("m", 0.5, 3)
-    supported = "model, version, timeout_ms, truncated, url, top_k, confidence, format"
+    supported = "timeout_ms, truncated, model, version, url, top_k, confidence, format"
     with pytest.raises(InvalidParameter, match=f"^unknown parameter 'classes'; supported parameters: {supported}$"):
         parse_parameters([("classes", "cat")], ClassifyParameters)
 

@@ -340,7 +340,7 @@ INVALID: dict[str, list[tuple[bytes, str, str]]] = {
         for name in ("classes", "n" * 3000)
     ],
     "an unknown member, however many follow and whatever they are": [
-        (data, JSON, "unknown parameter 'fill'; supported parameters: model")
+        (data, JSON, "unknown parameter 'fill'; supported parameters: timeout_ms")
         for data in (b'{"fill": "QUJD"}', b'{"fill": ' * 100_000, b'{"fill": 1, ' + b'"x": 1, ' * 100_000)
     ],
     "a member that is given twice": [

@@ -1,0 +1,262 @@
+"""POST /faces/detect, /faces/recognize and /faces/verify: faces, vectors that tell whose they are, and comparison of two faces.
+
+They are off unless the setting `faces` is on.
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request
+from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import ImageSize
+from app.api.answering.vectors import to_vector
+from app.api.batch.answer import ImagesAnswer
+from app.api.batch.body import ParsedBatch, decode_text, parse_batch, refuse_large
+from app.api.batch.route import MEDIA_TYPES
+from app.api.context import context_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import Url
+from app.api.receiving import intake, multipart
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON, MULTIPART, media_type
+from app.api.routes import VERSION, ModelRoute
+from app.api.sight.face import Face, to_faces
+from app.api.sight.image import Answer, by_cascade, image_route, named_cascade
+from app.cascade.definition import Cascade
+from app.cascade.run import CascadeAnswer, run_cascade
+from app.embedding.outputs import similarity
+from app.errors import MalformedRequest, NoFace, NotOffered, UnsupportedModel
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import CallContext
+from app.pipeline.results import Detections, Embedding
+from app.resilience.lease import Lease
+
+_IMAGES = ("image1", "image2")
+_Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _FaceParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+
+
+class FaceParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for the faces in an image."""
+
+    url: Url = None
+
+
+class VerifyParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a comparison of two faces."""
+
+    threshold: Annotated[
+        _Score, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
+    ] = 0.6
+
+
+class FacesAnswer(Answer, kw_only=True):
+    """The faces in an image, by descending score."""
+
+    status: Literal["success"] = "success"
+    faces: list[Face]
+    num_faces: int
+
+
+class RecognizeAnswer(FacesAnswer, kw_only=True):
+    """The faces in an image, and a vector of each that tells whose it is."""
+
+    embeddings: list[list[float] | None]
+    """Of length 1, one for each face; null for a face that cannot be described, such as one beyond the limit of crops."""
+
+
+class VerifiedImage(msgspec.Struct, frozen=True):
+    """One of the two images."""
+
+    num_faces: int
+    face_used: int
+    """Index of the face that was compared, the largest one, by descending score."""
+
+
+class VerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the largest faces of two images are those of the same person."""
+
+    match: bool
+    """Whether the similarity is at least the threshold."""
+    similarity: float
+    """1 for equal vectors, 0.6 at the distance for which the model was made, at least 0."""
+    threshold: float
+    image1: VerifiedImage
+    image2: VerifiedImage
+    total_time_ms: float
+    request_id: str
+
+
+def require_faces(worker: WorkerResources) -> None:
+    """Raise NotOffered unless faces are on."""
+    if not worker.deployment.has_faces:
+        raise NotOffered(
+            "faces are off: vectors that tell whose a face is are biometric data, whose processing the law restricts; "
+            "NEREID_FACES=true turns them on"
+        )
+
+
+def _choose(worker: WorkerResources, wanted: _FaceParameters) -> Cascade:
+    return named_cascade(worker, "faces", "faces", "descriptions").vary(faces={"confidence": wanted.confidence})
+
+
+def _faces_of(found: CascadeAnswer) -> Detections:
+    (faces,) = found.require("faces").results
+    if not isinstance(faces, Detections):
+        raise UnsupportedModel(f"{faces.spec.name} finds no faces: it is a {faces.spec.head.noun}")
+    return faces
+
+
+def _vectors_of(found: CascadeAnswer) -> dict[int, Embedding]:
+    """Return the vectors by the index of the face."""
+    answer = found.require("descriptions")
+    return {index: one for index, one in zip(answer.objects, answer.results, strict=True) if isinstance(one, Embedding)}
+
+
+def _to_answer(_: FaceParameters, found: CascadeAnswer) -> FacesAnswer:
+    faces = to_faces(_faces_of(found))
+    return FacesAnswer(image=ImageSize(found.width, found.height), faces=faces, num_faces=len(faces))
+
+
+def _to_recognized(wanted: FaceParameters, found: CascadeAnswer) -> RecognizeAnswer:
+    vectors = _vectors_of(found)
+    answer = msgspec.structs.asdict(_to_answer(wanted, found)) | {"truncated": found.truncated}
+    embeddings = [to_vector(vectors[index].vector) if index in vectors else None for index in range(answer["num_faces"])]
+    return RecognizeAnswer(**answer, embeddings=embeddings)
+
+
+def _parse_pair(data: bytes, content_type: str, kind: type[VerifyParameters]) -> ParsedBatch:
+    """Parse a form with the fields `image1` and `image2`, or JSON with two `images`."""
+    if media_type(content_type) != MULTIPART:
+        parsed = parse_batch(data, content_type, kind)
+    else:
+        images, parameters = dict[str, Any](), list[Any]()
+        for part in multipart.read_parts(data, content_type, 16):
+            if part.name not in _IMAGES:
+                parameters.append(multipart.to_parameter(part, " and ".join(_IMAGES)))
+            elif part.name not in images:
+                images[part.name] = decode_text(part.text) if part.text else part.content or MalformedRequest("the image is empty")
+        parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [], parameters)
+    if len(parsed.images) != len(_IMAGES):
+        raise MalformedRequest(f"expected two images, in the form fields image1 and image2, found {len(parsed.images)}")
+    return parsed
+
+
+@dataclass
+class _PairOperation(ImageOperation):
+    """Describes a body with two images."""
+
+    kinds = (VerifyParameters,)
+
+    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
+        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+        pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
+        return RequestBody(
+            required=True,
+            description="Two images: as form fields image1 and image2, or as a list in JSON.",
+            content={
+                MULTIPART: describe_form({**dict.fromkeys(_IMAGES, file), **fields}, [*_IMAGES]),
+                JSON: describe_form({"images": pair, **fields}, ["images"]),
+            },
+        )
+
+
+@ModelRoute(
+    "/faces/verify",
+    task=None,
+    takes="images",
+    media_types=MEDIA_TYPES,
+    summary="Compare the faces in two images",
+    operation_class=_PairOperation,
+    responses={**describe(200, VerifyResponse, "Whether they are those of the same person"), **PROBLEMS},
+)
+async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+    """Compare the largest face of `image1` with that of `image2`."""
+    require_faces(worker)
+    context, pipeline = context_of(request.scope), worker.pipeline
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, _parse_pair)
+        cascade = _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
+        context.log_fields |= pipeline.log_fields(cascade.model)
+
+        async def keep(_: int, found: CascadeAnswer) -> CascadeAnswer:
+            return found
+
+        def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[CascadeAnswer]:
+            return run_cascade(pipeline, cascade, image, own_call, worker.metrics)
+
+        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), keep, context, worker.metrics)
+        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
+        batch = await BatchRequest.open_with(pipeline, content.images, cascade.model, ask, call)
+        async with batch.run(answer.add) as done:
+            for image in done:
+                await image
+        answer.log()
+        (one, vector), (other, other_vector) = map(_largest, _IMAGES, answer.all())
+    distance = vector.spec.match_distance
+    if distance is None:
+        raise UnsupportedModel(f"the config of {vector.spec.name} must say `match_distance`, the distance up to which faces match")
+    alike = round(similarity(vector.vector, other_vector.vector, distance), 4)
+    response = VerifyResponse(
+        match=alike >= wanted.threshold,
+        similarity=alike,
+        threshold=wanted.threshold,
+        image1=one,
+        image2=other,
+        total_time_ms=round(context.timing.total, 2),
+        request_id=context.request_id,
+    )
+    return JsonResponse(msgspec.json.encode(response))
+
+
+def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]:
+    """Return the face of an image that is described, and its vector; raise NoFace if there is none."""
+    for index, vector in _vectors_of(found).items():
+        return VerifiedImage(len(_faces_of(found).scores), index), vector
+    raise NoFace(f"{name}: no face was found; a lower `confidence` finds less certain ones")
+
+
+@ModelRoute(["/faces/search", "/faces/identify"], task=None, include_in_schema=False)
+async def search(request: Request[Any, Any, Any]) -> ASGIResponse:
+    """Say that faces are not searched."""
+    path = request.scope["path"].removeprefix(VERSION)
+    raise NotOffered(f"{path} is not there yet; /faces/recognize gives the vectors, and /faces/verify compares two faces")
+
+
+ROUTES = [
+    image_route(
+        "/faces/detect",
+        None,
+        FaceParameters,
+        by_cascade(lambda worker, wanted: _choose(worker, wanted).without("descriptions")),
+        _to_answer,
+        response=FacesAnswer,
+        summary="Detect faces in an image",
+        description="Detect faces and their landmarks. Needs `NEREID_FACES`, as all of `/faces`.",
+        check=require_faces,
+    ),
+    image_route(
+        "/faces/recognize",
+        None,
+        FaceParameters,
+        by_cascade(_choose),
+        _to_recognized,
+        response=RecognizeAnswer,
+        summary="Detect and describe faces in an image",
+        description="Detect faces, and describe each by a vector that tells whose it is.",
+        check=require_faces,
+    ),
+    verify,
+    search,
+]

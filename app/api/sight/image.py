@@ -1,0 +1,166 @@
+"""Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+from litestar import Request
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET, UnsetType
+from numpy.typing import NDArray
+
+from app.api.answering.native import rounded
+from app.api.answering.responses import JsonResponse, LargeResponse
+from app.api.answering.schema import ImageSize
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import PROBLEMS, ImageOperation, describe
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import Url
+from app.api.receiving import body, intake
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON
+from app.api.routes import ModelRoute
+from app.cascade.definition import Cascade
+from app.cascade.run import CascadeAnswer, run_cascade
+from app.errors import UnsupportedModel
+from app.model.heads import Task
+from app.pipeline.call import CallContext
+
+_LARGE_BYTES = 1 << 18
+_FRACTION_DIGITS = 6
+
+P = TypeVar("P", bound=Parameters)
+R = TypeVar("R")
+
+
+class ImageParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request about one image."""
+
+    url: Url = None
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What every answer about an image has: in a batch its place there, otherwise time and id of the request."""
+
+    image: ImageSize
+    truncated: bool = False
+    """Whether there was more in the image than a request is answered about."""
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+    """Position in the request, from 0."""
+    total_time_ms: float | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET
+
+    def complete(self, context: RequestContext) -> "Answer":
+        """Set what the answer to a request about one image ends with; return the answer."""
+        self.total_time_ms, self.request_id = round(context.timing.total, 2), context.request_id
+        return self
+
+
+class Asking(NamedTuple, Generic[P, R]):
+    """How a route asks about an image."""
+
+    first: Callable[[WorkerResources, P], str]
+    """Returns the reference of the model that is asked first."""
+    ask: Callable[[WorkerResources, bytes, P, CallContext], Awaitable[R]]
+    """Answers about an encoded image."""
+
+
+def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, CascadeAnswer]:
+    """Ask the cascade that `choose` returns for the parameters of a request."""
+
+    async def ask(worker: WorkerResources, image: bytes, wanted: P, call: CallContext) -> CascadeAnswer:
+        return await run_cascade(worker.pipeline, choose(worker, wanted), image, call, worker.metrics)
+
+    return Asking(lambda worker, wanted: choose(worker, wanted).model, ask)
+
+
+def named_cascade(worker: WorkerResources, name: str, *steps: str) -> Cascade:
+    """Return a cascade of the program, or what has its name in the operator's file; raise UnsupportedModel without these steps."""
+    cascade = worker.catalog.get(name)
+    missing = [step for step in steps if cascade is None or step not in cascade.steps]
+    if cascade is None or missing:
+        raise UnsupportedModel(f"the cascade {name} of the model repository has no step {missing[0]}, which this route needs")
+    return cascade
+
+
+def image_route(  # noqa: PLR0913 - the properties of a route
+    path: str,
+    task: Task | None,
+    kind: type[P],
+    asking: Asking[P, R],
+    to_answer: Callable[[P, R], Answer],
+    *,
+    response: type[Answer],
+    summary: str,
+    description: str,
+    check: Callable[[WorkerResources], object] = lambda _: None,
+) -> HTTPRouteHandler:
+    """Make a route for one image, in any of the forms that the gateway's own routes accept.
+
+    Args:
+        path: The path.
+        task: The task of the model that is asked first; None for a model that is the default of no task.
+        kind: The type of the parameters.
+        asking: How to ask about the image.
+        to_answer: Makes the answer, in a thread; raises a GatewayError if there is none.
+        response: The type of the answer, for OpenAPI.
+        summary: A title, for OpenAPI.
+        description: The description, for OpenAPI.
+        check: Raises a GatewayError, before the body is received, if the route cannot be used.
+    """
+
+    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+        check(worker)
+        return await answer_image(request, worker, kind, asking, to_answer)
+
+    route = ModelRoute(
+        path,
+        task=task,
+        summary=summary,
+        description=description,
+        operation_class=type("Operation", (ImageOperation,), {"kinds": (kind,)}),
+        responses={**describe(200, response, "The answer"), **PROBLEMS},
+    )
+    handle.__name__ = path.strip("/").replace("/", "_")
+    return route(handle)
+
+
+async def answer_image(
+    request: Request[Any, Any, Any],
+    worker: WorkerResources,
+    kind: type[P],
+    asking: Asking[P, R],
+    to_answer: Callable[[P, R], Answer],
+) -> ASGIResponse:
+    """Answer a request about one image, unless its client disconnects; arguments are those of `image_route`."""
+    context, pipeline = context_of(request.scope), worker.pipeline
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
+        context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(asking.first(worker, wanted))}
+        found = await asking.ask(worker, content.image, wanted, call)
+
+        def encode() -> tuple[bytes, dict[str, int]]:
+            answer = to_answer(wanted, found).complete(context)
+            return msgspec.json.encode(answer), counts_of(answer)
+
+        encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call.turn())
+        context.log_fields |= counts
+        large = len(encoded) > _LARGE_BYTES
+        return LargeResponse(encoded, JSON, pipeline.admission.memory) if large else JsonResponse(encoded)
+
+
+def counts_of(answer: msgspec.Struct) -> dict[str, int]:
+    """Return the numbers in the fields `num_*` of an answer by what they count, for the log."""
+    names = [name for name in answer.__struct_fields__ if name.startswith("num_")]
+    return {name.removeprefix("num_"): getattr(answer, name) for name in names}
+
+
+def to_fractions(points: NDArray[np.float32], width: int, height: int) -> list[list[float]]:
+    """Return rows of x y x y ... in pixels, of any shape (n, ...), as rows of fractions of an image of this size."""
+    rows = points.reshape(len(points), math.prod(points.shape[1:])).astype(np.float64)
+    return rounded(rows / np.resize([width, height], rows.shape[1]), _FRACTION_DIGITS)

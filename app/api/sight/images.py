@@ -1,0 +1,140 @@
+"""Answer a request about several images; each succeeds or fails on its own, and a bounded number is asked about at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from litestar import Request
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from app.api.answering.responses import LargeResponse
+from app.api.batch.answer import BatchFailure, ImagesAnswer
+from app.api.batch.body import parse_batch, refuse_large
+from app.api.batch.route import MEDIA_TYPES, ImagesOperation
+from app.api.context import context_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import PROBLEMS, describe
+from app.api.receiving import intake
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON
+from app.api.routes import ModelRoute
+from app.api.sight.image import Answer, Asking, P, R
+from app.model.heads import Task
+from app.pipeline.batch_request import BatchRequest
+from app.pipeline.call import CallContext
+from app.resilience.lease import Lease
+
+_DESCRIPTION = """Up to 64 images; each succeeds or fails on its own. The deadline is that of the whole batch; images that are not
+done by then fail with 504. Without `timeout_ms`, it is the default deadline of a single image, and a twentieth of it more for each
+further image, up to the maximum of `timeout_ms`."""
+
+
+class Place(NamedTuple):
+    """Which image of a batch a result is about."""
+
+    image_index: int
+    filename: str | None
+
+
+class Documents(msgspec.Struct, kw_only=True):
+    """The results and the failures of a batch, each in the order of the request."""
+
+    status: Literal["success", "partial", "all_failed"]
+    """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
+    total_images: int
+    processed_images: int
+    failed_images: int
+    results: Sequence[Any] = ()
+    failures: list[BatchFailure] | None = None
+    total_time_ms: float
+    request_id: str
+
+
+class ImagesForm(NamedTuple):
+    """What a route answers about several images."""
+
+    to_result: Callable[[Any, Any, Place], msgspec.Struct]
+    """Makes the result of an image, in a thread, from the parameters and what the cascade has answered; raises a GatewayError if
+    there is none."""
+    totals: Callable[[Any], Mapping[str, int]]
+    """Returns what a result adds to the document's totals."""
+    document: Callable[..., msgspec.Struct]
+    """Makes the document, such as one of `Documents`, from its fields."""
+
+
+def form_of(
+    to_answer: Callable[[Any, R], Answer], totals: Callable[[Any], Mapping[str, int]], document: Callable[..., Documents]
+) -> ImagesForm:
+    """Return the form of a batch whose results are what `to_answer` makes for a request about one image."""
+
+    def to_result(wanted: object, found: R, place: Place) -> Answer:
+        answer = to_answer(wanted, found)
+        answer.image_index, answer.filename = place
+        return answer
+
+    return ImagesForm(to_result, totals, document)
+
+
+def images_route(  # noqa: PLR0913 - the properties of a route
+    path: str, task: Task, kind: type[P], asking: Asking[P, R], form: ImagesForm, *, response: type[msgspec.Struct], summary: str
+) -> HTTPRouteHandler:
+    """Make a route for several images, in any of the forms that `/detect/batch` accepts; arguments are those of `image_route`."""
+
+    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+        return await _answer_images(request, worker, kind, asking, form)
+
+    route = ModelRoute(
+        path,
+        task=task,
+        takes="images",
+        media_types=MEDIA_TYPES,
+        summary=summary,
+        description=_DESCRIPTION,
+        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,)}),
+        responses={**describe(200, response, "What became of each image"), **PROBLEMS},
+    )
+    handle.__name__ = path.strip("/").replace("/", "_")
+    return route(handle)
+
+
+async def _answer_images(
+    request: Request[Any, Any, Any], worker: WorkerResources, kind: type[P], asking: Asking[P, R], form: ImagesForm
+) -> ASGIResponse:
+    context, pipeline = context_of(request.scope), worker.pipeline
+    with (
+        ClientWatch(request.receive, context.body_limits) as client,
+        pipeline.admission.memory.reserve(context.caller, "the results of this batch") as memory,
+    ):
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
+        names, model = content.names, asking.first(worker, wanted)
+        context.log_fields |= pipeline.log_fields(model)
+        context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
+
+        async def convert(index: int, found: R) -> bytes:
+            def encode() -> tuple[bytes, Mapping[str, int]]:
+                result = form.to_result(wanted, found, Place(index, names[index]))
+                return msgspec.json.encode(result), form.totals(result)
+
+            encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call._replace(is_batch=True).turn())
+            memory.add(len(encoded))
+            answer.totals.update(counts)
+            return encoded
+
+        def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
+            return asking.ask(worker, image, wanted, own_call)
+
+        answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
+        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
+        slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)  # while some are decoded, models answer about others
+        batch = await BatchRequest.open_with(pipeline, content.images, model, ask, call, slots=slots)
+        async with batch.run(answer.add) as done:
+            for image in done:
+                await image
+        if batch.url_hosts:
+            context.log_fields["url_hosts"] = batch.url_hosts
+        answer.log()
+        results = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
+        document = form.document(results=results, failures=answer.failures(names), **answer.summary(), **answer.totals)
+        return LargeResponse(msgspec.json.encode(document), JSON, pipeline.admission.memory)

@@ -1,0 +1,148 @@
+"""POST /ocr/predict and /ocr/batch: the text in an image, or in several."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app.api.answering.native import rounded, to_scores
+from app.api.answering.schema import ImageSize
+from app.api.dependencies import WorkerResources
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import Url
+from app.api.routes import ModelRoute
+from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
+from app.api.sight.images import Documents, form_of, images_route
+from app.cascade.definition import Cascade
+from app.cascade.run import CascadeAnswer
+from app.errors import NotOffered
+from app.model.heads import TextDetectionHead
+from app.pipeline.results import TextLine, TextRegions
+
+MIN_SCORE = 0.8
+"""Default of the minimum score of a text."""
+_Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+class OcrBatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for the text in several images."""
+
+    min_det_score: Annotated[_Score, Meta(description="Minimum score of the place of a line of text.")] = 0.5
+    min_rec_score: Annotated[_Score, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
+    filter_by_score: Annotated[
+        bool,
+        Meta(description="`false`: both minimum scores are ignored, and lines in which nothing was read are returned, too."),
+    ] = True
+
+
+class OcrParameters(OcrBatchParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for the text in one image."""
+
+    url: Url = None
+
+
+class TextRegion(msgspec.Struct, frozen=True):
+    """A line of text."""
+
+    text: str
+    box: list[float]
+    """Its four corners x y x y ..., clockwise from the top left of the text, in pixels of the upright image."""
+    box_normalized: list[float]
+    """x1 y1 x2 y2 of the upright box around it, as fractions of the image."""
+    det_score: float
+    """Score of the place, from 0 to 1."""
+    rec_score: float
+    """Score of the text, from 0 to 1: the mean of the characters' scores."""
+
+
+class OcrAnswer(Answer, kw_only=True):
+    """The text in an image, in reading order."""
+
+    status: Literal["success"] = "success"
+    error: None = None
+    """Always null: present for clients of other gateways."""
+    texts: list[str]
+    regions: list[TextRegion]
+    full_text: str
+    """The texts, one a line."""
+    num_texts: int
+
+
+class OcrDocument(Documents, kw_only=True):
+    """The text in several images."""
+
+    results: list[OcrAnswer]
+    total_text_regions: int = 0
+    images_with_text: int = 0
+
+
+def read_regions(found: CascadeAnswer, min_score: float | None = MIN_SCORE) -> list[TextRegion]:
+    """Return the lines of text that the cascade `ocr` has found, in reading order.
+
+    Those whose text has a lower score are left out, and those without text; none with None. Raises the error of a step.
+    """
+    places, lines = found.require("lines").results, found.require("text")
+    if not places:
+        return []
+    where = places[0]
+    assert isinstance(where, TextRegions)  # noqa: S101 - of a text detector
+    boxes = np.concatenate([where.corners.min(axis=1), where.corners.max(axis=1)], axis=1)
+    corners, fractions = rounded(where.corners.reshape(-1, 8)), to_fractions(boxes, where.width, where.height)
+    scores = to_scores(where.scores)
+    return [
+        TextRegion(line.text, corners[index], fractions[index], scores[index], round(line.score, 4))
+        for index, line in zip(lines.objects, lines.results, strict=True)
+        if isinstance(line, TextLine) and (min_score is None or (line.text and line.score >= min_score))
+    ]
+
+
+def texts_of(regions: list[TextRegion]) -> dict[str, Any]:
+    """Return the fields `texts`, `full_text` and `num_texts`, which all answers with text have."""
+    texts = [region.text for region in regions]
+    return {"texts": texts, "full_text": "\n".join(texts), "num_texts": len(texts)}
+
+
+def _choose(worker: WorkerResources, wanted: OcrBatchParameters) -> Cascade:
+    cascade = named_cascade(worker, "ocr", "lines", "text")
+    return cascade.vary(lines={"confidence": wanted.min_det_score}) if wanted.filter_by_score else cascade
+
+
+def _to_answer(wanted: OcrBatchParameters, found: CascadeAnswer) -> OcrAnswer:
+    regions = read_regions(found, wanted.min_rec_score if wanted.filter_by_score else None)
+    return OcrAnswer(regions=regions, image=ImageSize(found.width, found.height), truncated=found.truncated, **texts_of(regions))
+
+
+def _totals(answer: OcrAnswer) -> dict[str, int]:
+    return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
+
+
+@ModelRoute("/ocr/search", task=None, include_in_schema=False)
+async def search() -> ASGIResponse:
+    """Say that texts are not searched."""
+    raise NotOffered("/ocr/search is not there yet; /ocr/predict gives the text of an image")
+
+
+ROUTES = [
+    search,
+    image_route(
+        "/ocr/predict",
+        TextDetectionHead.task,
+        OcrParameters,
+        by_cascade(_choose),
+        _to_answer,
+        response=OcrAnswer,
+        summary="Read the text in an image",
+        description="Find lines of text, turn those that are upside down, and read each. Lines are in reading order.",
+    ),
+    images_route(
+        "/ocr/batch",
+        TextDetectionHead.task,
+        OcrBatchParameters,
+        by_cascade(_choose),
+        form_of(_to_answer, _totals, OcrDocument),
+        response=OcrDocument,
+        summary="Read the text in several images",
+    ),
+]

@@ -1,0 +1,116 @@
+"""Faces: those that the detector finds, described and compared; off unless the setting is on."""
+
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from io import BytesIO
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from tests.fakes.models import FACE, RECTANGLES, SIZE
+from tests.support import SCENE, json, started
+
+
+def bmp(image: Image.Image) -> bytes:
+    image.save(file := BytesIO(), "BMP")
+    return file.getvalue()
+
+
+NOBODY = bmp(Image.new("RGB", (64, 64), "white"))
+
+
+@pytest.fixture(scope="module")
+async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application with faces."""
+    assert triton.poll() is None
+    async with started(create_app(msgspec.structs.replace(settings, faces=True))) as client:
+        yield client
+
+
+@pytest.mark.parametrize("route", ["detect", "recognize", "verify"])
+async def test_faces_are_off_by_default(client: httpx.AsyncClient, route: str) -> None:
+    problem = json(await client.post(f"/faces/{route}", files={"image": SCENE}), 404)
+
+    assert problem["code"] == "not_offered"
+    assert "NEREID_FACES=true" in problem["detail"]
+    assert "biometric" in problem["detail"]
+
+
+@pytest.mark.parametrize("path", ["/faces/search", "/v1/faces/identify"])
+async def test_searches_are_not_there_yet(faces: httpx.AsyncClient, path: str) -> None:
+    problem = json(await faces.post(f"{path}?top_k=5", files={"image": SCENE}), 404)
+
+    assert (problem["code"], problem["detail"].startswith(f"{path.removeprefix('/v1')} is not there yet")) == ("not_offered", True)
+
+
+async def test_boxes_and_landmarks_are_fractions(faces: httpx.AsyncClient) -> None:
+    answer = json(await faces.post("/v1/faces/detect?confidence=0.5", files={"image": SCENE}))
+    surer = json(await faces.post("/faces/detect?confidence=0.85", content=SCENE))
+
+    assert (answer["num_faces"], answer["image"]) == (2, {"width": 200, "height": 100})
+    for face, score, corners in zip(answer["faces"], (0.9, 0.8), RECTANGLES.values(), strict=True):
+        box = np.array(corners) / [*SIZE, *SIZE]
+        points = box[:2] + FACE * (box[2:] - box[:2])
+        assert face.keys() == {"box", "landmarks", "score", "quality"}
+        assert face["score"] == pytest.approx(score, abs=1e-3)
+        assert face["box"] == pytest.approx(box, abs=0.01)
+        assert face["landmarks"] == pytest.approx(points.ravel(), abs=0.02)
+        assert 0 < face["quality"] < face["score"]  # the eyes are near each other
+    assert surer["faces"] == answer["faces"][:1]
+    assert answer.keys() >= {"total_time_ms", "request_id", "status"}
+
+
+async def test_each_face_has_a_vector_of_length_1(faces: httpx.AsyncClient) -> None:
+    detected = json(await faces.post("/faces/detect", content=SCENE))
+    answer = json(await faces.post("/faces/recognize", content=SCENE))
+
+    vectors = np.array(answer["embeddings"])
+    assert answer["faces"] == detected["faces"]
+    assert (vectors.shape, answer["truncated"]) == ((2, 12), False)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx([1, 1], abs=1e-6)
+    # The first face is red, the other one blue.
+    red, _, blue = vectors.reshape(2, 3, 4).sum(axis=2).T
+    assert (red > blue).tolist() == [True, False]
+
+
+async def test_an_image_without_faces_has_none(faces: httpx.AsyncClient) -> None:
+    answer = json(await faces.post("/faces/recognize", content=NOBODY))
+
+    assert (answer["faces"], answer["num_faces"], answer["embeddings"]) == ([], 0, [])
+
+
+async def test_the_largest_faces_of_two_images_are_compared(faces: httpx.AsyncClient) -> None:
+    """In the scene that is the red face, which is also the surer one; in the other image the blue one."""
+    scene = Image.open(BytesIO(SCENE))
+    turned = Image.new("RGB", SIZE, "white")
+    ImageDraw.Draw(turned).rectangle((10, 10, 29, 29), "red")
+    ImageDraw.Draw(turned).rectangle((100, 10, 179, 89), "blue")
+    same = json(await faces.post("/faces/verify", files={"image1": SCENE, "image2": bmp(scene.resize((400, 200)))}))
+    files, data = {"image2": bmp(turned), "image1": SCENE}, {"confidence": "0.3"}
+    other = json(await faces.post("/faces/verify?threshold=0.01", files=files, data=data))
+    encoded = [b64encode(image).decode() for image in (SCENE, bmp(turned))]
+    in_json = json(await faces.post("/faces/verify", json={"images": encoded}))
+
+    assert (same["match"], same["threshold"]) == (True, 0.6)
+    assert same["similarity"] == pytest.approx(1, abs=0.05)
+    assert (same["image1"], same["image2"]) == ({"num_faces": 2, "face_used": 0}, {"num_faces": 2, "face_used": 0})
+    assert other["image2"] == {"num_faces": 2, "face_used": 1}
+    assert other["similarity"] == pytest.approx(1 - 0.4 * 2**0.5 / 0.6, abs=0.02)
+    assert (other["match"], other["threshold"]) == (True, 0.01)
+    assert (in_json["similarity"], in_json["match"]) == (other["similarity"], False)
+
+
+async def test_the_image_without_a_face_is_named(faces: httpx.AsyncClient) -> None:
+    problem = json(await faces.post("/faces/verify", files={"image1": SCENE, "image2": NOBODY}), 400)
+    alone = json(await faces.post("/faces/verify", files={"image1": SCENE}), 400)
+    broken = json(await faces.post("/faces/verify", files={"image1": b"nothing", "image2": SCENE}), 415)
+
+    assert (problem["code"], problem["detail"].partition(":")[0]) == ("no_face", "image2")
+    assert "found 1" in alone["detail"]
+    assert "index 0" in broken["detail"]

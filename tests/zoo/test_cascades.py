@@ -1,0 +1,125 @@
+"""Cascades of a user's own: what `nereid add` refuses, and what it writes."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from app.api.answering.schema import Detection, DetectResponse
+from app.cascade import catalog
+from app.embedded import control
+from app.embedded.server import EmbeddedTriton
+from app.host.program import CommandError
+from app.settings.schema import Settings
+from app.zoo import cascades
+from app.zoo.repository import Repository
+from tests.fakes import models
+from tests.support import free_port
+
+PLATES = """
+title = "Number plates"
+[steps.plate]
+model = "six_columns"
+confidence = 0.4
+[steps.text]
+model = "stretched_columns"
+of = "plate"
+margin = 0.1
+classes = ["red"]
+"""
+
+
+@pytest.fixture(scope="module")
+def models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    models.write(folder)
+    return folder
+
+
+@pytest.fixture
+def writable(models_folder: Path, tmp_path: Path) -> Repository:
+    """A repository with the small models, and no cascades."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for model in models_folder.iterdir():
+        (folder / model.name).symlink_to(model)
+    return Repository(folder)
+
+
+def add(repository: Repository, text: str, name: str | None = None, **settings: str) -> None:
+    path = repository.path.with_name("plates.toml")
+    path.write_text(text)
+    given = Settings(model_repository=str(repository.path), **settings)  # type: ignore[arg-type]
+    cascades.add(path, name, repository, partial(control.read_spec, given))
+
+
+def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    add(writable, PLATES)
+    assert "POST /predict/plates asks plate (six_columns), text (stretched_columns of plate)" in capsys.readouterr().err
+    add(writable, PLATES.replace("0.4", "0.6"), "doors")
+    add(writable, PLATES.replace("0.4", "0.5"))
+
+    found = catalog.read(writable.path / catalog.FILE)
+    assert {name: one.steps["plate"].confidence for name, one in found.items()} == {"doors": 0.6, "plates": 0.5}
+    assert found["plates"].steps["text"].classes == ("red",)
+    assert "turned_by" not in (writable.path / catalog.FILE).read_text()
+    assert cascades.put("doors", None, writable)
+    assert not cascades.put("doors", None, writable)
+    assert [*catalog.read(writable.path / catalog.FILE)] == ["plates"]
+    assert {path.name for path in writable.path.glob(".*")} == {".lock"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[steps.plate]", "[steps.plate", "plates.toml: Expected ']'"),
+        (PLATES, "", "plates.toml: Object missing required field `steps`"),
+        ("[steps.text]", "[steps.Text]", "matching regex"),
+        ("margin = 0.1", "margin = 7", "plates.toml: [steps.text] Expected `float` <= 1.0 - at `$.margin`"),
+        ("margin", "edge", "plates.toml: [steps.text] Object contains unknown field `edge`"),
+        ('of = "plate"', 'of = "door"', "plates.toml: text: `of` names no step before it"),
+        ('"six_columns"', '"six_rows"', "[steps.plate] model: neither"),
+        ('"six_columns"', '"six_columns:3"', "a Triton elsewhere has six_columns:3"),
+        ("steps.text", "steps.mask", "[steps.mask] the answer has a field of this name"),
+        ('"red"', '"rod"', "[steps.text] classes: six_columns has no class rod; did you mean red?"),
+        ("margin = 0.1", 'crop = "corners"', "[steps.text] crop: six_columns is a detector, whose objects have no corners"),
+        ("margin = 0.1", 'crop = "landmarks"', "crop: stretched_columns wants 0 landmarks, and six_columns finds 0"),
+        ('"six_columns"', '"sorter"', "[steps.plate] model: sorter is a classifier, which finds no objects"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_table_and_key(writable: Repository, old: str, new: str, said: str) -> None:
+    text = (writable.path / "six_columns" / "config.pbtxt").read_text()
+    folder = writable.path / "sorter"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(text.replace("six_columns", "sorter").replace("[2, 6]", "[2]"))
+    with pytest.raises(CommandError) as refused:
+        add(writable, PLATES.replace(old, new))
+
+    assert said in str(refused.value)
+    assert not (writable.path / catalog.FILE).exists()
+
+
+@pytest.mark.parametrize(("name", "said"), [("ocr", "a cascade of the program"), ("fragile", "is a model"), ("a b", "not a name")])
+def test_a_name_has_one_meaning(writable: Repository, name: str, said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        add(writable, PLATES, name)
+
+
+def test_no_step_has_the_name_of_a_field_of_the_answer() -> None:
+    fields = {*Detection.__struct_encode_fields__, *DetectResponse.__struct_encode_fields__}
+
+    assert all(map(cascades.RESERVED.fullmatch, fields))
+
+
+def test_models_of_a_triton_elsewhere_are_known(tmp_path: Path, settings: Settings, triton: EmbeddedTriton) -> None:
+    assert triton.poll() is None
+    repository, endpoint = Repository(tmp_path / "none"), settings.triton_address
+    with pytest.raises(CommandError, match="is a model"):
+        add(repository, PLATES, "fragile", triton_endpoints=endpoint)
+    with pytest.raises(CommandError, match="a Triton elsewhere has six_rows"):
+        add(repository, PLATES.replace("six_columns", "six_rows"), triton_endpoints=endpoint)
+    add(repository, PLATES.replace("six_columns", "two_versions:1"), triton_endpoints=endpoint)
+
+    assert catalog.read(repository.path / catalog.FILE)["plates"].model == "two_versions:1"
+    with pytest.raises(CommandError, match="plates: failed to connect"):
+        add(repository, PLATES, triton_endpoints=f"127.0.0.1:{free_port()}")
