@@ -15,7 +15,7 @@ from app.expected import suggestion
 from app.imaging.header import count_pixels, is_decoded_apart
 from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
-from app.model.heads import Task
+from app.model.heads import HEADS, Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import preprocess, saturation
@@ -61,8 +61,8 @@ class Models(NamedTuple):
     """The default model; the gateway is ready if this model is."""
     by_task: Mapping[Task, str] = MappingProxyType({})
     """Default models of tasks for which it is another one."""
-    pullable: frozenset[str] = frozenset()
-    """Models that `pull` can download."""
+    pullable: Mapping[str, str] = MappingProxyType({})
+    """What `pull` takes for the models that it can download: their names, or those of their sets."""
     unloadable: Callable[[Container[str]], Mapping[str, Unloadable]] = lambda _: {}
     """Reads the model repository for models that Triton cannot load, except those that it has loaded."""
     last_change: Callable[[], int] = int
@@ -160,13 +160,17 @@ class Pipeline:
                     raise ModelNotReady("the model is not loaded any more") from None
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
-                detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
-            elif name in self._task_models.values():
+                detail += f"; {self.how_to_pull(name)}"
+            elif name in {self._task_models.get(task) for task in HEADS}:
                 detail += f"; add it: `yolo export model={name}.pt format=onnx dynamic=True`, then `nereid add {name}.onnx`"
             if detail:
                 raise UnknownModel(f"Triton does not have {name}{detail}") from None
             similar = suggestion(name, [*error.models, *self.pullable]) or ";"
             raise UnknownModel(f"{error.detail}{similar} GET /models lists those that exist") from None
+
+    def how_to_pull(self, name: str) -> str:
+        """Tell how to get a model that can be pulled."""
+        return f"get it with `nereid pull {self.pullable[name]}` or `./just pull {self.pullable[name]}`"
 
     def using(self, model: str) -> AbstractContextManager[None]:
         """Keep a model loaded that may be unloaded when no request uses it."""

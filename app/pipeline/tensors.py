@@ -49,8 +49,8 @@ async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
     return await attempt()
 
 
-async def run_text(pipeline: Pipeline, model: str, text: str, call: CallContext) -> Embedding:
-    """Ask a model whose input is one text, of type BYTES, for the vector that describes it.
+async def run_text(pipeline: Pipeline, model: str, version: int | None, text: bytes, call: CallContext) -> Embedding:
+    """Ask a model whose input is one text, of type BYTES and in UTF-8, for the vector that describes it.
 
     Raises:
         UnsupportedModel: The model takes no text.
@@ -58,19 +58,18 @@ async def run_text(pipeline: Pipeline, model: str, text: str, call: CallContext)
     """
 
     async def attempt() -> Embedding:
-        reference, own_call = pipeline.choose(model, None, call)
+        reference, own_call = pipeline.choose(model, version, call)
         pipeline.check_circuit(reference)
         with pipeline.using(reference):
             spec = await pipeline.prepare(reference, call.deadline, call.caller)
             spec.expect_head(EmbeddingHead)
             if spec.dtype is not None:
                 raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
-            tensor = np.empty(bytes_element_size(data), np.uint8)
-            write_bytes_element(data, tensor)
+            tensor = np.empty(bytes_element_size(text), np.uint8)
+            write_bytes_element(text, tensor)
             result = await pipeline.run_tensor(tensor, spec, own_call)
         return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
 
-    data = text.encode()
     with suppress(ModelReplaced):
         return await attempt()
     return await attempt()

@@ -368,6 +368,34 @@ def find(request):
     return table
 """
 
+_TEXT_CONFIG = """
+name: "letters"
+backend: "python"
+max_batch_size: 0
+instance_group [ { kind: KIND_CPU } ]
+input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "vector" data_type: TYPE_FP32 dims: [ 4 ] }
+parameters { key: "task" value { string_value: "embedding" } }
+parameters { key: "square" value { string_value: "32" } }
+"""
+
+# Counts the bytes a, b, c, and others.
+_TEXT_MODEL = """
+import numpy as np
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [triton.InferenceResponse([triton.Tensor("vector", count(request))]) for request in requests]
+
+
+def count(request):
+    text = triton.get_input_tensor_by_name(request, "text").as_numpy()[0]
+    found = [text.count(letter) for letter in (b"a", b"b", b"c")]
+    return np.array([*found, len(text) - sum(found)], np.float32)
+"""
+
 
 def write(repository: Path) -> None:
     """Put all of them into a model repository, one of them a second time with its batch dimension written out.
@@ -390,7 +418,8 @@ def write(repository: Path) -> None:
     (weights,) = (node for node in model.graph.node if node.output == ["weights"])
     weights.attribute[0].floats[:] = [0.6, 0.5]
     onnx.save(model, repository / "two_versions" / "2" / "model.onnx")
-    folder = repository / "file_in" / "1"
-    folder.mkdir(parents=True)
-    (folder / "model.py").write_text(dedent(_FILE_MODEL), encoding="utf-8")
-    (folder.parent / "config.pbtxt").write_text(_FILE_CONFIG, encoding="utf-8")
+    for name, program, text in (("file_in", _FILE_MODEL, _FILE_CONFIG), ("letters", _TEXT_MODEL, _TEXT_CONFIG)):
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(dedent(program), encoding="utf-8")
+        (folder.parent / "config.pbtxt").write_text(text, encoding="utf-8")

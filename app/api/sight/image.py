@@ -1,5 +1,6 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -8,6 +9,7 @@ import numpy as np
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from app.api.answering.native import rounded
@@ -42,16 +44,19 @@ class ImageParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What every answer about an image has."""
+    """What every answer about an image has: in a batch its place there, otherwise time and id of the request."""
 
     image: ImageSize
     truncated: bool = False
     """Whether there was more in the image than a request is answered about."""
-    total_time_ms: float = 0.0
-    request_id: str = ""
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+    """Position in the request, from 0."""
+    total_time_ms: float | UnsetType = UNSET
+    request_id: str | UnsetType = UNSET
 
     def complete(self, context: RequestContext) -> "Answer":
-        """Set the last two fields; return the answer."""
+        """Set what the answer to a request about one image ends with; return the answer."""
         self.total_time_ms, self.request_id = round(context.timing.total, 2), context.request_id
         return self
 
@@ -157,5 +162,5 @@ def counts_of(answer: msgspec.Struct) -> dict[str, int]:
 
 def to_fractions(points: NDArray[np.float32], width: int, height: int) -> list[list[float]]:
     """Return rows of x y x y ... in pixels, of any shape (n, ...), as rows of fractions of an image of this size."""
-    rows = points.reshape(len(points), -1).astype(np.float64)
+    rows = points.reshape(len(points), math.prod(points.shape[1:])).astype(np.float64)
     return rounded(rows / np.resize([width, height], rows.shape[1]), _FRACTION_DIGITS)

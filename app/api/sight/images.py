@@ -20,7 +20,7 @@ from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
-from app.api.sight.image import Asking, P, R
+from app.api.sight.image import Answer, Asking, P, R
 from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
@@ -62,6 +62,19 @@ class ImagesForm(NamedTuple):
     """Returns what a result adds to the document's totals."""
     document: Callable[..., msgspec.Struct]
     """Makes the document, such as one of `Documents`, from its fields."""
+
+
+def form_of(
+    to_answer: Callable[[Any, R], Answer], totals: Callable[[Any], Mapping[str, int]], document: Callable[..., Documents]
+) -> ImagesForm:
+    """Return the form of a batch whose results are what `to_answer` makes for a request about one image."""
+
+    def to_result(wanted: object, found: R, place: Place) -> Answer:
+        answer = to_answer(wanted, found)
+        answer.image_index, answer.filename = place
+        return answer
+
+    return ImagesForm(to_result, totals, document)
 
 
 def images_route(  # noqa: PLR0913 - the properties of a route

@@ -12,7 +12,7 @@ from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import Url
 from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
-from app.api.sight.images import Documents, ImagesForm, Place, images_route
+from app.api.sight.images import Documents, form_of, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.model.heads import TextDetectionHead
@@ -58,34 +58,19 @@ class OcrAnswer(Answer, kw_only=True):
     """The text in an image, in reading order."""
 
     status: Literal["success"] = "success"
+    error: None = None
+    """Always null: present for clients of other gateways."""
     texts: list[str]
     regions: list[TextRegion]
     full_text: str
     """The texts, one a line."""
     num_texts: int
-    error: None = None
-    """Always null: present for clients of other gateways."""
-
-
-class OcrResult(msgspec.Struct, kw_only=True):
-    """The text in one image of a batch, in reading order."""
-
-    filename: str | None
-    image_index: int
-    """Position in the request, from 0."""
-    status: Literal["success"] = "success"
-    error: None = None
-    texts: list[str]
-    full_text: str
-    num_texts: int
-    image: ImageSize
-    truncated: bool
 
 
 class OcrDocument(Documents, kw_only=True):
     """The text in several images."""
 
-    results: list[OcrResult]
+    results: list[OcrAnswer]
     total_text_regions: int = 0
     images_with_text: int = 0
 
@@ -121,23 +106,13 @@ def _choose(worker: WorkerResources, wanted: OcrBatchParameters) -> Cascade:
     return cascade.vary(lines={"confidence": wanted.min_det_score}) if wanted.filter_by_score else cascade
 
 
-def _read(wanted: OcrBatchParameters, found: CascadeAnswer) -> list[TextRegion]:
-    return read_regions(found, wanted.min_rec_score if wanted.filter_by_score else None)
+def _to_answer(wanted: OcrBatchParameters, found: CascadeAnswer) -> OcrAnswer:
+    regions = read_regions(found, wanted.min_rec_score if wanted.filter_by_score else None)
+    return OcrAnswer(regions=regions, image=ImageSize(found.width, found.height), truncated=found.truncated, **texts_of(regions))
 
 
-def _to_answer(wanted: OcrParameters, found: CascadeAnswer) -> OcrAnswer:
-    regions = _read(wanted, found)
-    size = ImageSize(found.width, found.height)
-    return OcrAnswer(regions=regions, image=size, truncated=found.truncated, **texts_of(regions))
-
-
-def _to_result(wanted: OcrBatchParameters, found: CascadeAnswer, place: Place) -> OcrResult:
-    size = ImageSize(found.width, found.height)
-    return OcrResult(image=size, truncated=found.truncated, **texts_of(_read(wanted, found)), **place._asdict())
-
-
-def _totals(result: OcrResult) -> dict[str, int]:
-    return {"total_text_regions": result.num_texts, "images_with_text": int(result.num_texts > 0)}
+def _totals(answer: OcrAnswer) -> dict[str, int]:
+    return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
 
 
 ROUTES = [
@@ -156,7 +131,7 @@ ROUTES = [
         TextDetectionHead.task,
         OcrBatchParameters,
         by_cascade(_choose),
-        ImagesForm(_to_result, _totals, OcrDocument),
+        form_of(_to_answer, _totals, OcrDocument),
         response=OcrDocument,
         summary="Read the text in several images",
     ),

@@ -1,10 +1,12 @@
-"""Vectors of images, of several images and of boxes: those that the network gives for the pixels it gets."""
+"""Vectors of images, of several images, of boxes and of texts: those that the network gives for what it gets."""
+
+from base64 import b64encode
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.support import SCENE, json
+from tests.support import NEEDS_BYTES, SCENE, json
 
 
 async def test_the_vector_of_an_image_has_length_1_and_is_that_of_predict(client: httpx.AsyncClient) -> None:
@@ -38,3 +40,78 @@ async def test_another_task_is_the_wrong_one(client: httpx.AsyncClient) -> None:
 
     assert (wrong["code"], also_wrong["code"]) == ("wrong_task", "wrong_task")
     assert "POST /embed/image" in also_wrong["detail"]
+
+
+async def test_each_image_of_a_batch_has_a_vector_or_an_error(client: httpx.AsyncClient) -> None:
+    alone = json(await client.post("/embed/image", content=SCENE))
+    files = [("images", (f"{index}.bmp", content)) for index, content in enumerate((SCENE, b"nothing", SCENE))]
+    answer = json(await client.post("/embed/batch?use_cache=true", files=files))
+
+    assert {name: answer[name] for name in ("total", "successful", "failed", "status")} == {
+        "total": 3,
+        "successful": 2,
+        "failed": 1,
+        "status": "partial",
+    }
+    first, broken, last = answer["results"]
+    assert first["embedding"] == last["embedding"] == alone["embedding"]
+    assert (first["index"], first["filename"], first["status"], first["error"]) == (0, "0.bmp", "success", None)
+    assert (broken["index"], broken["filename"], broken["status"], broken["embedding"]) == (1, "1.bmp", "error", None)
+    assert broken["error"].startswith("the data is not an image")
+    assert last["index"] == 2
+    assert answer.keys() >= {"total_time_ms", "request_id"}
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["form", "JSON"])
+async def test_the_vector_of_a_box_is_that_of_what_it_cuts_out(client: httpx.AsyncClient, *, is_json: bool) -> None:
+    boxes = [[0.1, 0.3, 0.4, 0.9], [0, 0, 1, 1], [0.999999, 0.999999, 1, 1]]
+    if is_json:
+        answer = json(await client.post("/embed/boxes", json={"image": b64encode(SCENE).decode(), "boxes": boxes}))
+    else:
+        answer = json(await client.post("/embed/boxes", files={"image": SCENE}, data={"boxes": str(boxes)}))
+    whole = json(await client.post("/embed/image", content=SCENE))["embedding"]
+
+    assert (answer["num_boxes"], answer["status"], answer["image"]) == (3, "success", {"width": 200, "height": 100})
+    assert [one["box"] for one in answer["boxes"]] == boxes
+    red, all_of_it, corner = (np.array(one["embedding"]).reshape(3, 4) for one in answer["boxes"])
+    assert red == pytest.approx(np.array([[0.5] * 4, [0] * 4, [0] * 4]), abs=1e-6)
+    assert all_of_it.ravel().tolist() == whole
+    assert np.ptp(corner) == pytest.approx(0, abs=1e-6)  # of white
+
+
+async def test_there_may_be_no_boxes_at_all(client: httpx.AsyncClient) -> None:
+    answer = json(await client.post("/embed/boxes?boxes=[]", content=SCENE))
+
+    assert (answer["boxes"], answer["num_boxes"], answer["model"]) == ([], 0, None)
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [None, "", "[[0, 0, 1]]", "[[0, 0, 1, 2]]", "[[0.5, 0, 0.5, 1]]", f"[{'[0, 0, 1, 1], ' * 100}[0, 0, 1, 1]]", "[" * 9999],
+)
+async def test_boxes_are_at_most_a_hundred_of_four_fractions(client: httpx.AsyncClient, boxes: str | None) -> None:
+    given = {} if boxes is None else {"boxes": boxes}
+    problem = json(await client.post("/embed/boxes", files={"image": SCENE}, data=given), 400)
+
+    assert problem["code"] == "invalid_parameter"
+    assert problem["detail"].startswith("boxes: ")
+
+
+async def test_a_text_needs_a_model(client: httpx.AsyncClient) -> None:
+    problem = json(await client.post("/embed/text", json={"text": "a red car"}), 404)
+
+    assert problem["code"] == "unknown_model"
+    assert problem["detail"].startswith("texts cannot be described: there is no model embedding_text")
+    for content in (b"{}", b"[]", b'{"text": 3}', b'{"text": ""}', b'{"text": "%s"}' % (b"x" * 4097)):
+        assert json(await client.post("/embed/text", content=content), 400)["code"] == "malformed_request"
+
+
+@NEEDS_BYTES
+async def test_the_vector_of_a_text_is_that_of_a_model_whose_input_is_one(client: httpx.AsyncClient) -> None:
+    answer = json(await client.post("/v1/embed/text?model=letters", json={"text": "abß"}))
+
+    counts = np.array([1, 1, 0, 2])  # of a, b, c and other bytes
+    assert answer["embedding"] == pytest.approx(counts / np.linalg.norm(counts), abs=1e-6)
+    assert (answer["embedding_norm"], answer["text"], answer["status"]) == (pytest.approx(6**0.5), "abß", "success")
+    assert json(await client.post("/embed/text?model=embedding", json={"text": "a"}), 502)["code"] == "unsupported_model"
+    assert json(await client.post("/embed/text?model=six_columns", json={"text": "a"}), 400)["code"] == "wrong_task"

@@ -1,0 +1,238 @@
+"""POST /analyze and /analyze/batch: objects, faces, text and vectors from one decoded image; each part can fail alone."""
+
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from app.api.answering.native import objects
+from app.api.answering.schema import ImageSize
+from app.api.answering.vectors import to_norm, to_vector
+from app.api.context import RequestContext
+from app.api.dependencies import WorkerResources
+from app.api.parameters.parse import ModelParameters
+from app.api.parameters.tasks import Url
+from app.api.sight.face import Face, to_faces
+from app.api.sight.image import Answer, by_cascade, image_route, named_cascade
+from app.api.sight.images import Documents, form_of, images_route
+from app.api.sight.ocr import read_regions, texts_of
+from app.cascade.definition import Cascade, Step
+from app.cascade.run import CascadeAnswer, StepAnswer
+from app.errors import GatewayError, UnknownModel, UnknownVersion, WrongTask
+from app.model.heads import DetectionHead
+from app.model.reference import refer_to
+from app.pipeline.results import Detections, Embedding
+
+_MODEL_ERRORS = (UnknownModel, UnknownVersion, WrongTask)
+_Score = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Parameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    include_embedding: Annotated[bool, Meta(description="Whether the image and each object get a vector.")] = False
+    include_face_embeddings: Annotated[bool, Meta(description="Whether each face gets a vector.")] = False
+    confidence: Annotated[_Score, Meta(description="Minimum confidence of an object.")] = 0.25
+    face_confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+    enable_ocr: Annotated[bool, Meta(description="Whether text is read.")] = True
+
+
+class AnalyzeParameters(_Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for all that is known of one image; `model` is that of the objects."""
+
+    url: Url = None
+
+
+class AnalyzeBatchParameters(_Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for all that is known of several images; `model` is that of the objects."""
+
+    enable_ocr: Annotated[bool, Meta(description="Whether text is read.")] = False
+    include_full_results: Annotated[
+        bool, Meta(description="Whether each result has its objects, faces, text and vector, and not only their numbers.")
+    ] = False
+
+
+class AnalyzedObject(msgspec.Struct):
+    """An object in an image."""
+
+    box: list[float]
+    """x1 y1 x2 y2 as fractions of the upright image."""
+    confidence: float
+    class_id: int
+    class_name: str
+    embedding: list[float] | None = None
+    """The vector of the object, of length 1, for `include_embedding`."""
+
+
+class AnalyzedText(msgspec.Struct, kw_only=True):
+    """The text in an image: all lists have one entry for each line, in reading order."""
+
+    texts: list[str]
+    boxes: list[list[float]]
+    """Four corners x y x y ..., in pixels of the upright image."""
+    boxes_normalized: list[list[float]]
+    """x1 y1 x2 y2 as fractions of the image."""
+    det_scores: list[float]
+    rec_scores: list[float]
+    full_text: str
+    num_texts: int
+
+
+class PartFailure(msgspec.Struct):
+    """Why a part of the answer is empty: as a request for this part alone would tell it."""
+
+    code: str
+    detail: str
+
+
+class AnalyzeAnswer(Answer, kw_only=True):
+    """All that is known of an image."""
+
+    status: Literal["success", "partial"] = "success"
+    """`partial` if a part failed, or its model is not there."""
+    errors: dict[str, PartFailure]
+    """By part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`."""
+    detections: list[AnalyzedObject] | None = field(default_factory=list)
+    """By descending confidence."""
+    num_detections: int = 0
+    faces: list[Face] | None = field(default_factory=list)
+    """By descending score; none unless the gateway is set up for faces."""
+    num_faces: int = 0
+    global_embedding: list[float] | None = None
+    """The vector of the image, of length 1, for `include_embedding`."""
+    embedding_norm: float | None = None
+    """Length of the model's own vector."""
+    ocr: AnalyzedText | None = None
+    has_text: bool = False
+    timing: dict[str, float] | None = None
+    """Milliseconds of each step, which overlap."""
+    error: None = None
+    """Always null: present for clients of other gateways."""
+
+    def complete(self, context: RequestContext) -> Answer:
+        """Set what is measured; return the answer."""
+        self.timing = {f"{step}_ms": round(end - begin, 2) for step, (begin, end) in context.timing.steps.items()}
+        return super().complete(context)
+
+
+class AnalyzeDocument(Documents, kw_only=True):
+    """What is known of several images."""
+
+    results: list[AnalyzeAnswer]
+    total_detections: int = 0
+    total_faces: int = 0
+    images_with_text: int = 0
+
+
+def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
+    """Put the cascade together from the detector and the cascades `embedding`, `faces` and `ocr`."""
+    detector = refer_to(wanted.model or worker.pipeline.default_for(DetectionHead.task), wanted.version)
+    steps = {"objects": Step(model=detector, confidence=wanted.confidence)}
+    if wanted.include_embedding:
+        image = named_cascade(worker, "embedding", "image").steps["image"]
+        steps |= {"image": image, "object_embeddings": msgspec.structs.replace(image, of="objects")}
+    if worker.deployment.has_faces:
+        faces = named_cascade(worker, "faces", "faces").vary(faces={"confidence": wanted.face_confidence})
+        steps |= (faces if wanted.include_face_embeddings else faces.without("descriptions")).steps
+    if wanted.enable_ocr:
+        steps |= named_cascade(worker, "ocr", "lines", "text").steps
+    return Cascade(name="analyze", steps=steps)
+
+
+def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
+    """Describe each part; one that failed is empty.
+
+    Raises:
+        UnknownModel, UnknownVersion, WrongTask: The detector is not there, or is none.
+    """
+    answer = AnalyzeAnswer(errors={}, image=ImageSize(found.width, found.height), truncated=found.truncated)
+    for step, (part, describe) in _PARTS.items():
+        try:
+            if step in found.steps:
+                describe(answer, found, found.require(step))
+        except GatewayError as error:
+            if part == "detections" and isinstance(error, _MODEL_ERRORS):
+                raise
+            answer.errors[part] = PartFailure(error.code, error.detail)
+    answer.status = "partial" if answer.errors else "success"
+    if isinstance(wanted, AnalyzeBatchParameters) and not wanted.include_full_results:
+        answer.detections = answer.faces = answer.global_embedding = answer.ocr = None
+    return answer
+
+
+def _describe_objects(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
+    result = step.results[0]
+    if not isinstance(result, Detections):
+        raise WrongTask(f"{result.spec.name} finds no objects")
+    answer.detections = list(starmap(AnalyzedObject, objects(result, "normalized")))
+    answer.num_detections = len(answer.detections)
+
+
+def _describe_faces(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
+    answer.faces = to_faces(step.results[0])
+    for face in answer.faces:
+        face.embedding = None
+    answer.num_faces = len(answer.faces)
+
+
+def _describe_image(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
+    if isinstance(own := step.results[0], Embedding):
+        answer.global_embedding, answer.embedding_norm = to_vector(own.vector), to_norm(own.norm)
+
+
+def _add_vectors(described: Sequence[AnalyzedObject | Face], step: StepAnswer) -> None:
+    for index, result in zip(step.objects, step.results, strict=True):
+        if isinstance(result, Embedding):
+            described[index].embedding = to_vector(result.vector)
+
+
+def _describe_text(answer: AnalyzeAnswer, found: CascadeAnswer, _: StepAnswer) -> None:
+    regions = read_regions(found)
+    answer.has_text = bool(regions)
+    answer.ocr = AnalyzedText(
+        boxes=[region.box for region in regions],
+        boxes_normalized=[region.box_normalized for region in regions],
+        det_scores=[region.det_score for region in regions],
+        rec_scores=[region.rec_score for region in regions],
+        **texts_of(regions),
+    )
+
+
+_PARTS: dict[str, tuple[str, Callable[[AnalyzeAnswer, CascadeAnswer, StepAnswer], None]]] = {
+    "objects": ("detections", _describe_objects),
+    "image": ("embedding", _describe_image),
+    "object_embeddings": ("embedding", lambda answer, _, step: _add_vectors(answer.detections or (), step)),
+    "faces": ("faces", _describe_faces),
+    "descriptions": ("face_embeddings", lambda answer, _, step: _add_vectors(answer.faces or (), step)),
+    "lines": ("ocr", _describe_text),
+}
+"""By step, in this order: the part of the answer that it is about, and what describes it there."""
+
+
+def _totals(answer: AnalyzeAnswer) -> dict[str, int]:
+    totals = {"total_detections": answer.num_detections, "total_faces": answer.num_faces}
+    return totals | {"images_with_text": int(answer.has_text)}
+
+
+ROUTES = [
+    image_route(
+        "/analyze",
+        DetectionHead.task,
+        AnalyzeParameters,
+        by_cascade(_choose),
+        _to_answer,
+        response=AnalyzeAnswer,
+        summary="Find objects, faces and text in an image, and describe them by vectors",
+        description="The image is decoded once, and its parts are answered side by side. A part that fails is empty, and `errors` "
+        "says why; only if all fail, or the detector is not there, the request fails.",
+    ),
+    images_route(
+        "/analyze/batch",
+        DetectionHead.task,
+        AnalyzeBatchParameters,
+        by_cascade(_choose),
+        form_of(_to_answer, _totals, AnalyzeDocument),
+        response=AnalyzeDocument,
+        summary="Find objects, faces and text in several images",
+    ),
+]

@@ -1,0 +1,261 @@
+"""POST /embed/batch, /embed/boxes and /embed/text: vectors of several images, of parts of one, and of a text."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from litestar import Request
+from litestar.response.base import ASGIResponse
+from msgspec import Meta
+
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import ImageSize, ModelUsed
+from app.api.answering.vectors import to_norm, to_vector
+from app.api.batch.answer import BatchFailure
+from app.api.context import context_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import PROBLEMS, describe
+from app.api.parameters.parse import ModelParameters
+from app.api.parameters.tasks import EmbeddingParameters, Url
+from app.api.receiving import intake
+from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_document
+from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.content_type import JSON
+from app.api.routes import ModelRoute
+from app.api.sight.image import Answer, Asking, image_route
+from app.api.sight.images import ImagesForm, Place, images_route
+from app.cascade.run import ask_about_each
+from app.errors import InvalidParameter, MalformedRequest, UnknownModel
+from app.imaging.patch import Patch
+from app.pipeline.call import CallContext
+from app.pipeline.results import Embedding
+from app.pipeline.tensors import run_text
+
+_TEXT_MODEL = "embedding_text"
+_MAX_BOXES = 100
+_MAX_TEXT_BYTES = 4096
+_EXAMPLE = 'expected a JSON object such as {"text": "a red car"}'
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+_Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
+_Boxes = tuple[ImageSize, Sequence[Any]]
+
+
+class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of one image of a batch, of length 1, or why there is none."""
+
+    index: int
+    filename: str | None
+    embedding: list[float] | None = None
+    embedding_norm: float | None = None
+    model: ModelUsed | None = None
+    status: Literal["success", "error"] = "success"
+    error: str | None = None
+
+
+class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The vectors of several images, in the order of the request."""
+
+    total: int
+    successful: int
+    failed: int
+    results: list[EmbeddedImage]
+    status: Literal["success", "partial", "all_failed"]
+    total_time_ms: float
+    request_id: str
+
+
+class EmbeddedBox(msgspec.Struct, frozen=True):
+    """The vector of a part of an image."""
+
+    box: _Box
+    """That of the request."""
+    embedding: list[float]
+    """Of length 1."""
+
+
+class EmbedBoxesResponse(Answer, kw_only=True):
+    """The vectors of parts of an image, in the order of the request."""
+
+    boxes: list[EmbeddedBox]
+    num_boxes: int
+    status: Literal["success"] = "success"
+    model: ModelUsed | None
+    """The model that described them; null without boxes."""
+
+
+class EmbedTextResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The vector of a text, of length 1."""
+
+    embedding: list[float]
+    embedding_norm: float
+    text: str
+    status: Literal["success"] = "success"
+    model: ModelUsed
+    total_time_ms: float
+    request_id: str
+
+
+class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a request for the vectors of parts of an image."""
+
+    documents = frozenset({"boxes"})
+    url: Url = None
+    boxes: Annotated[
+        str | None,
+        Meta(
+            description=f"The parts: a JSON list of at most {_MAX_BOXES} boxes `[x1, y1, x2, y2]`, corners as fractions of the "
+            "upright image, such as `[[0, 0, 0.5, 1]]`."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.boxes is not None:
+            self.read_boxes()
+
+    def read_boxes(self) -> list[_Box]:
+        """Return the boxes; raise InvalidParameter if there are none, or not valid ones."""
+        try:
+            boxes: list[_Box] = msgspec.json.decode(self.boxes or "", type=Annotated[list[_Box], Meta(max_length=_MAX_BOXES)])
+        except JSON_ERRORS as error:
+            expected = f"a JSON list of at most {_MAX_BOXES} boxes of four numbers from 0 to 1, such as [[0, 0, 0.5, 1]]"
+            raise InvalidParameter(f"boxes: expected {expected}") from error
+        for index, (left, top, right, bottom) in enumerate(boxes):
+            if not (left < right and top < bottom):
+                raise InvalidParameter(f"boxes: that at index {index} is empty; expected x1 < x2 and y1 < y2")
+        return boxes
+
+
+def _first(worker: WorkerResources, wanted: EmbeddingParameters) -> str:
+    options, pipeline = wanted.options, worker.pipeline
+    return pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
+
+
+async def _embed(worker: WorkerResources, image: bytes, wanted: EmbeddingParameters, call: CallContext) -> Embedding:
+    return await worker.pipeline.run(image, wanted.options, call)
+
+
+async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
+    """Return the size of an image, and the vectors of the parts in its boxes."""
+    boxes, pipeline = wanted.read_boxes(), worker.pipeline
+    spec = await pipeline.prepare(_first(worker, wanted), call.deadline, call.caller)
+    wanted.options.reader(spec)  # rejects another task before the image is decoded
+    async with pipeline.decoded(image, call) as whole:
+        height, width = whole.image.shape[:2]
+        parts = _cut(whole, boxes)
+        found = await ask_about_each(pipeline, parts, spec, wanted.options, call)
+    call.timing.lap("infer")
+    return ImageSize(width, height), found
+
+
+def _cut(image: Patch, boxes: Sequence[_Box]) -> list[Patch]:
+    """Return the parts of a decoded image; each has the pixels that its box touches, at least one."""
+    height, width = image.image.shape[:2]
+    # Boxes of answers have six digits, which in pixels are two.
+    corners = (np.reshape(boxes, (-1, 2, 2)) * [width, height]).round(2)
+    first = np.minimum(np.floor(corners[:, 0]), [width - 1, height - 1]).astype(int)
+    last = np.maximum(np.ceil(corners[:, 1]), first + 1).astype(int)
+    return [image._replace(box=(left, top, right, bottom)) for left, top, right, bottom in np.hstack([first, last]).tolist()]
+
+
+def _to_result(_: EmbeddingParameters, found: Embedding, place: Place) -> EmbeddedImage:
+    return EmbeddedImage(
+        index=place.image_index,
+        filename=place.filename,
+        embedding=to_vector(found.vector),
+        embedding_norm=to_norm(found.norm),
+        model=ModelUsed.of(found),
+    )
+
+
+def _to_document(
+    results: Sequence[Any],
+    failures: list[BatchFailure] | None,
+    total_images: int,
+    **others: Any,  # noqa: ANN401 - fields of the response
+) -> EmbedBatchResponse:
+    """Make the response, in which the images that failed are among the results."""
+    fields = {name: others[name] for name in ("status", "total_time_ms", "request_id")}
+    failed = {one.index: one for one in failures or ()}
+    succeeded = iter(results)
+    every: list[Any] = [
+        EmbeddedImage(index=index, filename=one.filename, status="error", error=one.error)
+        if (one := failed.get(index))
+        else next(succeeded)
+        for index in range(total_images)
+    ]
+    return EmbedBatchResponse(total=total_images, successful=len(results), failed=len(failed), results=every, **fields)
+
+
+def _to_boxes(wanted: BoxesParameters, found: _Boxes) -> EmbedBoxesResponse:
+    size, vectors = found
+    boxes = [EmbeddedBox(box, to_vector(one.vector)) for box, one in zip(wanted.read_boxes(), vectors, strict=True)]
+    return EmbedBoxesResponse(image=size, boxes=boxes, num_boxes=len(boxes), model=ModelUsed.of(vectors[0]) if vectors else None)
+
+
+def _parse_text(data: bytes, _: str, kind: type[ModelParameters]) -> ParsedBody:
+    content, pairs = parse_document(data, "text", kind, _EXAMPLE)
+    return ParsedBody(decode(content, str, _EXAMPLE).encode(), pairs)
+
+
+@ModelRoute(
+    "/embed/text",
+    task=None,
+    takes="text",
+    summary="Describe a text by a vector",
+    responses={**describe(200, EmbedTextResponse, "The vector"), **PROBLEMS},
+)
+async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+    """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
+
+    The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.
+    """
+    context = context_of(request.scope)
+    context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], ModelParameters, _parse_text)
+        if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
+            raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
+        try:
+            found = await run_text(worker.pipeline, wanted.model or _TEXT_MODEL, wanted.version, content.image, call)
+        except UnknownModel as error:
+            if wanted.model is not None:
+                raise
+            raise UnknownModel(
+                f"texts cannot be described: there is no model {_TEXT_MODEL}, which has to be added; its input is a text, of type "
+                "BYTES, and its vectors can be compared with those of the images' model"
+            ) from error
+    answer = EmbedTextResponse(
+        embedding=to_vector(found.vector),
+        embedding_norm=to_norm(found.norm),
+        text=content.image.decode(),
+        model=ModelUsed.of(found),
+        total_time_ms=round(context.timing.total, 2),
+        request_id=context.request_id,
+    )
+    return JsonResponse(msgspec.json.encode(answer))
+
+
+ROUTES = [
+    images_route(
+        "/embed/batch",
+        "embedding",
+        EmbeddingParameters,
+        Asking(_first, _embed),
+        ImagesForm(_to_result, lambda _: {}, _to_document),
+        response=EmbedBatchResponse,
+        summary="Describe several images by vectors",
+    ),
+    image_route(
+        "/embed/boxes",
+        "embedding",
+        BoxesParameters,
+        Asking(_first, _embed_boxes),
+        _to_boxes,
+        response=EmbedBoxesResponse,
+        summary="Describe parts of an image by vectors",
+        description="Decode an image once, and describe the part of it in each box by a vector.",
+    ),
+    embed_text,
+]
