@@ -81,7 +81,7 @@ async def test_an_object_has_what_each_later_step_says_of_it(client: httpx.Async
     corners = "x1", "y1", "x2", "y2"
     assert [part[corner] for corner in corners] == pytest.approx([red[corner] for corner in corners], abs=3)
     assert (part["hue"]["class_name"], len(part["hue"]["classifications"])) == ("red", 2)
-    assert answer["mood"]["class_name"] == "light"
+    assert answer["mood"]["class_name"] == "red"
     assert answer["errors"].keys() == {"broken"}
     assert answer["errors"]["broken"]["code"] == "invalid_model_output"
     assert answer["truncated"] is True
@@ -106,7 +106,7 @@ async def test_no_objects_are_no_special_case(client: httpx.AsyncClient) -> None
     answer = json(await client.post(ALL, content=file.getvalue()))
 
     assert (answer["detections"], answer["truncated"], "errors" in answer) == ([], False, False)
-    assert answer["mood"]["class_name"] == "light"
+    assert answer["mood"]["class_name"] == "red"
 
 
 async def test_the_picture_shows_what_was_read(client: httpx.AsyncClient) -> None:
@@ -128,8 +128,8 @@ async def test_the_picture_shows_what_was_read(client: httpx.AsyncClient) -> Non
     ("path", "status", "said"),
     [
         ("/predict/sorted", 400, "planes_to_logits, the first model of the cascade, is a classifier, which finds no boxes"),
-        ("/predict/lost", 404, "six_rows"),
-        ("/predict/ocr", 404, "ocr"),
+        ("/predict/lost", 404, "six_rows, the first model of the cascade: there is no such model"),
+        ("/predict/ocr", 404, "there is no such model"),
         ("/predict/shapes?model=tiny", 400, "model is given more than once"),
     ],
 )

@@ -12,7 +12,7 @@ from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.cascade.definition import Cascade
-from app.errors import InvalidParameter, NotOffered, WrongTask
+from app.errors import InvalidParameter, NotOffered, UnknownModel, WrongTask
 from app.model.heads import DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
@@ -286,11 +286,19 @@ class PathCascade(PathModel):
         name, version = split_reference(cascade.model)
         self.in_path: Pairs = [("model", name), *([("version", version)] if version else [])]
         self._confidence = next(iter(cascade.steps.values())).confidence
+        self._title = f"{name}, the first model of the cascade"
         super().__init__(name, [*query, *self.in_path[1:]], pipeline)
+
+    async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
+        """Return the type of the parameters, as `PathModel` does."""
+        try:
+            return await super().find_kind(deadline, caller)
+        except UnknownModel as error:
+            raise UnknownModel(f"{self._title}: {error.detail}") from None
 
     def _kind_of(self, spec: ModelSpec) -> type[Any]:
         if not isinstance(spec.head, DetectionHead):
-            raise WrongTask(f"{spec.name}, the first model of the cascade, is a {spec.head.noun}, which finds no boxes")
+            raise WrongTask(f"{self._title}, is a {spec.head.noun}, which finds no boxes")
         kind: Any = super()._kind_of(spec)
         return kind if self._confidence is None else _with_confidence(kind, self._confidence)
 
