@@ -178,7 +178,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
-            return tuple(labels)
+            return tuple(labels if self.task == "text_recognition" else map(str.strip, labels))  # a space is a character
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
             return tuple(map(str, names))
@@ -234,7 +234,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 def _split(names: str, parameter: str) -> list[str]:
     """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
-        return [name.strip() for name in names.split(",")] if names else []
+        return names.split(",") if names else []
     try:
         return msgspec.json.decode(names, type=list[str])
     except msgspec.DecodeError as error:
