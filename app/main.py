@@ -233,7 +233,7 @@ def _models(settings: Settings) -> Models:
     try:
         path = registry.path_for(repository)
         known = registry.load(path) if os.access(repository, os.R_OK) else {}
-        return models._replace(pullable=frozenset(known))
+        return models._replace(pullable={name: entry.group or name for name, entry in known.items()})
     except CommandError as error:
         LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file
         return models

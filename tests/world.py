@@ -102,7 +102,7 @@ class World:
         calls = TritonCalls(self.pool, METRICS, partial(calls_per_worker, 0, TABLE), LIMITS.timeout_seconds)
         self.changed_at = 0
         """When models of the repository were last changed."""
-        known = Models("tiny", pullable=frozenset({"listed"}), last_change=lambda: self.changed_at)
+        known = Models("tiny", pullable={"listed": "listed"}, last_change=lambda: self.changed_at)
         self.pipeline = Pipeline(calls, admission, known, LIMITS)
         self.slot: Slot | None = None
         """Of the last inference."""

@@ -11,6 +11,7 @@ from app.doctor import batching, inference
 from app.doctor.finding import Finding, count, failure, ok, warning
 from app.errors import GatewayError, UnsupportedModel
 from app.host import cores
+from app.model.heads import EmbeddingHead, TextDetectionHead
 from app.model.spec import ModelSpec, from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
@@ -83,7 +84,7 @@ def _not_ready(settings: Settings, state: ModelState | None, error: GatewayError
 def _check_labels(spec: ModelSpec, file: str) -> Iterator[Finding]:
     if spec.labels:
         yield ok("labels", f"{spec.name} has {count(len(spec.labels), 'class name')}")
-    else:
+    elif not isinstance(spec.head, TextDetectionHead | EmbeddingHead):
         text = f"{spec.name} has no class names: classes are named by their ids"
         yield warning("labels", text, f'add to {file}:\nparameters {{ key: "labels" value {{ string_value: "person,bicycle" }} }}')
 
@@ -93,10 +94,11 @@ def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
         return
     width, height = spec.input_size
     kilobytes, parts = spec.image_bytes / 1e3, np.dtype(spec.dtype).itemsize
+    takes = "an image takes up to" if spec.is_sized_by_image else "an image takes"
     if parts == 1:
-        yield ok("input_type", f"an image takes {kilobytes:.0f} kB on its way to Triton")
+        yield ok("input_type", f"{takes} {kilobytes:.0f} kB on its way to Triton")
         return
-    text = f"an image takes {kilobytes:.0f} kB as {spec.datatype} on its way to Triton, but {kilobytes / parts:.0f} kB as UINT8"
+    text = f"{takes} {kilobytes:.0f} kB as {spec.datatype} on its way to Triton, but {kilobytes / parts:.0f} kB as UINT8"
     fix = f"begin the model's graph with a cast, division and transposition, and declare in {file}: "
     yield warning(
         "input_type", text, fix + f"data_type: TYPE_UINT8 dims: [ {height}, {width}, 3 ]; `nereid pull` composes such models"

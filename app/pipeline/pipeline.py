@@ -15,17 +15,17 @@ from app.expected import suggestion
 from app.imaging.header import count_pixels, is_decoded_apart
 from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
-from app.model.heads import Task
+from app.model.heads import HEADS, Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import preprocess, saturation
+from app.pipeline import saturation
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.limits import Limits
-from app.pipeline.preprocess import Source, Workspace
+from app.pipeline.preprocess import Source, Workspace, decode_image, fill_from_patch, fill_input, is_quick_to_check
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -61,8 +61,8 @@ class Models(NamedTuple):
     """The default model; the gateway is ready if this model is."""
     by_task: Mapping[Task, str] = MappingProxyType({})
     """Default models of tasks for which it is another one."""
-    pullable: frozenset[str] = frozenset()
-    """Models that `pull` can download."""
+    pullable: Mapping[str, str] = MappingProxyType({})
+    """What `pull` takes for the models that it can download: their names, or those of their sets."""
     unloadable: Callable[[Container[str]], Mapping[str, Unloadable]] = lambda _: {}
     """Reads the model repository for models that Triton cannot load, except those that it has loaded."""
     last_change: Callable[[], int] = int
@@ -160,13 +160,17 @@ class Pipeline:
                     raise ModelNotReady("the model is not loaded any more") from None
                 detail = f", a default model of the settings; it has {', '.join(error.models) or 'none that is ready'}"
             if name in self.pullable:
-                detail += f"; get it with `nereid pull {name}` or `./just pull {name}`"
-            elif name in self._task_models.values():
+                detail += f"; {self.how_to_pull(name)}"
+            elif name in {self._task_models.get(task) for task in HEADS}:
                 detail += f"; add it: `yolo export model={name}.pt format=onnx dynamic=True`, then `nereid add {name}.onnx`"
             if detail:
                 raise UnknownModel(f"Triton does not have {name}{detail}") from None
             similar = suggestion(name, [*error.models, *self.pullable]) or ";"
             raise UnknownModel(f"{error.detail}{similar} GET /models lists those that exist") from None
+
+    def how_to_pull(self, name: str) -> str:
+        """Tell how to get a model that can be pulled."""
+        return f"get it with `nereid pull {self.pullable[name]}` or `./just pull {self.pullable[name]}`"
 
     def using(self, model: str) -> AbstractContextManager[None]:
         """Keep a model loaded that may be unloaded when no request uses it."""
@@ -271,17 +275,17 @@ class Pipeline:
 
         Raises:
             DeadlinePassed: There was no thread in time.
-            GatewayError: As `preprocess.decode_image` says.
+            GatewayError: As `decode_image` says.
         """
         with Lease() as lease:
             memory = self.admission.memory.reserve(call.caller)
             lease.on_release(memory.release)
             memory.add(len(data))
             pixels = count_pixels(data, self.limits.pixels)
-            decode_image = partial(preprocess.decode_image, data, pixels, self._workspace, call, memory)
+            decoding = partial(decode_image, data, pixels, self._workspace, call, memory)
             with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
                 cost = pixels + LARGE_PIXELS if is_decoded_apart(data) else pixels
-                patch = await self.threads.run(decode_image, call.deadline, lease, counted, turn=call.turn(cost))
+                patch = await self.threads.run(decoding, call.deadline, lease, counted, turn=call.turn(cost))
             call.timing.lap("decode")
             yield patch, lease
 
@@ -357,13 +361,13 @@ class Pipeline:
 
     async def _fill(self, data: Source, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
         if isinstance(data, Patch):
-            draw = partial(preprocess.fill_from_patch, data, spec, self._workspace, call, permit)
+            draw = partial(fill_from_patch, data, spec, self._workspace, call, permit)
             return await self.threads.run(draw, call.deadline, permit, turn=call.turn(spec.input_size[0] * spec.input_size[1]))
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
-        fill = partial(preprocess.fill_input, data, pixels, spec, self._workspace, call, permit)
-        if takes_file and preprocess.is_quick_to_check(data):
+        fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
+        if takes_file and is_quick_to_check(data):
             return fill()
         with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
             is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small

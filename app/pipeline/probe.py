@@ -22,9 +22,10 @@ _ASK_SECONDS = 1.0
 
 
 def blank_input(spec: ModelSpec) -> NDArray[Any]:
-    """Make an input tensor for one image: zeros, or a PNG if the model takes encoded files."""
+    """Make an input tensor for one image: zeros, of the smallest usual size, or a PNG if the model takes encoded files."""
     if spec.dtype is not None:
-        return np.zeros(spec.image_shape, spec.dtype)
+        sides = {"text": (spec.min_side, spec.min_side), "line": (spec.widths[0], spec.input_size[1])}
+        return np.zeros(spec.shape_of(sides[spec.resize]) if spec.is_sized_by_image else spec.image_shape, spec.dtype)
     tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
     write_bytes_element(BLANK_IMAGE, tensor)
     return tensor

@@ -2,7 +2,14 @@
 
 from app.settings.schema import Settings
 
-_DEFAULTS = {"segmentation": "yolo11n-seg", "pose": "yolo11n-pose", "obb": "yolo11n-obb"}
+_DEFAULTS = {
+    "segmentation": "yolo11n-seg",
+    "pose": "yolo11n-pose",
+    "obb": "yolo11n-obb",
+    "text_detection": "ocr_detection",
+    "text_recognition": "ocr_recognition",
+    "embedding": "embedding",
+}
 
 
 def default_models(settings: Settings) -> set[str]:

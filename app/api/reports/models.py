@@ -11,6 +11,7 @@ from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
+from app.model.heads import TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
@@ -61,7 +62,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
     if fault is not None:
         return ModelInfo(name, fault.state, detail=fault.reason)
     if state is None:
-        return ModelInfo(name, "not_pulled", detail=f"get it with `nereid pull {name}` or `./just pull {name}`")
+        return ModelInfo(name, "not_pulled", detail=pipeline.how_to_pull(name))
     status = state.state or "UNAVAILABLE"
     if not state.is_ready and pipeline.on_demand is not None and state.reason in {"", "unloaded"}:
         return ModelInfo(name, "not_loaded", detail="it is loaded at its first request", status=status)
@@ -81,7 +82,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         task=spec.head.task,
         output_format=spec.head.description,
         device=spec.device,
-        classes=list(spec.labels),
+        classes=[] if isinstance(spec.head, TextRecognitionHead) else list(spec.labels),  # not its thousands of characters
         source=spec.source,
         licence=spec.licence,
         status=status,
