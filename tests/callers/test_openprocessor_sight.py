@@ -284,7 +284,7 @@ def test_faces(sight: httpx.Client, prefix: str) -> None:
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_vectors(sight: httpx.Client, prefix: str) -> None:
     """Its calls, rewritten: the vector of an image, of several, one of which is broken, and of boxes in an image."""
-    params = {"use_cache": True, "index": False, "image_id": "portrait"}
+    params: dict[str, str | bool] = {"use_cache": True, "index": False, "image_id": "portrait"}
     found = read(sight.post(f"{prefix}/embed/image", files=one(PORTRAIT), params=params), Embedded)
     assert (found.indexed, found.image_id, found.status) == (False, "portrait", "success")
     assert np.linalg.norm(found.embedding) == pytest.approx(1, abs=1e-4)
