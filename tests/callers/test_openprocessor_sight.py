@@ -327,9 +327,10 @@ def test_analyses(sight: httpx.Client, prefix: str) -> None:
     assert (least.status, least.global_embedding, least.faces[0].embedding) == ("success", None, None)
     assert not (least.ocr and least.ocr.texts)
 
-    batch = read(sight.post(f"{prefix}/analyze/batch", files=several(PORTRAIT, PAGE, PAGE[:99])), ManyAnalyzed)
+    pictures = several(PORTRAIT, PAGE, PAGE[:99])
+    batch = read(sight.post(f"{prefix}/analyze/batch", files=pictures, params={"enable_ocr": True}), ManyAnalyzed)
     assert (batch.total_images, batch.processed_images, batch.failed_images) == (3, 2, 1)
-    assert [result.has_text for result in batch.results][1]
+    assert batch.results[1].has_text
     assert (batch.total_detections, batch.total_faces) == (
         sum(result.num_detections for result in batch.results),
         sum(result.num_faces for result in batch.results),
