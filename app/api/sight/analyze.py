@@ -15,17 +15,17 @@ from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.face import Face, to_faces
-from app.api.sight.image import Answer, by_cascade, image_route, named_cascade
+from app.api.sight.image import Answer, Asking, image_route, named_cascade
 from app.api.sight.images import Documents, form_of, images_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.definition import Cascade, Step
-from app.cascade.run import CascadeAnswer, StepAnswer
-from app.errors import GatewayError, UnknownModel, UnknownVersion, WrongTask
+from app.cascade.run import CascadeAnswer, StepAnswer, run_cascade
+from app.errors import GatewayError, WrongTask
 from app.model.heads import DetectionHead
-from app.model.reference import refer_to
+from app.model.reference import refer_to, split_reference
+from app.pipeline.call import CallContext
 from app.pipeline.results import Detections, Embedding
 
-_MODEL_ERRORS = (UnknownModel, UnknownVersion, WrongTask)
 _Score = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -124,10 +124,13 @@ class AnalyzeDocument(Documents, kw_only=True):
     images_with_text: int = 0
 
 
+def _detector(worker: WorkerResources, wanted: _Parameters) -> str:
+    return refer_to(wanted.model or worker.pipeline.default_for(DetectionHead.task), wanted.version)
+
+
 def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
     """Put the cascade together from the detector and the cascades `embedding`, `faces` and `ocr`."""
-    detector = refer_to(wanted.model or worker.pipeline.default_for(DetectionHead.task), wanted.version)
-    steps = {"objects": Step(model=detector, confidence=wanted.confidence)}
+    steps = {"objects": Step(model=_detector(worker, wanted), confidence=wanted.confidence)}
     if wanted.include_embedding:
         image = named_cascade(worker, "embedding", "image").steps["image"]
         steps |= {"image": image, "object_embeddings": msgspec.structs.replace(image, of="objects")}
@@ -139,20 +142,23 @@ def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
     return Cascade(name="analyze", steps=steps)
 
 
-def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
-    """Describe each part; one that failed is empty.
+async def _ask(worker: WorkerResources, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
+    """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
+    pipeline, (name, version) = worker.pipeline, split_reference(_detector(worker, wanted))
+    spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
+    if not isinstance(spec.head, DetectionHead):
+        raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")
+    return await run_cascade(pipeline, _choose(worker, wanted), image, call, worker.metrics)
 
-    Raises:
-        UnknownModel, UnknownVersion, WrongTask: The detector is not there, or is none.
-    """
+
+def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
+    """Describe each part; one that failed is empty."""
     answer = AnalyzeAnswer(errors={}, image=ImageSize(found.width, found.height), truncated=found.truncated)
     for step, (part, describe) in _PARTS.items():
         try:
             if step in found.steps:
                 describe(answer, found, found.require(step))
         except GatewayError as error:
-            if part == "detections" and isinstance(error, _MODEL_ERRORS):
-                raise
             answer.errors[part] = PartFailure(error.code, error.detail)
     answer.status = "partial" if answer.errors else "success"
     if isinstance(wanted, AnalyzeBatchParameters) and not wanted.include_full_results:
@@ -161,11 +167,9 @@ def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
 
 
 def _describe_objects(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
-    result = step.results[0]
-    if not isinstance(result, Detections):
-        raise WrongTask(f"{result.spec.name} finds no objects")
-    answer.detections = list(starmap(AnalyzedObject, objects(result, "normalized")))
-    answer.num_detections = len(answer.detections)
+    if isinstance(result := step.results[0], Detections):
+        answer.detections = list(starmap(AnalyzedObject, objects(result, "normalized")))
+        answer.num_detections = len(answer.detections)
 
 
 def _describe_faces(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
@@ -219,7 +223,7 @@ ROUTES = [
         "/analyze",
         DetectionHead.task,
         AnalyzeParameters,
-        by_cascade(_choose),
+        Asking(_detector, _ask),
         _to_answer,
         response=AnalyzeAnswer,
         summary="Find objects, faces and text in an image, and describe them by vectors",
@@ -230,7 +234,7 @@ ROUTES = [
         "/analyze/batch",
         DetectionHead.task,
         AnalyzeBatchParameters,
-        by_cascade(_choose),
+        Asking(_detector, _ask),
         form_of(_to_answer, _totals, AnalyzeDocument),
         response=AnalyzeDocument,
         summary="Find objects, faces and text in several images",
