@@ -19,7 +19,7 @@ from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import NotOffered
 from app.model.heads import TextDetectionHead
-from app.pipeline.results import TextLine, TextRegions
+from app.pipeline.results import Detections, TextLine, TextRegions
 
 MIN_SCORE = 0.8
 """Default of the minimum score of a text."""
@@ -124,6 +124,16 @@ async def search() -> ASGIResponse:
     raise NotOffered("/ocr/search is not there yet; /ocr/predict gives the text of an image")
 
 
+def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
+    """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
+    read = _to_answer(wanted, found).regions
+    corners = np.array([region.box for region in read], np.float32).reshape(-1, 4, 2)
+    scores = np.array([region.rec_score for region in read], np.float32)
+    (where,) = found.require("lines").results
+    assert isinstance(where, TextRegions)  # noqa: S101 - of a text detector
+    return where._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
+
+
 ROUTES = [
     search,
     image_route(
@@ -134,7 +144,9 @@ ROUTES = [
         _to_answer,
         response=OcrAnswer,
         summary="Read the text in an image",
-        description="Find lines of text, turn those that are upside down, and read each. Lines are in reading order.",
+        description="Find lines of text, turn those that are upside down, and read each. Lines are in reading order. "
+        "`Accept: image/jpeg` or `image/png` gets the image with the lines and their text drawn on it.",
+        to_objects=_to_objects,
     ),
     images_route(
         "/ocr/batch",
