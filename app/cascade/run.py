@@ -1,8 +1,8 @@
 """Run a cascade on an image: decode it once, ask the models of the steps, and collect what they answer."""
 
 import asyncio
-import copy
 from collections.abc import Sequence
+from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ class CascadeAnswer(NamedTuple):
         """Return the answer of a step; raise its error if it has one."""
         answer = self.steps[name]
         if answer.error is not None:
-            raise copy.copy(answer.error)  # the traceback of the raised one refers to the frames that have the answer
+            raise copy(answer.error)  # the traceback of what is raised refers to frames that refer to this answer
         return answer
 
 
@@ -108,7 +108,7 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     answers = {name: task.result() for name, task in run.tasks.items()}
     first = [answers[name] for name, step in cascade.steps.items() if step.of is None]
     if first[0].error is not None and all(answer.error is not None for answer in first):
-        raise copy.copy(first[0].error)
+        raise copy(first[0].error)
     call.timing.lap("infer")
     return CascadeAnswer(width, height, answers, run.truncated)
 
@@ -133,8 +133,9 @@ class _Run:
         """Run a step as soon as those that it needs have ended."""
         step = self._cascade.steps[name]
         needed = [await self.tasks[other] for other in (step.of, step.turned_by) if other is not None]
-        if failed := [answer for answer in needed if answer.error is not None]:
-            return failed[0]
+        for answer in needed:
+            if answer.error is not None:
+                return answer
         began = perf_counter()
         try:
             return await self._ask(step, self._call._replace(request_id=f"{self._call.request_id}-{name}"), *needed)
@@ -202,8 +203,7 @@ async def ask_about_each(
 
     parallel = pipeline.tritons.parallel_images(spec)
     places = pipeline.admission.limit(spec.name, parallel) // 2
-    at_once = max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE))
-    tasks = [asyncio.create_task(ask()) for _ in range(at_once)]
+    tasks = [asyncio.create_task(ask()) for _ in range(max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE)))]
     try:
         await asyncio.gather(*tasks)  # a task group's error would refer to itself, and so keep the image
     finally:

@@ -98,6 +98,12 @@ def read_regions(found: CascadeAnswer, min_score: float | None = MIN_SCORE) -> l
     ]
 
 
+def box_of(region: TextRegion) -> tuple[float, float, float, float]:
+    """Return the upright box x1 y1 x2 y2 around a line, in pixels."""
+    across, down = region.box[::2], region.box[1::2]
+    return min(across), min(down), max(across), max(down)
+
+
 def texts_of(regions: list[TextRegion]) -> dict[str, Any]:
     """Return the fields `texts`, `full_text` and `num_texts`, which all answers with text have."""
     texts = [region.text for region in regions]
