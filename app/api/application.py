@@ -61,7 +61,9 @@ def build(
             raise RuntimeError("this application was started before; build another one")
         async with open_resources() as (resources.tritons, resources.pipeline, resources.metrics):
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
+            following = asyncio.create_task(resources.catalog.follow())
             yield
+            following.cancel()
 
     routes: list[ControllerRouterHandler] = [
         Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),

@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
 
+from app.api.answering import steps
 from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.answering.vectors import EmbedResponse
@@ -15,11 +16,13 @@ from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, operation_for
 from app.api.parameters.parse import Pairs, Parameters
-from app.api.parameters.tasks import FORMS, PathModel
+from app.api.parameters.tasks import FORMS, PathCascade, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.routes import ModelRoute
+from app.cascade.definition import Cascade
+from app.cascade.run import run_cascade
 from app.model.heads import Task
 from app.model.reference import refer_to
 from app.pipeline.results import count
@@ -60,7 +63,13 @@ def _route(
     },
 )
 async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
-    """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`."""
+    """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
+
+    For a cascade, it is that of its first model: each detection has what each of the later steps says of it, by the step's name.
+    """
+    if (cascade := worker.catalog.own(model)) is not None:
+        path_cascade = PathCascade(cascade, intake.query_of(request.scope), worker.pipeline)
+        return await handle_image(request, worker, path_cascade.kind or path_cascade, path_cascade.in_path, cascade=cascade)
     path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
     return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
 
@@ -84,24 +93,31 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     *,
     parse: Callable[[bytes, str, type[P]], ParsedBody] | None = None,
     respond: Respond | None = None,
+    cascade: Cascade | None = None,
 ) -> ASGIResponse:
     """Answer a request with parameters of a kind in path, query and body, unless its client disconnects.
 
     `parse` is that of `intake.receive`, by default for the bodies that all of the gateway's own routes accept; `respond` is by
     default that of the format that the parameters or `Accept` choose; NotAcceptable is raised before the image is processed.
+    Of a `cascade`, `kind` and `in_path` are those of its first model.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     with ClientWatch(request.receive, context.body_limits) as client:
         wanted: Any  # has what its task has
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, question = content.image, wanted.options
-        respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
-        model = question.model or pipeline.default_for(question.task)
+        formats = FORMS[question.task].formats if cascade is None else steps.FORMATS
+        respond = respond or select(formats, wanted.format, context.accept).respond
+        model, answer = question.model or pipeline.default_for(question.task), None
         try:
-            found = await pipeline.run(image, question, call)
+            if cascade is None:
+                found = await pipeline.run(image, question, call)
+            else:
+                answer = cascade, await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
+                found = steps.to_objects(*answer)
         finally:
             context.log_fields |= pipeline.log_fields(model)
         if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}
-        return await respond(ResponseInput(found, image, wanted, context, call, pipeline))
+        return await respond(ResponseInput(found, image, wanted, context, call, pipeline, answer))

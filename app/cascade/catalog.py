@@ -1,5 +1,6 @@
 """The cascades that a gateway knows: those of the program, and those in `cascades.toml` in the model repository."""
 
+import asyncio
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from app.resilience import last_valid
 
 FILE = "cascades.toml"
 """Name of the file in the model repository."""
+_CHECK_SECONDS = 1.0
 
 
 class CascadesError(CommandError):
@@ -74,15 +76,22 @@ class Catalog:
     def __init__(self, path: Path) -> None:
         """Read the file, if it exists; errors are those of `load`."""
         self._file: last_valid.WatchedFile[Cascade] = last_valid.WatchedFile("cascades", path, partial(load, path))
+        self._tables = self._file.tables
+
+    async def follow(self) -> None:
+        """Read the file again whenever it has changed: in a thread, because the disk may be that of a network."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            self._tables = await asyncio.to_thread(lambda: self._file.tables)
 
     def own(self, name: str) -> Cascade | None:
         """Return the cascade that `/predict/{name}` runs: one of the file that replaces none of the program, which has routes."""
-        return None if name in BUILT_IN else self._file.tables.get(name)
+        return None if name in BUILT_IN else self._tables.get(name)
 
     def get(self, name: str) -> Cascade | None:
         """Return the cascade of this name; None if there is none."""
-        return self._file.tables.get(name) or BUILT_IN.get(name)
+        return self._tables.get(name) or BUILT_IN.get(name)
 
     def names(self) -> list[str]:
         """Return the names of all cascades."""
-        return sorted({*BUILT_IN, *self._file.tables})
+        return sorted({*BUILT_IN, *self._tables})

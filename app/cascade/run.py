@@ -79,10 +79,19 @@ class CascadeAnswer(NamedTuple):
         return answer
 
 
-async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: CallContext, metrics: Metrics) -> CascadeAnswer:
+async def run_cascade(  # noqa: PLR0913 - the parts of a request
+    pipeline: Pipeline,
+    cascade: Cascade,
+    image: bytes,
+    call: CallContext,
+    metrics: Metrics,
+    *,
+    question: Question[Any] | None = None,
+) -> CascadeAnswer:
     """Ask the models of a cascade about an encoded image.
 
-    A step that fails does not keep others from answering, unless they need it.
+    A step that fails does not keep others from answering, unless they need it. `question` is that of the first one, if
+    it is not what the definition says.
 
     Raises:
         GatewayError: The image is rejected, or all steps about the whole image have failed.
@@ -91,6 +100,7 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     async with pipeline.decoded(image, call) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
+        run.question = question
         async with asyncio.TaskGroup() as group:
             for name in cascade.steps:
                 run.tasks[name] = group.create_task(run.answer(name))
@@ -98,7 +108,7 @@ async def run_cascade(pipeline: Pipeline, cascade: Cascade, image: bytes, call: 
     answers = {name: task.result() for name, task in run.tasks.items()}
     first = [answers[name] for name, step in cascade.steps.items() if step.of is None]
     if first[0].error is not None and all(answer.error is not None for answer in first):
-        raise first[0].error
+        raise copy(first[0].error)
     call.timing.lap("infer")
     return CascadeAnswer(width, height, answers, run.truncated)
 
@@ -112,6 +122,8 @@ class _Run:
         self.tasks: dict[str, asyncio.Task[StepAnswer]] = {}
         """Steps by name. Those that need others wait for them."""
         self.truncated = False
+        self.question: Question[Any] | None = None
+        """That of the first step, if it is not what the definition says."""
         self._pipeline, self._cascade, self._call, self._metrics = pipeline, cascade, call, metrics
         self._image, self._decoded = image, decoded
         self._parts: set[tuple[str | None, str, float, int]] = set()
@@ -121,11 +133,12 @@ class _Run:
         """Run a step as soon as those that it needs have ended."""
         step = self._cascade.steps[name]
         needed = [await self.tasks[other] for other in (step.of, step.turned_by) if other is not None]
-        if failed := [answer for answer in needed if answer.error is not None]:
-            return failed[0]
+        for answer in needed:
+            if answer.error is not None:
+                return answer
         began = perf_counter()
         try:
-            return await self._ask(step, *needed)
+            return await self._ask(step, self._call._replace(request_id=f"{self._call.request_id}-{name}"), *needed)
         except GatewayError as error:
             failure = error
         except Exception:
@@ -136,11 +149,14 @@ class _Run:
         LOG.warning("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
         return StepAnswer(error=_without_frames(failure))
 
-    async def _ask(self, step: Step, found: StepAnswer | None = None, turning: StepAnswer | None = None) -> StepAnswer:
-        pipeline, call = self._pipeline, self._call
+    async def _ask(
+        self, step: Step, call: CallContext, found: StepAnswer | None = None, turning: StepAnswer | None = None
+    ) -> StepAnswer:
+        pipeline = self._pipeline
         name, version = split_reference(step.model)
         spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
-        question = _to_question(step, spec, name, int(version) if version else None)
+        is_first = step is next(iter(self._cascade.steps.values()))
+        question = (is_first and self.question) or _to_question(step, spec, name, int(version) if version else None)
         if found is None:
             # Who decodes files itself is asked about the file.
             data = self._image if spec.input_format is InputFormat.FILE else self._decoded
@@ -185,15 +201,15 @@ async def ask_about_each(
             own = call._replace(is_later_step=True, timing=Timing())
             results[index] = place(await pipeline.run(part, question, own), part)
 
-    queue = pipeline.admission.queues.get(spec.name)
-    places = int(queue.limit) // 2 if queue else 1
-    at_once = max(1, min(len(parts), places, 2 * pipeline.tritons.parallel_images(spec), _MAX_AT_ONCE))
+    parallel = pipeline.tritons.parallel_images(spec)
+    places = pipeline.admission.limit(spec.name, parallel) // 2
+    tasks = [asyncio.create_task(ask()) for _ in range(max(1, min(len(parts), places, 2 * parallel, _MAX_AT_ONCE)))]
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(at_once):
-                group.create_task(ask())
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
+        await asyncio.gather(*tasks)  # a task group's error would refer to itself, and so keep the image
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return results
 
 

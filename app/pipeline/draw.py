@@ -27,7 +27,7 @@ async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type:
     call.timing.begin(DRAW)
     admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels
-    names = [labels[id_] if id_ < len(labels) else "" for id_ in found.class_ids.tolist()]
+    names = found.titles or [labels[id_] if id_ < len(labels) else "" for id_ in found.class_ids.tolist()]
     masks = None if found.masks is None else [mask.parts for mask in found.masks]
     marks = Marks(found.boxes, found.scores, found.class_ids, names, masks, found.keypoints, found.corners)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +33,8 @@ class Detections(NamedTuple):
     """(n, keypoints, 2 or 3) for a pose: x and y in pixels of the upright image, clipped to it, and the confidence, 0 to 1."""
     corners: NDArray[np.float32] | None = None
     """(n, 4, 2) for oriented boxes: x and y in pixels of the upright image, not clipped, clockwise from a long edge."""
+    titles: Sequence[str] | None = None
+    """(n,) what is drawn beside each, if not the name of its class."""
 
     @property
     def rotations(self) -> NDArray[np.float32]:
@@ -68,6 +71,13 @@ class TextRegions(NamedTuple):
     spec: ModelSpec
     version: str
     """Version of the model that answered."""
+
+    def as_detections(self, titles: Sequence[str] | None = None) -> Detections:
+        """Return the lines as oriented boxes of one class, with these titles, such as their texts."""
+        boxes, ids = oriented.enclose(self.corners), np.zeros(len(self.scores), np.int32)
+        spec = self.spec if self.spec.labels else msgspec.structs.replace(self.spec, labels=("text",))
+        size = self.width, self.height
+        return Detections(boxes, self.scores, ids, *size, spec, self.version, corners=self.corners, titles=titles)
 
 
 class TextLine(NamedTuple):

@@ -143,6 +143,10 @@ class Admission:
         """Bytes of bodies and images in use by this worker."""
         return self.memory.own_bytes + self.upload_memory.own_bytes + self.anonymous_uploads.memory.own_bytes
 
+    def limit(self, model: str, parallel_images: int) -> int:
+        """Return the current limit of requests in progress at a model; arguments as for `admit`."""
+        return int(self._queue(model, parallel_images).limit)
+
     def limits(self) -> dict[str, int]:
         """Return the current limit of requests in progress, by model."""
         return {model: int(queue.limit) for model, queue in self.queues.items()}

@@ -56,10 +56,10 @@ def put(name: str, cascade: Cascade | None, repository: Repository) -> bool:
     with repository.writing() as scratch:
         cascades = catalog.read(path)
         is_there = cascades.pop(name, None) is not None
-        new = cascades if cascade is None else cascades | {name: cascade}
+        new = [*cascades.items(), *([] if cascade is None else [(name, cascade)])]
         if is_there or cascade is not None:
-            unfinished = scratch / catalog.FILE
-            unfinished.write_text(_HEADER + toml.dump(msgspec.to_builtins(new)), encoding="utf-8")
+            unfinished, tables = scratch / catalog.FILE, {each: msgspec.structs.replace(one, name="") for each, one in new}
+            unfinished.write_text(_HEADER + toml.dump(msgspec.to_builtins(tables)), encoding="utf-8")
             sync(unfinished)
             unfinished.replace(path)
     return is_there

@@ -38,6 +38,8 @@ CLASSIFIERS = {
     "stretched": Classifier("float", "CHW", {"resize": "stretch", "interpolation": "bicubic"}),
     "letterboxed": Classifier("float", "CHW", {"resize": "letterbox", "pad": "0"}),
     "cropped": Classifier("float", "CHW", {"crop": "0.5"}),
+    # Red is upright, blue upside down.
+    "direction": Classifier("uint8", "HWC", {"crop": "1", "labels": "0,none,180,neither"}, "scores = Add (logits, logits)"),
     # Its config is wrong: it returns logits. A black image makes the score of a class infinite.
     "lying": Classifier("float", "CHW", {"scores": "probabilities"}),
     "infinite": Classifier("float", "CHW", {}, "inverse = Reciprocal (logits)\nscores = Identity (inverse)"),

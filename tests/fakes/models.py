@@ -164,6 +164,18 @@ def models() -> dict[str, tuple[onnx.ModelProto, dict[str, str]]]:
     return {
         "six_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {}),
         "stretched_columns": (_onnx("float", _RGB["FLOAT"], rows, output), {"resize": "stretch"}),
+        "oriented": (
+            _onnx(
+                "float",
+                _RGB["FLOAT"],
+                _ANCHORS
+                + """
+    angle = Sub (score_column, score_column)
+    output0 = Concat <axis = 2> (centre2, size2, score_column, class_column, angle)""",
+                {"output0": "float[batch, 2, 7]"},
+            ),
+            {"task": "obb"},
+        ),
         "fragile": (_onnx("float", _RGB["FLOAT"], _FRAGILE, output), {}),
         "extra_string": (_onnx("float", _RGB["FLOAT"], *with_string), {}),
         "half_four_tensors": (
@@ -300,7 +312,7 @@ def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str
     def tensors(key: str, values: list[onnx.ValueInfoProto]) -> str:
         return "\n".join(
             f'{key} {{ name: "{v.name}" data_type: {_KINDS[v.type.tensor_type.elem_type]} '
-            f"dims: {[dim.dim_value for dim in v.type.tensor_type.shape.dim[1:]]} }}"
+            f"dims: {[dim.dim_value or -1 for dim in v.type.tensor_type.shape.dim[1:]]} }}"
             for v in values
         )
 

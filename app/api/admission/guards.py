@@ -71,8 +71,14 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     named = path_values.get("model") or (header_of(scope, route.model_header) if route.model_header else "")
     named = named or next((values[name][0] for name in MODEL_NAMES if name in values), "")
     pipeline, context = worker.pipeline, context_of(scope)
+    version = path_values.get("version") or values.get("version", [""])[0]
+    cascade = worker.catalog.own(path_values["model"]) if "model" in path_values else None
+    if cascade is not None:  # its first model admits the request
+        context.log_fields["cascade"] = named
+        named, own_version = split_reference(cascade.model)
+        version = own_version or version
     name = named or (pipeline.default_for(route.task) if route.task is not None else "")
-    model = name and pipeline.refer_to(name, path_values.get("version") or values.get("version", [""])[0])
+    model = name and pipeline.refer_to(name, version)
     if named or not needs_parsing(context.content_type):
         context.model = model
         context.log_fields |= pipeline.log_fields(name)

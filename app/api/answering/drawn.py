@@ -18,9 +18,9 @@ _TYPES: tuple[PictureType, ...] = "image/jpeg", "image/png"
 
 
 async def _respond_image(given: ResponseInput[Detections]) -> LargeResponse:
-    picture_type = _picture_type(given)
-    picture = await draw(given.pipeline, given.image, given.found, picture_type, given.call)
-    return LargeResponse(picture, picture_type, given.pipeline.admission.memory)
+    kind = picture_type(given)
+    picture = await draw(given.pipeline, given.image, given.found, kind, given.call)
+    return LargeResponse(picture, kind, given.pipeline.admission.memory)
 
 
 async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResponse:
@@ -29,7 +29,7 @@ async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResp
         response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
         return msgspec.structs.replace(response, visualization=pictures[0])
 
-    return await respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe, _picture_type(given))
+    return await respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe, picture_type(given))
 
 
 async def respond_with_pictures(
@@ -55,7 +55,7 @@ async def respond_with_pictures(
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 
-def _picture_type(given: ResponseInput[Detections]) -> PictureType:
+def picture_type(given: ResponseInput[Detections]) -> PictureType:
     """Return the type that the caller prefers; the first one if `Accept` allows neither but `format` selected a picture."""
     return "image/png" if best(given.context.accept, _TYPES) == "image/png" else "image/jpeg"
 

@@ -33,6 +33,8 @@ class ResponseInput(NamedTuple, Generic[Found]):
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
+    steps: Any = None
+    """Of a cascade, its definition and all that it has answered."""
 
 
 class Format(NamedTuple):

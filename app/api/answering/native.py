@@ -161,12 +161,17 @@ async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
 JSON = Format("json", ("application/json",), _respond)
 
 
-async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    found = given.found
-    classifications = [
+def to_classifications(found: Classifications) -> list[Classification]:
+    """Convert classes to their JSON objects."""
+    return [
         Classification(class_=id_, class_id=id_, class_name=found.spec.class_name(id_), confidence=score)
         for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
     ]
+
+
+async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
+    found = given.found
+    classifications = to_classifications(found)
     response = ClassifyResponse(
         classifications=classifications,
         num_classifications=len(classifications),

@@ -177,6 +177,23 @@ class ModelCard(msgspec.Struct, frozen=True):
     owned_by: str = "nereid"
 
 
+class StepInfo(msgspec.Struct, frozen=True):
+    """A step of a cascade."""
+
+    name: str
+    model: str
+    of: str | None
+    """The step whose objects it is about; null for the whole image."""
+
+
+class CascadeInfo(msgspec.Struct, frozen=True):
+    """A cascade of the file `cascades.toml`, which `/predict/{name}` asks."""
+
+    name: str
+    title: str
+    steps: list[StepInfo]
+
+
 class ModelList(msgspec.Struct, frozen=True):
     """All models, by name."""
 
@@ -188,3 +205,4 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
     triton_status: Literal["READY"] = "READY"
     """Constant: without Triton the response is 503."""
+    cascades: list[CascadeInfo] = []

@@ -3,11 +3,13 @@
 Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's ProxyController.cs; Frigate's deepstack.py.
 """
 
+from collections.abc import Sequence
 from email.utils import formatdate
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
+import msgspec
 from litestar import get
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
@@ -16,16 +18,36 @@ from msgspec import Meta
 from app import __version__
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects
+from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
-from app.api.context import context_of
+from app.api.batch.answer import ImagesAnswer
+from app.api.batch.body import ParsedBatch
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, Fraction, detect, detectors, receive_text
+from app.api.dialects.dialect import (
+    READING,
+    AnyRequest,
+    Dialect,
+    DialectParameters,
+    Fraction,
+    answer_each,
+    detect,
+    detectors,
+    receive_text,
+)
 from app.api.parameters.parse import split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
 from app.api.routes import ModelRoute
-from app.pipeline.call import MAX_DETECTIONS, DetectOptions
+from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
+from app.api.sight.image import named_cascade
+from app.api.sight.ocr import box_of, read_regions
+from app.cascade.run import CascadeAnswer
+from app.errors import NotOffered
+from app.model.heads import PoseHead
+from app.model.reference import split_reference
+from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
 
 _NAMED = 20
@@ -56,11 +78,69 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
         return DetectOptions(self.model, confidence, split_classes(self.classes) or None, maximum, version=self.version)
 
 
+class _FaceParameters(_Parameters, frozen=True, kw_only=True):
+    @property
+    def options(self) -> DetectOptions:
+        return super().options._replace(task=PoseHead.task)
+
+
+class _MatchParameters(DialectParameters, frozen=True, kw_only=True):
+    confidence: ClassVar[float] = 0.5
+
+
 @ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
 async def detection(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
     describe = partial(to_predictions, "custom" if model else "detect")
     return await detect(request, worker, _Parameters, parse_body, describe, [("model", model)] if model else [])
+
+
+@ModelRoute("/v1/vision/face", task=None, key_in="body")
+async def faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Detect faces."""
+    require_faces(worker)
+    name, version = split_reference(named_cascade(worker, "faces", "faces").model)
+    in_path = [("model", name), *([("version", version)] if version else [])]
+    return await detect(request, worker, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
+
+
+@ModelRoute("/v1/vision/face/match", task=None, takes="images", key_in="body")
+async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Compare the largest faces of two images."""
+    require_faces(worker)
+
+    async def respond(answer: ImagesAnswer[Any, CascadeAnswer], _: _MatchParameters, __: CallContext) -> ASGIResponse:
+        context = context_of(request.scope)
+        alike = compare(answer.all(), 0, context).similarity
+        total = round(context.timing.total)
+        return JsonResponse(msgspec.json.encode({"success": True, "similarity": alike, "duration": total, "code": 200, **_MODULE}))
+
+    return await answer_each(request, worker, _MatchParameters, parse_pair, respond, LARGEST)
+
+
+@ModelRoute([f"/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")], task=None, key_in="body")
+async def faces_by_name(request: AnyRequest) -> ASGIResponse:
+    """Say that faces have no names."""
+    path = request.scope["path"].removeprefix("/deepstack")
+    raise NotOffered(f"{path} is not there yet: faces have no names; /v1/vision/face/match compares two faces")
+
+
+@ModelRoute(["/v1/image/ocr", "/v1/vision/ocr"], task="text_detection", key_in="body")
+async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Read the text in an image: the label of each line is its text."""
+
+    async def respond(answer: ImagesAnswer[Any, CascadeAnswer], wanted: _Parameters, _: CallContext) -> ASGIResponse:
+        (found,) = answer.all()
+        lines = read_regions(found, wanted.options.confidence)
+        predictions = [_to_prediction(line.rec_score, box_of(line), line.text) for line in lines]
+        is_gpu = any(result.spec.device == "gpu" for result in found.require("text").results)
+        return JsonResponse(msgspec.json.encode(_describe("ocr", predictions, context_of(request.scope), is_gpu=is_gpu)))
+
+    def parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBatch:
+        image, parameters = parse_body(data, content_type, kind)
+        return ParsedBatch([image], [None], parameters)
+
+    return await answer_each(request, worker, _Parameters, parse, respond, READING)
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
@@ -105,24 +185,29 @@ def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedB
 
 
 def to_predictions(command: str, given: ResponseInput[Detections]) -> dict[str, Any]:
-    """Convert detections to DeepStack's response with CodeProject.AI's additions.
+    """Convert detections to DeepStack's response, by descending confidence; faces have no labels."""
+    found = given.found
+    named = ((confidence, box, None if command == "face" else name) for box, confidence, _, name in objects(found, "pixel", 0))
+    return _describe(command, [_to_prediction(*each) for each in named], given.context, is_gpu=found.spec.device == "gpu")
 
-    Objects by descending confidence; corners in whole pixels of the upright image; times in milliseconds.
-    """
-    found, timing = given.found, given.context.timing
-    predictions: list[dict[str, Any]] = [
-        {"confidence": confidence, "label": name, **{side: int(at) for side, at in zip(_SIDES, box, strict=True)}}
-        for box, confidence, _, name in objects(found, "pixel", 0)
-    ]
-    total, is_gpu = round(timing.total), found.spec.device == "gpu"
-    named = ", ".join(prediction["label"] for prediction in predictions[:_NAMED])
+
+def _to_prediction(confidence: float, box: Sequence[float], label: str | None) -> dict[str, Any]:
+    """Describe an object; corners in whole pixels of the upright image."""
+    sides = {side: round(at) for side, at in zip(_SIDES, box, strict=True)}
+    return {"confidence": confidence, **({} if label is None else {"label": label}), **sides}
+
+
+def _describe(command: str, predictions: list[dict[str, Any]], context: RequestContext, *, is_gpu: bool) -> dict[str, Any]:
+    """Make DeepStack's response with CodeProject.AI's additions; times in milliseconds."""
+    total = round(context.timing.total)
+    named = ", ".join(prediction.get("label", command) for prediction in predictions[:_NAMED])
     return {
         "success": True,
         "predictions": predictions,
         "duration": total,
         "message": f"Found {named}" if predictions else "No objects found",
         "count": len(predictions),
-        "inferenceMs": round(timing.stages.get("infer", 0)),
+        "inferenceMs": round(context.timing.stages.get("infer", 0)),
         "processMs": total,
         "analysisRoundTripMs": total,
         "code": 200,
@@ -140,4 +225,9 @@ def write_error(problem: Problem) -> dict[str, Any]:
 
 
 # DeepStack's own clients expect 400 for a bad image.
-DIALECT = Dialect("deepstack", [detection, list_custom, update_available], write_error, statuses={415: 400, 422: 400})
+DIALECT = Dialect(
+    "deepstack",
+    [detection, faces, match, faces_by_name, read, list_custom, update_available],
+    write_error,
+    statuses={415: 400, 422: 400},
+)

@@ -19,7 +19,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
 from app.api.answering.schema import Problem
-from app.api.batch.answer import BatchAnswer
+from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
 from app.api.context import context_of
@@ -31,6 +31,9 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
+from app.api.sight.image import Asking, by_cascade, named_cascade
+from app.api.sight.images import open_batch
+from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
 from app.model.spec import ModelSpec
@@ -43,6 +46,10 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+
+
+READING: Asking[Any, CascadeAnswer] = by_cascade(lambda worker, _: named_cascade(worker, "ocr", "lines", "text"))
+"""Asks for the text in an image."""
 
 
 class Dialect(NamedTuple):
@@ -136,34 +143,44 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
 
 
-async def detect_each(
+async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     request: AnyRequest,
     worker: WorkerResources,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
-    respond: Callable[[BatchAnswer[Detections], P, CallContext], Awaitable[ASGIResponse]],
+    respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
+    asking: Asking[P, Any] | None = None,
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
     `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
+    `asking` asks about an image, by default the question that the parameters have as `options`.
     """
     context, pipeline = context_of(request.scope), worker.pipeline
     memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
 
-    async def keep(_: int, found: Detections) -> Detections:
-        memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+    async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
+        if isinstance(found, Detections):
+            memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
+            answer.totals["detections"] += len(found.scores)
         return found
 
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
+        model = asking.first(worker, wanted) if asking else wanted.options.model or pipeline.default_for(wanted.options.task)
         refuse_large(images, worker.deployment.body_limits.max_bytes)
-        answer: BatchAnswer[Detections] = BatchAnswer(len(images), keep, context, worker.metrics)
+        answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
         try:
             if len(images) == 1 and isinstance(images[0], bytes):
-                await answer.keep(0, await pipeline.run(images[0], wanted.options, call))
+                asked = asking.ask(worker, images[0], wanted, call) if asking else pipeline.run(images[0], wanted.options, call)
+                await answer.keep(0, await asked)
             else:
-                batch = await BatchRequest.open(pipeline, images, wanted.options, call)
+                batch = await (
+                    open_batch(worker, images, wanted, call, asking)
+                    if asking
+                    else BatchRequest.open(pipeline, images, wanted.options, call)
+                )
                 is_single = len(images) == 1
                 async with batch.run(answer.add) as done:
                     for image in done:
@@ -173,7 +190,6 @@ async def detect_each(
                 if is_single:
                     answer.all()
         finally:
-            model = wanted.options.model or pipeline.default_for(wanted.options.task)
             context.log_fields |= pipeline.log_fields(model)
         answer.log()
         return await respond(answer, wanted, call)

@@ -14,7 +14,7 @@ from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope
 
 from app.api.answering.responses import JsonResponse, LargeResponse
-from app.api.batch.answer import BatchAnswer
+from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
 from app.api.caller.check import require_key
 from app.api.context import context_of
@@ -26,7 +26,7 @@ from app.api.dialects.dialect import (
     Dialect,
     Fraction,
     OptionsByModel,
-    detect_each,
+    answer_each,
     detectors,
     find_detector,
     receive_text,
@@ -181,7 +181,7 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
         pairs = [*_question_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
-    async def respond(answer: BatchAnswer[Detections], _: _Parameters, call: CallContext) -> ASGIResponse:
+    async def respond(answer: ImagesAnswer[Detections, Detections], _: _Parameters, call: CallContext) -> ASGIResponse:
         pipeline, found = worker.pipeline, answer.all_or_errors()
         nbytes = estimate_bytes(found, controls)
         if nbytes <= _FEW_BYTES and len(found) == 1:
@@ -193,7 +193,7 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
             body = await pipeline.threads.run(partial(describe, found, controls), call.deadline, lease, turn=call.turn())
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
-    return await detect_each(request, worker, _Parameters, parse, respond)
+    return await answer_each(request, worker, _Parameters, parse, respond)
 
 
 @post("/webhook", status_code=201)

@@ -17,11 +17,11 @@ from app import __version__
 from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ModelList
-from app.api.batch.answer import BatchAnswer
+from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, detect_each, detectors
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, answer_each, detectors
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
@@ -60,14 +60,14 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         nbytes = sum(len(image) for image in images if isinstance(image, bytes))
         return ParsedBatch(images, [None] * len(images), [pair for pair in pairs if pair[0] in {"threshold", "model"}])
 
-    async def respond(answer: BatchAnswer[Detections], _: _Parameters, call: CallContext) -> JsonResponse:
+    async def respond(answer: ImagesAnswer[Detections, Detections], _: _Parameters, call: CallContext) -> JsonResponse:
         describe = partial(_describe, found := answer.all(), nbytes)
         if len(found) == 1:
             return JsonResponse(describe())
         # Encoding thousands of objects takes 0.1 s.
         return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, turn=call.turn()))
 
-    return await detect_each(request, worker, _Parameters, parse, respond)
+    return await answer_each(request, worker, _Parameters, parse, respond)
 
 
 @get("/v1/health/live")

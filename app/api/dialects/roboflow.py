@@ -21,34 +21,32 @@ from app.api.answering import drawn
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import respond_json
 from app.api.answering.schema import Problem
-from app.api.batch.answer import BatchAnswer
-from app.api.batch.body import ParsedBatch, split_images
+from app.api.batch.answer import ImagesAnswer
 from app.api.context import context_of
 from app.api.dependencies import Worker
 from app.api.detect import handle_image
+from app.api.dialects import roboflow_core
 from app.api.dialects.dialect import (
     AnyRequest,
     Dialect,
     DialectParameters,
     Fraction,
     OptionsByModel,
-    detect_each,
+    answer_each,
     detectors,
     find_detector,
     receive_text,
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
-from app.api.parameters.parse import Pairs, check_model_name, split_classes
-from app.api.receiving.body import ParsedBody, decode, decode_base64, kind_of, parse_document, parse_multipart
+from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
+from app.api.parameters.parse import check_model_name, split_classes
+from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
-from app.errors import InvalidParameter, MalformedRequest, UnknownModel, UnsupportedMediaType
+from app.errors import UnknownModel
 from app.model.heads import Task
-from app.pipeline.batch_request import Image
 from app.pipeline.call import MAX_DETECTIONS, CallContext
 from app.pipeline.results import Detections
-
-_EXAMPLE = '{"model_id": "yolo11n/1", "image": {"type": "base64", "value": "..."}}'
 
 
 class _Options(OptionsByModel):
@@ -151,47 +149,6 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
         )
 
 
-class _Image(msgspec.Struct):
-    type: str
-    value: str
-
-
-class _InferenceBody:
-    """Parser of the body of one request to a route such as `/infer/object_detection`."""
-
-    def __init__(self) -> None:
-        self.is_list = False
-        """Whether the images are a list; the response is then also a list."""
-        self.drawn: list[bytes] = []
-        """The images to draw detections on; empty unless the request asks for pictures."""
-        self._draws = False
-
-    def parse(self, data: bytes, content_type: str, kind: type[_V1Parameters]) -> ParsedBatch:
-        """Parse the body; a body without a type is an image. Pictures can be drawn of all images unless some are URLs."""
-        images: list[Image] = [data]
-        pairs: Pairs = []
-        if content_type:
-            if media_type(content_type) not in {JSON, URLENCODED}:
-                raise UnsupportedMediaType(f"expected application/json with an object such as {_EXAMPLE}")
-            content, pairs = parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")
-            # These are not members of the service's.
-            pairs = [pair for pair in pairs if pair[0] not in {"url", "model", "model_name", "version", "timeout_ms"}]
-            self._draws = str(dict(pairs).get("visualize_predictions")).lower() in {"true", "1"}
-            self.is_list = kind_of(content) == "a list"
-            expected = f"expected image(s) as in {_EXAMPLE}, or with an address of the type 'url'"
-            given = split_images(content, _Image, expected) if self.is_list else [decode(content, _Image, expected)]
-            if not given:
-                raise MalformedRequest("the list of images is empty")
-            if len(given) == 1 and given[0].type == "url" and given[0].value.strip():
-                return ParsedBatch([], [], [*pairs, ("url", given[0].value)])
-            images = [_decode(image) for image in given]
-        if self._draws:
-            self.drawn = [image for image in images if isinstance(image, bytes)]
-            if len(self.drawn) < len(images):
-                raise InvalidParameter("visualize_predictions: of several images, all must be of the type 'base64'")
-        return ParsedBatch(images, [None] * len(images), pairs)
-
-
 def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBody:
     """Parse a body that is an image: the field `file` of a form, the encoded image itself, or base64.
 
@@ -206,19 +163,6 @@ def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBo
     return ParsedBody(data, [])
 
 
-def _decode(image: _Image) -> Image:
-    match image.type:
-        case "base64":
-            if decoded := decode_base64(image.value):
-                return decoded
-            raise MalformedRequest("the image is empty")
-        case "url":
-            return image.value
-    raise MalformedRequest(
-        f"images of the type {image.type[:64]!r} are not supported; send 'base64' or 'url'", repeats_request=True
-    )
-
-
 @get("/model/registry")
 async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
@@ -230,7 +174,7 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     """List the detectors, the requested one first, under the client's id for it."""
 
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
-        return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {_EXAMPLE}")[1])
+        return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
     _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
     spec = await find_detector(worker, wanted.options, call)
@@ -243,10 +187,10 @@ def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
 
     async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
-        body = _InferenceBody()
+        body = InferenceBody()
         context = context_of(request.scope)
 
-        async def respond(answer: BatchAnswer[Detections], wanted: _V1Parameters, call: CallContext) -> ASGIResponse:
+        async def respond(answer: ImagesAnswer[Detections, Detections], wanted: _V1Parameters, call: CallContext) -> ASGIResponse:
             found = answer.all()
 
             def describe(pictures: Sequence[bytes] = ()) -> object:
@@ -260,7 +204,7 @@ def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
                 return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
             return await respond_json(describe, found[0], worker.pipeline, call)
 
-        return await detect_each(request, worker, kind, body.parse, respond)
+        return await answer_each(request, worker, kind, body.parse, respond)
 
     return ModelRoute(path, task=None, takes="images", key_in="body")(infer)
 
@@ -311,4 +255,6 @@ _INFER = [
     _infer_route("/infer/instance_segmentation", _SegmentationParameters),
     _infer_route("/infer/keypoints_detection", _KeypointParameters),
 ]
-DIALECT = Dialect("roboflow", [list_models, add_model, *_INFER, infer_v0], write_error, applies={_V0: _is_v0})
+DIALECT = Dialect(
+    "roboflow", [list_models, add_model, *_INFER, *roboflow_core.ROUTES, infer_v0], write_error, applies={_V0: _is_v0}
+)

@@ -35,7 +35,7 @@ def to_inference(
             "confidence": score,
             "class": name,
             "class_id": class_id,
-            "detection_id": _random_uuid(),
+            "detection_id": random_uuid(),
             **shape,
         }
         for ((x, y, width, height), score, class_id, name), shape in zip(
@@ -86,7 +86,7 @@ def to_description(spec: ModelSpec, model_id: str | None = None) -> dict[str, An
     }
 
 
-def _random_uuid() -> str:
+def random_uuid() -> str:
     """Return a version 4 UUID; `uuid` takes twice as long, and each object needs one."""
     digits = secrets.token_hex(16)
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

@@ -1,7 +1,8 @@
 """What HTTP adds to each task: the parameters of its requests, which OpenAPI describes as well, and the formats of its results."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -10,8 +11,10 @@ from app.api.answering import drawn, native, vectors
 from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
-from app.errors import InvalidParameter, NotOffered, WrongTask
-from app.model.heads import Task
+from app.cascade.definition import Cascade
+from app.errors import InvalidParameter, NotOffered, UnknownModel, WrongTask
+from app.model.heads import DetectionHead, Task
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions, EmbedOptions
 from app.pipeline.pipeline import Pipeline
@@ -254,23 +257,54 @@ class PathModel:
 
     @property
     def kind(self) -> type[Any] | None:
-        """The type of the parameters; None if Triton must be asked for the task. Errors are those of `_form_of`."""
+        """The type of the parameters; None if Triton must be asked for the task. Errors are those of `_kind_of`."""
         spec = self._pipeline.tritons.cached(self._reference)
-        return None if spec is None else _form_of(spec).parameters
+        return None if spec is None else self._kind_of(spec)
 
     async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
         """Return the type of the parameters; ask Triton for the task if necessary.
 
         Raises:
-            GatewayError: As `Pipeline.prepare` and `_form_of` say.
+            GatewayError: As `Pipeline.prepare` and `_kind_of` say.
         """
         spec = await self._pipeline.prepare(self._reference, deadline, caller)
-        return _form_of(spec).parameters
+        return self._kind_of(spec)
+
+    def _kind_of(self, spec: ModelSpec) -> type[Any]:
+        """Return the parameters of a model's task; raise WrongTask if the model can only be asked as a step of a cascade."""
+        head = spec.head
+        if head.task not in FORMS:
+            raise WrongTask(f"{spec.name} is a {head.noun}, which is asked with others; POST {head.route} does that")
+        return FORMS[head.task].parameters
 
 
-def _form_of(spec: ModelSpec) -> TaskForm:
-    """Return the form of a model's task; raise WrongTask if the model can only be asked as a step of a cascade."""
-    head = spec.head
-    if head.task not in FORMS:
-        raise WrongTask(f"{spec.name} is a {head.noun}, which is asked with others; POST {head.route} does that")
-    return FORMS[head.task]
+class PathCascade(PathModel):
+    """Parses the parameters for a cascade: those that the model of its first step has."""
+
+    def __init__(self, cascade: Cascade, query: Pairs, pipeline: Pipeline) -> None:
+        """Refer to the first model; errors are those of `PathModel`."""
+        name, version = split_reference(cascade.model)
+        self.in_path: Pairs = [("model", name), *([("version", version)] if version else [])]
+        self._confidence = next(iter(cascade.steps.values())).confidence
+        self._title = f"{name}, the first model of the cascade"
+        super().__init__(name, [*query, *self.in_path[1:]], pipeline)
+
+    async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
+        """Return the type of the parameters, as `PathModel` does."""
+        try:
+            return await super().find_kind(deadline, caller)
+        except UnknownModel as error:
+            raise UnknownModel(f"{self._title}: {error.detail}") from None
+
+    def _kind_of(self, spec: ModelSpec) -> type[Any]:
+        if not isinstance(spec.head, DetectionHead):
+            raise WrongTask(f"{self._title}, is a {spec.head.noun}, which finds no boxes")
+        kind: Any = super()._kind_of(spec)
+        return kind if self._confidence is None else _with_confidence(kind, self._confidence)
+
+
+@lru_cache(64)
+def _with_confidence(kind: Any, confidence: float) -> type[Any]:  # noqa: ANN401 - a type, which can be a key
+    """Return parameters of this kind with another default of the confidence."""
+    field: Any = ("confidence", get_type_hints(kind, include_extras=True)["confidence"], confidence)
+    return msgspec.defstruct(kind.__name__, [field], bases=(kind,), frozen=True, forbid_unknown_fields=True, kw_only=True)

@@ -2,13 +2,15 @@
 
 import asyncio
 
+import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from app.api.answering.schema import ModelCard, ModelInfo, ModelList
+from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS
+from app.cascade.definition import Cascade
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
 from app.model.heads import TextRecognitionHead
@@ -21,8 +23,10 @@ from app.triton.server_info import ModelState
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses={503: PROBLEMS[503]})
 async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> ModelList:
-    """List the models in the repositories of all Tritons, and those that `pull` can download."""
-    return await list_models(triton_client, worker.pipeline)
+    """List the models in the repositories of all Tritons, those that `pull` can download, and the cascades."""
+    listed = await list_models(triton_client, worker.pipeline)
+    known = [(name, cascade) for name in worker.catalog.names() if (cascade := worker.catalog.own(name)) is not None]
+    return msgspec.structs.replace(listed, cascades=[_describe_cascade(name, cascade) for name, cascade in known])
 
 
 @get(
@@ -55,6 +59,10 @@ async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
     default, _ = split_reference(pipeline.default_reference)
     ready = sorted((model.name for model in described if model.state == "ready"), key=lambda name: name != default)
     return ModelList(pipeline.default_model, described, len(described), list(map(ModelCard, ready)))
+
+
+def _describe_cascade(name: str, cascade: Cascade) -> CascadeInfo:
+    return CascadeInfo(name, cascade.title, [StepInfo(step, one.model, one.of) for step, one in cascade.steps.items()])
 
 
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:

@@ -12,7 +12,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize, ModelUsed
+from app.api.answering.schema import ImageSize, ModelUsed, Problem
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
@@ -53,6 +53,8 @@ class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelUsed | None = None
     status: Literal["success", "error"] = "success"
     error: str | None = None
+    problem: Problem | None = None
+    """The response, including the status, that the image would get in a request of its own."""
 
 
 class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +184,7 @@ def _to_document(
     failed = {one.index: one for one in failures or ()}
     succeeded = iter(results)
     every: list[Any] = [
-        EmbeddedImage(index=index, filename=one.filename, status="error", error=one.error)
+        EmbeddedImage(index=index, filename=one.filename, status="error", error=one.error, problem=one.problem)
         if (one := failed.get(index))
         else next(succeeded)
         for index in range(total_images)

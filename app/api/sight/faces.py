@@ -3,7 +3,7 @@
 They are off unless the setting `faces` is on.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch, refuse_large
 from app.api.batch.route import MEDIA_TYPES
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
 from app.api.parameters.parse import Parameters
@@ -29,15 +29,13 @@ from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
 from app.api.routes import ModelRoute
 from app.api.sight.face import Face, to_faces
-from app.api.sight.image import Answer, by_cascade, image_route, named_cascade
+from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade
+from app.api.sight.images import open_batch
 from app.cascade.definition import Cascade
-from app.cascade.run import CascadeAnswer, run_cascade
+from app.cascade.run import CascadeAnswer
 from app.embedding.outputs import similarity
 from app.errors import MalformedRequest, NoFace, NotOffered, UnsupportedModel
-from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext
 from app.pipeline.results import Detections, Embedding
-from app.resilience.lease import Lease
 
 _IMAGES = ("image1", "image2")
 _Score = Annotated[float, Meta(ge=0, le=1)]
@@ -111,6 +109,12 @@ def _choose(worker: WorkerResources, wanted: _FaceParameters) -> Cascade:
     return named_cascade(worker, "faces", "faces", "descriptions").vary(faces={"confidence": wanted.confidence})
 
 
+LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
+    lambda worker, wanted: _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
+)
+"""Asks for the faces of an image, and for the vector of the largest one; the parameters have a `confidence`."""
+
+
 def _faces_of(found: CascadeAnswer) -> Detections:
     (faces,) = found.require("faces").results
     if not isinstance(faces, Detections):
@@ -136,7 +140,7 @@ def _to_recognized(wanted: FaceParameters, found: CascadeAnswer) -> RecognizeAns
     return RecognizeAnswer(**answer, embeddings=embeddings)
 
 
-def _parse_pair(data: bytes, content_type: str, kind: type[VerifyParameters]) -> ParsedBatch:
+def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> ParsedBatch:
     """Parse a form with the fields `image1` and `image2`, or JSON with two `images`."""
     if media_type(content_type) != MULTIPART:
         parsed = parse_batch(data, content_type, kind)
@@ -184,40 +188,47 @@ class _PairOperation(ImageOperation):
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
-    context, pipeline = context_of(request.scope), worker.pipeline
+    context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, _parse_pair)
-        cascade = _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
-        context.log_fields |= pipeline.log_fields(cascade.model)
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
+        context.log_fields |= worker.pipeline.log_fields(LARGEST.first(worker, wanted))
 
         async def keep(_: int, found: CascadeAnswer) -> CascadeAnswer:
             return found
 
-        def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[CascadeAnswer]:
-            return run_cascade(pipeline, cascade, image, own_call, worker.metrics)
-
         answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), keep, context, worker.metrics)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        batch = await BatchRequest.open_with(pipeline, content.images, cascade.model, ask, call)
+        batch = await open_batch(worker, content.images, wanted, call, LARGEST)
         async with batch.run(answer.add) as done:
             for image in done:
                 await image
         answer.log()
-        (one, vector), (other, other_vector) = map(_largest, _IMAGES, answer.all())
+        response = compare(answer.all(), wanted.threshold, context)
+    return JsonResponse(msgspec.json.encode(response))
+
+
+def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestContext) -> VerifyResponse:
+    """Compare the largest faces of two images, which `LARGEST` has described.
+
+    Raises:
+        NoFace: An image has none.
+        UnsupportedModel: Descriptions of the model cannot be compared.
+        GatewayError: A step has failed.
+    """
+    (one, vector), (other, other_vector) = map(_largest, _IMAGES, found)
     distance = vector.spec.match_distance
     if distance is None:
         raise UnsupportedModel(f"the config of {vector.spec.name} must say `match_distance`, the distance up to which faces match")
     alike = round(similarity(vector.vector, other_vector.vector, distance), 4)
-    response = VerifyResponse(
-        match=alike >= wanted.threshold,
+    return VerifyResponse(
+        match=alike >= threshold,
         similarity=alike,
-        threshold=wanted.threshold,
+        threshold=threshold,
         image1=one,
         image2=other,
         total_time_ms=round(context.timing.total, 2),
         request_id=context.request_id,
     )
-    return JsonResponse(msgspec.json.encode(response))
 
 
 def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]:

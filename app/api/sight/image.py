@@ -12,12 +12,14 @@ from litestar.response.base import ASGIResponse
 from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
+from app.api.answering import drawn
+from app.api.answering.format import ResponseInput, negotiate
 from app.api.answering.native import rounded
 from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import ImageSize
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, ImageOperation, describe
+from app.api.documentation.openapi import PROBLEMS, ImageOperation, binary, describe
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import body, intake
@@ -29,9 +31,12 @@ from app.cascade.run import CascadeAnswer, run_cascade
 from app.errors import UnsupportedModel
 from app.model.heads import Task
 from app.pipeline.call import CallContext
+from app.pipeline.results import Detections
 
 _LARGE_BYTES = 1 << 18
 _FRACTION_DIGITS = 6
+
+_PICTURES = {media_type: binary(media_type) for media_type in drawn.IMAGE.media_types}
 
 P = TypeVar("P", bound=Parameters)
 R = TypeVar("R")
@@ -99,6 +104,7 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     summary: str,
     description: str,
     check: Callable[[WorkerResources], object] = lambda _: None,
+    to_objects: Callable[[P, R], Detections] | None = None,
 ) -> HTTPRouteHandler:
     """Make a route for one image, in any of the forms that the gateway's own routes accept.
 
@@ -112,37 +118,43 @@ def image_route(  # noqa: PLR0913 - the properties of a route
         summary: A title, for OpenAPI.
         description: The description, for OpenAPI.
         check: Raises a GatewayError, before the body is received, if the route cannot be used.
+        to_objects: Returns what is drawn on the image if `Accept` prefers a picture; None if there are no pictures.
     """
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         check(worker)
-        return await answer_image(request, worker, kind, asking, to_answer)
+        return await answer_image(request, worker, kind, asking, to_answer, to_objects)
 
     route = ModelRoute(
         path,
         task=task,
         summary=summary,
         description=description,
-        operation_class=type("Operation", (ImageOperation,), {"kinds": (kind,)}),
+        operation_class=type("Operation", (ImageOperation,), {"kinds": (kind,), "contents": _PICTURES if to_objects else {}}),
         responses={**describe(200, response, "The answer"), **PROBLEMS},
     )
     handle.__name__ = path.strip("/").replace("/", "_")
     return route(handle)
 
 
-async def answer_image(
+async def answer_image(  # noqa: PLR0913, PLR0917 - the properties of a route
     request: Request[Any, Any, Any],
     worker: WorkerResources,
     kind: type[P],
     asking: Asking[P, R],
     to_answer: Callable[[P, R], Answer],
+    to_objects: Callable[[P, R], Detections] | None = None,
 ) -> ASGIResponse:
     """Answer a request about one image, unless its client disconnects; arguments are those of `image_route`."""
     context, pipeline = context_of(request.scope), worker.pipeline
+    accepted = negotiate(context.accept, (JSON, *_PICTURES)) if to_objects else JSON
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
         context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(asking.first(worker, wanted))}
         found = await asking.ask(worker, content.image, wanted, call)
+        if to_objects and accepted != JSON:
+            drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
+            return await drawn.IMAGE.respond(drawing)
 
         def encode() -> tuple[bytes, dict[str, int]]:
             answer = to_answer(wanted, found).complete(context)

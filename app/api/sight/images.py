@@ -22,7 +22,7 @@ from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
 from app.api.sight.image import Answer, Asking, P, R
 from app.model.heads import Task
-from app.pipeline.batch_request import BatchRequest
+from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext
 from app.resilience.lease import Lease
 
@@ -99,6 +99,18 @@ def images_route(  # noqa: PLR0913 - the properties of a route
     return route(handle)
 
 
+async def open_batch(
+    worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, R]
+) -> BatchRequest[R]:
+    """Open a batch whose images are asked about by a route, with these parameters; errors are those of `BatchRequest.open_with`."""
+
+    def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
+        return asking.ask(worker, image, wanted, own_call)
+
+    slots = asyncio.Semaphore(2 * worker.pipeline.limits.decode_threads)  # while some are decoded, models answer about others
+    return await BatchRequest.open_with(worker.pipeline, images, asking.first(worker, wanted), ask, call, slots=slots)
+
+
 async def _answer_images(
     request: Request[Any, Any, Any], worker: WorkerResources, kind: type[P], asking: Asking[P, R], form: ImagesForm
 ) -> ASGIResponse:
@@ -108,8 +120,8 @@ async def _answer_images(
         pipeline.admission.memory.reserve(context.caller, "the results of this batch") as memory,
     ):
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
-        names, model = content.names, asking.first(worker, wanted)
-        context.log_fields |= pipeline.log_fields(model)
+        names = content.names
+        context.log_fields |= pipeline.log_fields(asking.first(worker, wanted))
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
 
         async def convert(index: int, found: R) -> bytes:
@@ -122,13 +134,9 @@ async def _answer_images(
             answer.totals.update(counts)
             return encoded
 
-        def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
-            return asking.ask(worker, image, wanted, own_call)
-
         answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)  # while some are decoded, models answer about others
-        batch = await BatchRequest.open_with(pipeline, content.images, model, ask, call, slots=slots)
+        batch = await open_batch(worker, content.images, wanted, call, asking)
         async with batch.run(answer.add) as done:
             for image in done:
                 await image

@@ -16,7 +16,7 @@ from app.api.sight.images import Documents, form_of, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.model.heads import TextDetectionHead
-from app.pipeline.results import TextLine, TextRegions
+from app.pipeline.results import Detections, TextLine, TextRegions
 
 MIN_SCORE = 0.8
 """Default of the minimum score of a text."""
@@ -95,6 +95,12 @@ def read_regions(found: CascadeAnswer, min_score: float | None = MIN_SCORE) -> l
     ]
 
 
+def box_of(region: TextRegion) -> tuple[float, float, float, float]:
+    """Return the upright box x1 y1 x2 y2 around a line, in pixels."""
+    across, down = region.box[::2], region.box[1::2]
+    return min(across), min(down), max(across), max(down)
+
+
 def texts_of(regions: list[TextRegion]) -> dict[str, Any]:
     """Return the fields `texts`, `full_text` and `num_texts`, which all answers with text have."""
     texts = [region.text for region in regions]
@@ -115,6 +121,16 @@ def _totals(answer: OcrAnswer) -> dict[str, int]:
     return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
 
 
+def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
+    """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
+    read = _to_answer(wanted, found).regions
+    corners = np.array([region.box for region in read], np.float32).reshape(-1, 4, 2)
+    scores = np.array([region.rec_score for region in read], np.float32)
+    (where,) = found.require("lines").results
+    assert isinstance(where, TextRegions)  # noqa: S101 - of a text detector
+    return where._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
+
+
 ROUTES = [
     image_route(
         "/ocr/predict",
@@ -124,7 +140,9 @@ ROUTES = [
         _to_answer,
         response=OcrAnswer,
         summary="Read the text in an image",
-        description="Find lines of text, turn those that are upside down, and read each. Lines are in reading order.",
+        description="Find lines of text, turn those that are upside down, and read each. Lines are in reading order. "
+        "`Accept: image/jpeg` or `image/png` gets the image with the lines and their text drawn on it.",
+        to_objects=_to_objects,
     ),
     images_route(
         "/ocr/batch",

@@ -1,41 +1,61 @@
 """Requests and their responses, without the network: what `Client` and `AsyncClient` have in common."""
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from nereid_client.answers import (
+    Analysis,
+    EmbedBoxesResult,
+    EmbedResult,
+    FacesResult,
+    OcrResult,
+    PredictResult,
+    Vector,
+    VerifyResult,
+)
 from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse, address
 from nereid_client.pictures import Image
 from nereid_client.prepare import Prepare, Shrunk, shrink
-from nereid_client.results import ClassifyResult, Detection, DetectResult, ImageSize, ModelUsed, Result
+from nereid_client.results import Answer, ClassifyResult, Detection, DetectResult, ImageAnswer, ImageSize, ModelUsed
 
 T = TypeVar("T")
-R = TypeVar("R", bound=Result)
+A = TypeVar("A", bound=Answer)
 
 MAX_BATCH = 64
 """Images in one request."""
 
+_OTHER_FIELDS = {"class", "bbox", "num_detections", "status"}
+"""Fields of detections and of their answers that this client does not show."""
 _STAGE = re.compile(r'(\w+)(?:;desc="[^"]*")?;dur=([\d.]+)')
 
 
-class Parameters(TypedDict, total=False):
+class ImageParameters(TypedDict, total=False):
     """Parameters of any request. Apart from `prepare`, the gateway has defaults for them, and checks them."""
 
-    model: str
-    version: str
-    confidence: float
-    """Minimum confidence, 0 to 1."""
     timeout_ms: int
     """Deadline in the gateway, milliseconds."""
     truncated: Literal["refuse", "allow"]
     """What becomes of a damaged JPEG."""
     prepare: Prepare | None
     """Makes large images smaller before they are sent; boxes, polygons and points still refer to the original."""
+
+
+class Parameters(ImageParameters, total=False):
+    """Parameters of a request that one model answers."""
+
+    model: str
+    version: str
+    confidence: float
+    """Minimum confidence, 0 to 1."""
 
 
 class DetectParameters(Parameters, total=False):
@@ -62,6 +82,50 @@ class ClassifyParameters(Parameters, total=False):
     top_k: int
 
 
+class OcrParameters(ImageParameters, total=False):
+    """Parameters of a request for text."""
+
+    min_det_score: float
+    """Minimum score of a line, 0 to 1."""
+    min_rec_score: float
+    """Minimum score of the text of a line, 0 to 1."""
+    filter_by_score: bool
+    """Whether lines below `min_rec_score` are left out."""
+
+
+class FaceParameters(ImageParameters, total=False):
+    """Parameters of a request for faces."""
+
+    confidence: float
+    """Minimum score of a face, 0 to 1."""
+
+
+class VerifyParameters(FaceParameters, total=False):
+    """Parameters of a comparison of faces."""
+
+    threshold: float
+    """The similarity of a match, 0 to 1."""
+
+
+class EmbedParameters(ImageParameters, total=False):
+    """Parameters of a request for vectors."""
+
+    model: str
+    version: str
+
+
+class AnalyzeParameters(Parameters, total=False):
+    """Parameters of an analysis; `model`, `version` and `confidence` are those of objects."""
+
+    face_confidence: float
+    """Minimum score of a face, 0 to 1."""
+    include_embedding: bool
+    """Whether the image and each object are described by vectors."""
+    include_face_embeddings: bool
+    enable_ocr: bool
+    """Whether text is read."""
+
+
 class Call(NamedTuple, Generic[T]):
     """One POST request, and how its response is read."""
 
@@ -84,29 +148,102 @@ def classify(image: Image, parameters: ClassifyParameters) -> Call[ClassifyResul
 
 def batches(images: Iterable[Image], parameters: DetectParameters) -> Iterator[Call[list[DetectResult | Problem]]]:
     """Make the requests for the objects in images, as many in each as the gateway takes."""
+    return (_batch(group, parameters) for group in _groups(images))
+
+
+def _groups(images: Iterable[Image]) -> Iterator[list[Image]]:
     left = iter(images)
     while group := [*islice(left, MAX_BATCH)]:
-        yield _batch(group, parameters)
+        yield group
 
 
-def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[R]) -> Call[R]:
+def ocr(image: Image, parameters: OcrParameters) -> Call[OcrResult]:
+    """Make the request for the text in one image."""
+    return _single("/ocr/predict", image, parameters, OcrResult)
+
+
+def faces(image: Image, parameters: FaceParameters, *, describe: bool) -> Call[FacesResult]:
+    """Make the request for the faces in one image, or also for their vectors."""
+    return _single("/faces/recognize" if describe else "/faces/detect", image, parameters, FacesResult)
+
+
+def verify(images: tuple[Image, Image], parameters: VerifyParameters) -> Call[VerifyResult]:
+    """Make the request for the comparison of the largest faces in two images."""
+    loaded = [_load(image, parameters)[0] for image in images]
+    files = {f"image{number}": _part(*one) for number, one in enumerate(zip(images, loaded, strict=True), 1)}
+    return Call("/faces/verify", {"params": _query(parameters), "files": files}, partial(_read, VerifyResult))
+
+
+def embed(image: Image, parameters: EmbedParameters) -> Call[EmbedResult]:
+    """Make the request for the vector that describes one image."""
+    return _single("/embed/image", image, parameters, EmbedResult)
+
+
+def embed_batches(images: Iterable[Image], parameters: EmbedParameters) -> Iterator[Call[list[Vector | Problem]]]:
+    """Make the requests for the vectors that describe images, as many in each as the gateway takes."""
+    for group in _groups(images):
+        files = [("images", _part(image, _load(image, parameters)[0])) for image in group]
+        yield Call("/embed/batch", {"params": _query(parameters), "files": files}, _read_vectors)
+
+
+def _read_vectors(response: httpx.Response) -> list[Vector | Problem]:
+    results = _decode(response, _Vectors).results
+    return [
+        Problem(one.problem.status, one.problem) if one.problem else msgspec.convert(one, Vector, from_attributes=True)
+        for one in results
+    ]
+
+
+def embed_boxes(image: Image, boxes: Sequence[Sequence[float]], parameters: EmbedParameters) -> Call[EmbedBoxesResult]:
+    """Make the request for the vectors that describe parts of one image."""
+    data, shrunk = _load(image, parameters)
+    options = {
+        "params": _query(parameters),
+        "files": {"image": _part(image, data)},
+        "data": {"boxes": json.dumps([*map(list, boxes)])},
+    }
+    return Call("/embed/boxes", options, lambda response: _restore(_read(EmbedBoxesResult, response), shrunk, parameters))
+
+
+def predict(name: str, image: Image, parameters: DetectParameters) -> Call[PredictResult]:
+    """Make the request for what a model, or a cascade, finds in one image."""
+    call = _single(f"/predict/{quote(name, safe='')}", image, parameters, PredictResult)
+    return Call(call.path, call.options, lambda response: _add_steps(call.read(response), response))
+
+
+def _add_steps(result: PredictResult, response: httpx.Response) -> PredictResult:
+    """Add what the later steps of a cascade say, which is in fields that are named as they are."""
+    document = msgspec.json.decode(response.content)
+    steps = [_without(Detection, one) for one in document["detections"]]
+    return msgspec.structs.replace(result, steps=steps, image_steps=_without(PredictResult, document))
+
+
+def _without(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in {*kind.__struct_fields__, *_OTHER_FIELDS}}
+
+
+def analyze(image: Image, parameters: AnalyzeParameters) -> Call[Analysis]:
+    """Make the request for all that is found in one image."""
+    return _single("/analyze", image, parameters, Analysis)
+
+
+def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[A]) -> Call[A]:
     query, data, shrunk = _query(parameters), *_load(image, parameters)
     if _is_address(image):
         options: dict[str, Any] = {"params": {**query, "url": image}}
     else:
         options = {"params": query, "content": data, "headers": {"Content-Type": "application/octet-stream"}}
+    return Call(path, options, lambda response: _restore(_read(kind, response), shrunk, parameters))
 
-    def read(response: httpx.Response) -> R:
-        timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
-        return _restore(msgspec.structs.replace(_decode(response, kind), timings=timings), shrunk, parameters)
 
-    return Call(path, options, read)
+def _read(kind: type[A], response: httpx.Response) -> A:
+    timings = {stage: float(duration) for stage, duration in _STAGE.findall(response.headers.get("Server-Timing", ""))}
+    return msgspec.structs.replace(_decode(response, kind), timings=timings)
 
 
 def _batch(images: list[Image], parameters: DetectParameters) -> Call[list[DetectResult | Problem]]:
     loaded = [_load(image, parameters) for image in images]
-    names = [None if _is_address(image) else "image" for image in images]
-    files = [("images", (name, data)) for name, (data, _) in zip(names, loaded, strict=True)]
+    files = [("images", _part(image, data)) for image, (data, _) in zip(images, loaded, strict=True)]
 
     def read(response: httpx.Response) -> list[DetectResult | Problem]:
         batch = _decode(response, _Batch)
@@ -144,16 +281,16 @@ def _load(image: Image, parameters: Mapping[str, Any]) -> tuple[bytes, Shrunk | 
     return shrunk.data if shrunk else data, shrunk
 
 
-def _restore(result: R, shrunk: Shrunk | None, parameters: Mapping[str, Any]) -> R:
+def _part(image: Image, data: bytes) -> tuple[str | None, bytes]:
+    """Return the file name, None for an address, and the content of a part of a form."""
+    return None if _is_address(image) else "image", data
+
+
+def _restore(result: A, shrunk: Shrunk | None, parameters: Mapping[str, Any]) -> A:
     """Make a result that of the original image."""
-    if shrunk is None:
+    if shrunk is None or not isinstance(result, ImageAnswer):
         return result
-    original, sent = shrunk.upright(result.image), result.image
-    changes: dict[str, Any] = {"image": original}
-    if isinstance(result, DetectResult) and parameters.get("boxes") == "pixel":
-        across, down = original.width / sent.width, original.height / sent.height
-        changes["detections"] = [found.scaled(across, down) for found in result.detections]
-    return msgspec.structs.replace(result, **changes)
+    return result.of_original(shrunk.upright(result.image), in_pixels=parameters.get("boxes") == "pixel")
 
 
 class _BatchResult(msgspec.Struct):
@@ -185,6 +322,19 @@ class _Batch(msgspec.Struct):
             request_id=self.request_id,
             detections=found.detections,
         )
+
+
+class _VectorResult(msgspec.Struct):
+    embedding: list[float] | None = None
+    embedding_norm: float | None = None
+    model: ModelUsed | None = None
+    problem: ProblemDocument | None = None
+
+
+class _Vectors(msgspec.Struct):
+    """The response to a batch of images that are described."""
+
+    results: list[_VectorResult]
 
 
 def _decode(response: httpx.Response, kind: type[T]) -> T:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Self, TypeVar, Unpack
@@ -12,7 +12,26 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx
 
 from nereid_client import calls
-from nereid_client.calls import Call, ClassifyParameters, DetectParameters
+from nereid_client.answers import (
+    Analysis,
+    EmbedBoxesResult,
+    EmbedResult,
+    FacesResult,
+    OcrResult,
+    PredictResult,
+    Vector,
+    VerifyResult,
+)
+from nereid_client.calls import (
+    AnalyzeParameters,
+    Call,
+    ClassifyParameters,
+    DetectParameters,
+    EmbedParameters,
+    FaceParameters,
+    OcrParameters,
+    VerifyParameters,
+)
 from nereid_client.errors import InvalidKey, NereidError, Problem
 from nereid_client.pictures import Image
 from nereid_client.results import ClassifyResult, DetectResult
@@ -62,6 +81,44 @@ class Client:
     def classify(self, image: Image, **parameters: Unpack[ClassifyParameters]) -> ClassifyResult:
         """Classify an image."""
         return self._send(calls.classify(image, parameters))
+
+    def ocr(self, image: Image, **parameters: Unpack[OcrParameters]) -> OcrResult:
+        """Read the text in an image."""
+        return self._send(calls.ocr(image, parameters))
+
+    def detect_faces(self, image: Image, **parameters: Unpack[FaceParameters]) -> FacesResult:
+        """Detect the faces in an image."""
+        return self._send(calls.faces(image, parameters, describe=False))
+
+    def recognize_faces(self, image: Image, **parameters: Unpack[FaceParameters]) -> FacesResult:
+        """Detect the faces in an image, and describe each by a vector."""
+        return self._send(calls.faces(image, parameters, describe=True))
+
+    def verify_faces(self, image1: Image, image2: Image, **parameters: Unpack[VerifyParameters]) -> VerifyResult:
+        """Tell whether the largest faces in two images are those of the same person."""
+        return self._send(calls.verify((image1, image2), parameters))
+
+    def embed(self, image: Image, **parameters: Unpack[EmbedParameters]) -> EmbedResult:
+        """Describe an image by a vector."""
+        return self._send(calls.embed(image, parameters))
+
+    def embed_boxes(
+        self, image: Image, boxes: Sequence[Sequence[float]], **parameters: Unpack[EmbedParameters]
+    ) -> EmbedBoxesResult:
+        """Describe parts of an image by vectors; each box is x1, y1, x2, y2, fractions of the upright image."""
+        return self._send(calls.embed_boxes(image, boxes, parameters))
+
+    def analyze(self, image: Image, **parameters: Unpack[AnalyzeParameters]) -> Analysis:
+        """Find all at once in an image: objects, faces, text and vectors."""
+        return self._send(calls.analyze(image, parameters))
+
+    def embed_batch(self, images: Iterable[Image], **parameters: Unpack[EmbedParameters]) -> list[Vector | Problem]:
+        """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
+        return [found for call in calls.embed_batches(images, parameters) for found in self._send(call)]
+
+    def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
+        """Ask a model with objects, or a cascade, about an image."""
+        return self._send(calls.predict(name, image, parameters))
 
     def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
@@ -120,14 +177,47 @@ class AsyncClient:
         """Classify an image."""
         return await self._send(await asyncio.to_thread(calls.classify, image, parameters))
 
+    async def ocr(self, image: Image, **parameters: Unpack[OcrParameters]) -> OcrResult:
+        """Read the text in an image."""
+        return await self._send(await asyncio.to_thread(calls.ocr, image, parameters))
+
+    async def detect_faces(self, image: Image, **parameters: Unpack[FaceParameters]) -> FacesResult:
+        """Detect the faces in an image."""
+        return await self._send(await asyncio.to_thread(calls.faces, image, parameters, describe=False))
+
+    async def recognize_faces(self, image: Image, **parameters: Unpack[FaceParameters]) -> FacesResult:
+        """Detect the faces in an image, and describe each by a vector."""
+        return await self._send(await asyncio.to_thread(calls.faces, image, parameters, describe=True))
+
+    async def verify_faces(self, image1: Image, image2: Image, **parameters: Unpack[VerifyParameters]) -> VerifyResult:
+        """Tell whether the largest faces in two images are those of the same person."""
+        return await self._send(await asyncio.to_thread(calls.verify, (image1, image2), parameters))
+
+    async def embed(self, image: Image, **parameters: Unpack[EmbedParameters]) -> EmbedResult:
+        """Describe an image by a vector."""
+        return await self._send(await asyncio.to_thread(calls.embed, image, parameters))
+
+    async def embed_boxes(
+        self, image: Image, boxes: Sequence[Sequence[float]], **parameters: Unpack[EmbedParameters]
+    ) -> EmbedBoxesResult:
+        """Describe parts of an image by vectors; each box is x1, y1, x2, y2, fractions of the upright image."""
+        return await self._send(await asyncio.to_thread(calls.embed_boxes, image, boxes, parameters))
+
+    async def analyze(self, image: Image, **parameters: Unpack[AnalyzeParameters]) -> Analysis:
+        """Find all at once in an image: objects, faces, text and vectors."""
+        return await self._send(await asyncio.to_thread(calls.analyze, image, parameters))
+
+    async def embed_batch(self, images: Iterable[Image], **parameters: Unpack[EmbedParameters]) -> list[Vector | Problem]:
+        """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
+        return await self._send_each(calls.embed_batches(images, parameters))
+
+    async def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
+        """Ask a model with objects, or a cascade, about an image."""
+        return await self._send(await asyncio.to_thread(calls.predict, name, image, parameters))
+
     async def detect_batch(self, images: Iterable[Image], **parameters: Unpack[DetectParameters]) -> list[DetectResult | Problem]:
         """Detect the objects in images, up to 64 in one request; return a result or a problem for each, in their order."""
-        found: list[DetectResult | Problem] = []
-        requests = calls.batches(images, parameters)
-        while call := await asyncio.to_thread(next, requests, None):
-            results = await self._send(call)
-            found += results
-        return found
+        return await self._send_each(calls.batches(images, parameters))
 
     async def detect_each(
         self, images: Iterable[I], *, in_flight: int = 4, draw: bool = False, **parameters: Unpack[DetectParameters]
@@ -153,6 +243,13 @@ class AsyncClient:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _send_each(self, requests: Iterator[Call[list[T]]]) -> list[T]:
+        found: list[T] = []
+        while call := await asyncio.to_thread(next, requests, None):
+            results = await self._send(call)
+            found += results
+        return found
 
     async def _send(self, call: Call[T]) -> T:
         attempts = Attempts(self._retries)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import cycle
 from math import atan2, pi
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
@@ -97,17 +97,32 @@ class ModelUsed(msgspec.Struct, frozen=True):
     device: str
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What all results have."""
 
-    image: ImageSize
-    model: ModelUsed
     total_time_ms: float
     """Time in the gateway, milliseconds; in a batch, that of all images together."""
     request_id: str
     """The id of the request in the gateway's log."""
     timings: dict[str, float] = {}
-    """Duration of each stage in the gateway, milliseconds; empty for an image of a batch."""
+    """Duration of each stage and of each step in the gateway, milliseconds; empty for an image of a batch."""
+
+
+class ImageAnswer(Answer, frozen=True, kw_only=True):
+    """What all results of one image have."""
+
+    image: ImageSize
+
+    def of_original(self, original: ImageSize, *, in_pixels: bool) -> Self:
+        """Return the result in an image of another size; `in_pixels`: whether boxes were asked for in pixels."""
+        del in_pixels
+        return msgspec.structs.replace(self, image=original)
+
+
+class Result(ImageAnswer, frozen=True, kw_only=True):
+    """What all results of one model have."""
+
+    model: ModelUsed
 
 
 class DetectResult(Result, frozen=True, kw_only=True):
@@ -116,6 +131,12 @@ class DetectResult(Result, frozen=True, kw_only=True):
     detections: list[Detection]
     visualization: bytes | None = None
     """The image with the objects drawn on it, as JPEG, if `draw` was set."""
+
+    def of_original(self, original: ImageSize, *, in_pixels: bool) -> Self:
+        """Return the result in an image of another size."""
+        across, down = original.width / self.image.width, original.height / self.image.height
+        found = [one.scaled(across, down) for one in self.detections] if in_pixels else self.detections
+        return msgspec.structs.replace(self, image=original, detections=found)
 
 
 class ClassifyResult(Result, frozen=True, kw_only=True):

@@ -1,0 +1,103 @@
+"""The answer of a cascade: the detections of its first step, each with what the later steps say about it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar.response.base import ASGIResponse
+
+from app.api.answering import drawn, native
+from app.api.answering.format import Format, ResponseInput
+from app.api.answering.responses import JsonResponse, LargeResponse
+from app.api.answering.schema import BoxFormat
+from app.api.answering.vectors import to_vector
+from app.cascade.definition import Cascade
+from app.cascade.run import CascadeAnswer
+from app.pipeline.results import Classifications, Detections, Embedding, StepResult, TextLine, TextRegions
+
+_LARGE_BYTES = 1 << 18
+
+
+def to_objects(cascade: Cascade, answer: CascadeAnswer) -> Detections:
+    """Return what the first step has found; what is read of each object, and its classes, are drawn beside it.
+
+    Raises:
+        GatewayError: The first step has failed.
+    """
+    first, *later = cascade.steps
+    (found,) = answer.require(first).results
+    assert isinstance(found, Detections)  # noqa: S101 - `PathCascade` rejects others
+    titles = [found.spec.class_name(class_id) for class_id in found.class_ids.tolist()]
+    for name in later:
+        if cascade.steps[name].of == first:
+            for index, result in zip(answer.steps[name].objects, answer.steps[name].results, strict=True):
+                titles[index] = f"{titles[index]} {_title(result)}".rstrip()
+    return found._replace(titles=titles)
+
+
+def _title(found: StepResult) -> str:
+    if isinstance(found, Classifications):
+        return " ".join(map(found.spec.class_name, found.class_ids[:1].tolist()))
+    return found.text if isinstance(found, TextLine) else ""
+
+
+def describe(found: StepResult, unit: BoxFormat) -> Any:  # noqa: ANN401 - any JSON
+    """Describe the result of a step: a list of objects, text, a vector, or the best class, with all if there are several."""
+    match found:
+        case TextLine():
+            return {"text": found.text, "confidence": round(found.score, 4)}
+        case Embedding():
+            return to_vector(found.vector)
+        case Classifications():
+            best, *_ = classes = msgspec.to_builtins(native.to_classifications(found)) or [None]
+            return best | {"classifications": classes} if len(classes) > 1 else best
+        case TextRegions():
+            found = found.as_detections()
+    return msgspec.to_builtins(native.to_detections(found, unit))
+
+
+def _describe(given: ResponseInput[Detections], **more: object) -> Mapping[str, Any]:
+    """Return the usual answer, with what later steps say in the objects that they are about, and what has failed in `errors`."""
+    cascade, answer = given.steps
+    unit, context = given.wanted.boxes, given.context
+    content = msgspec.to_builtins(native.to_response(given.found, unit, context.timing.total, context.request_id))
+    first, *later = cascade.steps
+    objects, errors = {first: content["detections"]}, {}
+    for name in later:
+        own, of = answer.steps[name], cascade.steps[name].of
+        described = [describe(result, unit) for result in own.results]
+        objects[name] = [each for result in described if isinstance(result, list) for each in result]
+        for index, result in zip(own.objects, described, strict=False):
+            objects[of][index][name] = result
+        if own.error is not None:
+            errors[name] = {"code": own.error.code, "detail": own.error.detail}
+        elif of is None:
+            content[name] = described[0]
+    return {**content, "truncated": answer.truncated, **({"errors": errors} if errors else {}), **more}
+
+
+async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
+    body = await given.pipeline.threads.run(
+        lambda: msgspec.json.encode(_describe(given)), given.call.deadline, turn=given.call.turn()
+    )
+    is_large = len(body) > _LARGE_BYTES
+    return LargeResponse(body, "application/json", given.pipeline.admission.memory) if is_large else JsonResponse(body)
+
+
+async def _respond_with_picture(given: ResponseInput[Detections]) -> ASGIResponse:
+    return await drawn.respond_with_pictures(
+        given.pipeline,
+        given.call,
+        [(given.image, given.found)],
+        lambda pictures: _describe(given, visualization=pictures[0]),
+        drawn.picture_type(given),
+    )
+
+
+FORMATS = (
+    Format("json", ("application/json",), _respond),
+    drawn.IMAGE,
+    Format("image_and_json", (), _respond_with_picture),
+    native.COCO_RESULTS,
+)
+"""Those of a cascade whose first step finds objects."""

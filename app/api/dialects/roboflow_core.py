@@ -1,0 +1,113 @@
+"""What Roboflow's server calls core models: the text in images, and vectors that describe images.
+
+Source: roboflow/inference, inference/core/entities/responses/{ocr,clip}.py and inference/models/; inference_sdk/http/client.py.
+"""
+
+from functools import partial
+from typing import Any
+
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+
+from app.api.answering import drawn
+from app.api.answering.vectors import to_vector
+from app.api.batch.answer import ImagesAnswer
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import Worker
+from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
+from app.api.dialects.roboflow_answers import random_uuid
+from app.api.dialects.roboflow_images import InferenceBody
+from app.api.routes import ModelRoute
+from app.api.sight.ocr import box_of, read_regions
+from app.cascade.run import CascadeAnswer
+from app.pipeline.call import CallContext, EmbedOptions
+from app.pipeline.results import Embedding
+
+
+class _Parameters(DialectParameters, frozen=True, kw_only=True):
+    generate_bounding_boxes: bool | None = None
+    """Whether the answer has the place of each line; None for the default of the path."""
+    url: str | None = None
+    """The URL of the image."""
+
+    @property
+    def options(self) -> EmbedOptions:  # type: ignore[override]  # only of the routes for vectors
+        return EmbedOptions(self.model, self.version)
+
+
+def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
+    """Make a route for text. All of them read with the same models, whatever the path names."""
+
+    async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
+        """Read the text in an image, or in each of a list of images. If one image fails, the request fails."""
+        body, context = InferenceBody(), context_of(request.scope)
+
+        async def respond(answer: ImagesAnswer[Any, CascadeAnswer], wanted: _Parameters, call: CallContext) -> ASGIResponse:
+            found = answer.all()
+            shows = has_boxes if wanted.generate_bounding_boxes is None else wanted.generate_bounding_boxes
+
+            def describe(_: object) -> object:
+                described = [_to_text(one, context, has_boxes=shows) for one in found]
+                return described if body.is_list else described[0]
+
+            return await drawn.respond_with_pictures(worker.pipeline, call, [], describe)
+
+        return await answer_each(request, worker, _Parameters, body.parse, respond, READING)
+
+    return ModelRoute(path, task="text_detection", takes="images", key_in="body")(read)
+
+
+@ModelRoute("/clip/embed_image", task="embedding", takes="images", key_in="body")
+async def embed_image(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Describe an image, or each of a list of images, by a vector. If one image fails, the request fails."""
+
+    async def respond(answer: ImagesAnswer[Any, Embedding], _: _Parameters, call: CallContext) -> ASGIResponse:
+        describe = partial(_to_vectors, answer.all(), context_of(request.scope))
+        return await drawn.respond_with_pictures(worker.pipeline, call, [], describe)
+
+    return await answer_each(request, worker, _Parameters, InferenceBody().parse, respond)
+
+
+def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) -> dict[str, Any]:
+    """Describe the lines of an image, in reading order; centre and size in pixels of the upright image."""
+    regions = read_regions(found, 0)
+    predictions = [
+        {
+            "x": (x1 + x2) / 2,
+            "y": (y1 + y2) / 2,
+            "width": x2 - x1,
+            "height": y2 - y1,
+            "confidence": region.rec_score,
+            "class": region.text,
+            "class_confidence": None,
+            "class_id": 0,
+            "tracker_id": None,
+            "detection_id": random_uuid(),
+            "parent_id": None,
+        }
+        for region, (x1, y1, x2, y2) in zip(regions, map(box_of, regions), strict=True)
+    ]
+    return {
+        "result": "\n".join(region.text for region in regions),
+        "image": {"width": found.width, "height": found.height} if has_boxes else None,
+        "predictions": predictions if has_boxes else None,
+        "time": _seconds(context),
+        "parent_id": None,
+    }
+
+
+def _to_vectors(found: list[Embedding], context: RequestContext, _: object) -> dict[str, Any]:
+    vectors = [to_vector(one.vector) for one in found]
+    return {"inference_id": context.request_id, "frame_id": None, "time": _seconds(context), "embeddings": vectors}
+
+
+def _seconds(context: RequestContext) -> float:
+    return round(context.timing.total / 1e3, 6)
+
+
+ROUTES = [
+    _text_route("/doctr/ocr", has_boxes=False),
+    _text_route("/ocr/pp-ocr", has_boxes=True),
+    _text_route("/easy_ocr/ocr", has_boxes=True),
+    embed_image,
+]

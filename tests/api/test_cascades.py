@@ -1,0 +1,153 @@
+"""POST /predict/{cascade}: detections with what later steps say of them, answered by real models."""
+
+from collections.abc import AsyncIterator
+from io import BytesIO
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.cascade import catalog
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from tests.support import SCENE, json, started
+
+CASCADES = """
+[shapes]
+title = "Shapes and their colours"
+[shapes.steps.shape]
+model = "six_columns"
+confidence = 0.85
+[shapes.steps.colour]
+model = "planes_to_logits"
+of = "shape"
+[shapes.steps.vector]
+model = "embedding"
+of = "shape"
+classes = ["blue"]
+[shapes.steps.part]
+model = "six_columns:1"
+of = "shape"
+[shapes.steps.hue]
+model = "planes_to_logits"
+of = "part"
+top_k = 2
+[shapes.steps.mood]
+model = "planes_to_logits"
+[shapes.steps.broken]
+model = "lying"
+of = "shape"
+max_crops = 1
+
+[sorted.steps.kind]
+model = "planes_to_logits"
+
+[lost.steps.shape]
+model = "six_rows"
+"""
+ALL = "/predict/shapes?confidence=0.5"
+
+
+@pytest.fixture(scope="module")
+async def client(
+    settings: Settings, triton: EmbeddedTriton, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[httpx.AsyncClient]:
+    assert triton.poll() is None
+    repository = tmp_path_factory.mktemp("cascades")
+    (repository / catalog.FILE).write_text(CASCADES)
+    own = msgspec.structs.replace(
+        settings, model_repository=str(repository), model="six_columns", triton_endpoints=settings.triton_address
+    )
+    async with started(create_app(own)) as client:
+        yield client
+
+
+async def test_an_object_has_what_each_later_step_says_of_it(client: httpx.AsyncClient) -> None:
+    answer = json(await client.post(f"{ALL}&boxes=pixel", content=SCENE))
+    red, blue = answer["detections"]
+
+    assert (red["class_name"], red["colour"]["class_name"], blue["class_name"], blue["colour"]["class_name"]) == (
+        "red",
+        "red",
+        "blue",
+        "blue",
+    )
+    assert np.linalg.norm(blue["vector"]) == pytest.approx(1)
+    assert "vector" not in red
+    (part,) = red["part"]
+    corners = "x1", "y1", "x2", "y2"
+    assert [part[corner] for corner in corners] == pytest.approx([red[corner] for corner in corners], abs=3)
+    assert (part["hue"]["class_name"], len(part["hue"]["classifications"])) == ("red", 2)
+    assert answer["mood"]["class_name"] == "red"
+    assert answer["errors"].keys() == {"broken"}
+    assert answer["errors"]["broken"]["code"] == "invalid_model_output"
+    assert answer["truncated"] is True
+    assert (answer["num_detections"], answer["model"]["name"]) == (2, "six_columns")
+
+
+async def test_parameters_are_those_of_the_first_model_with_the_confidence_of_the_step(client: httpx.AsyncClient) -> None:
+    (only,) = json(await client.post("/predict/shapes", content=SCENE))["detections"]
+
+    assert only["class_name"] == "red"
+    assert json(await client.post(f"{ALL}&classes=blue", content=SCENE))["num_detections"] == 1
+    assert "green" in json(await client.post(f"{ALL}&classes=green", content=SCENE), 400)["detail"]
+    assert "top_k" in json(await client.post(f"{ALL}&top_k=2", content=SCENE), 400)["detail"]
+    assert json(await client.post(ALL, data={"max_detections": "1"}, files={"image": SCENE}))["num_detections"] == 1
+    found = json(await client.post(f"{ALL}&format=coco-results", content=SCENE))
+    assert [each["category_id"] for each in found] == [0, 1]
+
+
+async def test_no_objects_are_no_special_case(client: httpx.AsyncClient) -> None:
+    file = BytesIO()
+    Image.new("RGB", (200, 100), "white").save(file, "PNG")
+    answer = json(await client.post(ALL, content=file.getvalue()))
+
+    assert (answer["detections"], answer["truncated"], "errors" in answer) == ([], False, False)
+    assert answer["mood"]["class_name"] == "red"
+
+
+async def test_the_picture_shows_what_was_read(client: httpx.AsyncClient) -> None:
+    """The label is wider than that of the detection alone."""
+    pictures = [
+        await client.post(f"/predict/{name}?confidence=0.5&format=image", content=SCENE) for name in ("six_columns", "shapes")
+    ]
+    assert {picture.headers["content-type"] for picture in pictures} == {"image/jpeg"}
+    plain, titled = (np.asarray(Image.open(BytesIO(picture.content)), int) for picture in pictures)
+    both = json(await client.post(f"{ALL}&format=image_and_json", content=SCENE))
+
+    assert plain.shape == titled.shape
+    assert np.abs(plain - titled).max() > 100
+    assert both["detections"][0]["colour"]["class_name"] == "red"
+    assert both["visualization"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/predict/sorted", 400, "planes_to_logits, the first model of the cascade, is a classifier, which finds no boxes"),
+        ("/predict/lost", 404, "six_rows, the first model of the cascade: there is no such model"),
+        ("/predict/ocr", 404, "there is no such model"),
+        ("/predict/shapes?model=tiny", 400, "model is given more than once"),
+    ],
+)
+async def test_what_cannot_be_asked_gets_its_error(client: httpx.AsyncClient, path: str, status: int, said: str) -> None:
+    assert said in json(await client.post(path, content=SCENE), status)["detail"]
+
+
+async def test_models_lists_cascades(client: httpx.AsyncClient) -> None:
+    listed = {cascade["name"]: cascade for cascade in json(await client.get("/models"))["cascades"]}
+
+    assert listed.keys() == {"shapes", "sorted", "lost"}
+    assert listed["shapes"]["title"] == "Shapes and their colours"
+    assert listed["shapes"]["steps"][1] == {"name": "colour", "model": "planes_to_logits", "of": "shape"}
+
+
+async def test_the_steps_are_timed(client: httpx.AsyncClient) -> None:
+    response = await client.post(ALL, content=SCENE)
+
+    assert {"shape", "colour", "mood"} <= {
+        entry.partition(";")[0].strip() for entry in response.headers["server-timing"].split(",")
+    }
