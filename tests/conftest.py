@@ -27,7 +27,7 @@ from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
 from app.zoo.repository import Repository
-from tests.fakes import classifiers, models
+from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
@@ -135,6 +135,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
         pull(name, entries[name], Repository(copy), source=network, sha256=digest)
     models.write(copy)
     classifiers.write(copy)
+    text_models.write(copy)
     return copy
 
 

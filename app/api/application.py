@@ -30,7 +30,7 @@ from app.api.reports.health import health, livez, ready, readyz
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
-from app.api.sight import analyze, embed, faces, ocr
+from app.api.sight import analyze, embed, faces, ocr, search
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
 from app.telemetry.metrics import Metrics
@@ -39,7 +39,7 @@ from app.triton.pool import TritonPool
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES]
+_MODEL_ROUTES = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES, *search.ROUTES]
 
 Application = ASGIApp
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]

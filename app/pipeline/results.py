@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -74,8 +75,9 @@ class TextRegions(NamedTuple):
     def as_detections(self, titles: Sequence[str] | None = None) -> Detections:
         """Return the lines as oriented boxes of one class, with these titles, such as their texts."""
         boxes, ids = oriented.enclose(self.corners), np.zeros(len(self.scores), np.int32)
+        spec = self.spec if self.spec.labels else msgspec.structs.replace(self.spec, labels=("text",))
         size = self.width, self.height
-        return Detections(boxes, self.scores, ids, *size, self.spec, self.version, corners=self.corners, titles=titles)
+        return Detections(boxes, self.scores, ids, *size, spec, self.version, corners=self.corners, titles=titles)
 
 
 class TextLine(NamedTuple):

@@ -312,7 +312,7 @@ def config(name: str, model: onnx.ModelProto, parameters: dict[str, str]) -> str
     def tensors(key: str, values: list[onnx.ValueInfoProto]) -> str:
         return "\n".join(
             f'{key} {{ name: "{v.name}" data_type: {_KINDS[v.type.tensor_type.elem_type]} '
-            f"dims: {[dim.dim_value for dim in v.type.tensor_type.shape.dim[1:]]} }}"
+            f"dims: {[dim.dim_value or -1 for dim in v.type.tensor_type.shape.dim[1:]]} }}"
             for v in values
         )
 

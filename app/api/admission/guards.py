@@ -72,7 +72,8 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
     named = named or next((values[name][0] for name in MODEL_NAMES if name in values), "")
     pipeline, context = worker.pipeline, context_of(scope)
     version = path_values.get("version") or values.get("version", [""])[0]
-    if (cascade := worker.catalog.own(named)) is not None:  # its first model admits the request
+    cascade = worker.catalog.own(path_values["model"]) if "model" in path_values else None
+    if cascade is not None:  # its first model admits the request
         context.log_fields["cascade"] = named
         named, own_version = split_reference(cascade.model)
         version = own_version or version

@@ -27,7 +27,7 @@ from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.routes import VERSION, ModelRoute
+from app.api.routes import ModelRoute
 from app.api.sight.face import Face, to_faces
 from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade
 from app.api.sight.images import open_batch
@@ -238,13 +238,6 @@ def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]
     raise NoFace(f"{name}: no face was found; a lower `confidence` finds less certain ones")
 
 
-@ModelRoute(["/faces/search", "/faces/identify"], task=None, include_in_schema=False)
-async def search(request: Request[Any, Any, Any]) -> ASGIResponse:
-    """Say that faces are not searched."""
-    path = request.scope["path"].removeprefix(VERSION)
-    raise NotOffered(f"{path} is not there yet; /faces/recognize gives the vectors, and /faces/verify compares two faces")
-
-
 ROUTES = [
     image_route(
         "/faces/detect",
@@ -269,5 +262,4 @@ ROUTES = [
         check=require_faces,
     ),
     verify,
-    search,
 ]
