@@ -10,6 +10,7 @@ from app.triton.config_file import ConfigFileError
 from bench.experiments import (
     batch,
     cache,
+    cascade,
     dialects,
     faces,
     fair,
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         shadow,
         batch,
         cache,
+        cascade,
         limit,
         locust,
         stages,

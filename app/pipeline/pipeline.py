@@ -21,7 +21,7 @@ from app.model.spec import InputFormat, ModelSpec
 from app.pipeline import saturation
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
-from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, trivial_question
+from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, question_for
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.limits import Limits
@@ -226,7 +226,7 @@ class Pipeline:
         """
         call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
         spec = await self.prepare(self.default_reference, call.deadline)
-        await self.run_model(self.default_reference, BLANK_IMAGE, trivial_question(spec), call)
+        await self.run_model(self.default_reference, BLANK_IMAGE, question_for(spec, 1.0), call)
 
     async def run(self, data: Source, question: Question[Result], call: CallContext) -> Result:
         """Answer a question about one encoded image, or a part of a decoded one.
