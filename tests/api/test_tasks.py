@@ -93,7 +93,8 @@ async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.Monke
     """An image whose masks find none fails alone."""
 
     class Full(Reservation):
-        def add(self, nbytes: int, *, is_refused: bool = True) -> None:  # noqa: ARG002
+        def add(self, nbytes: int, *, is_refused: bool = True) -> None:
+            assert is_refused
             raise GatewayFull(f"no room for {nbytes} bytes", "memory")
 
     def reserve(budget: MemoryBudget, caller: Caller, purpose: str = "") -> Reservation:

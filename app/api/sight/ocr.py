@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.native import rounded, to_scores
@@ -12,12 +11,10 @@ from app.api.answering.schema import ImageSize
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import Url
-from app.api.routes import ModelRoute
 from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
 from app.api.sight.images import Documents, form_of, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
-from app.errors import NotOffered
 from app.model.heads import TextDetectionHead
 from app.pipeline.results import Detections, TextLine, TextRegions
 
@@ -124,12 +121,6 @@ def _totals(answer: OcrAnswer) -> dict[str, int]:
     return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
 
 
-@ModelRoute("/ocr/search", task=None, include_in_schema=False)
-async def search() -> ASGIResponse:
-    """Say that texts are not searched."""
-    raise NotOffered("/ocr/search is not there yet; /ocr/predict gives the text of an image")
-
-
 def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
     """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
     read = _to_answer(wanted, found).regions
@@ -141,7 +132,6 @@ def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
 
 
 ROUTES = [
-    search,
     image_route(
         "/ocr/predict",
         TextDetectionHead.task,

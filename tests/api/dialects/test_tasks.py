@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from app.main import create_app
+from app.settings.schema import DIALECTS
 from tests.api.conftest import settings_for
 from tests.fakes.triton import CONFIG, FakeTriton, infer_response, serving
 from tests.support import json, started
@@ -87,8 +88,8 @@ def fake(request: pytest.FixtureRequest) -> FakeTriton:
 @pytest.fixture
 async def client(fake: FakeTriton) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an application whose default models are `tiny`, and `parts` and `people` for masks and keypoints."""
-    defaults = "segmentation=parts,pose=people"
-    async with serving(fake), started(create_app(settings_for(fake.url, task_models=defaults))) as made:
+    options = {"task_models": "segmentation=parts,pose=people", "dialects": ",".join(DIALECTS)}
+    async with serving(fake), started(create_app(settings_for(fake.url, **options))) as made:
         yield made
 
 

@@ -13,6 +13,12 @@ from tests.api.conftest import settings_for, write_keys
 from tests.support import json, started
 from tests.tools import openapi
 
+SIGHT = {
+    *("/analyze", "/analyze/batch", "/ocr/predict", "/ocr/batch", "/faces/detect", "/faces/recognize", "/faces/verify"),
+    *("/embed/image", "/embed/batch", "/embed/boxes", "/embed/text"),
+}
+"""The routes for text, faces, vectors, and several questions about an image."""
+
 
 @pytest.fixture(scope="module")
 async def document(reader: httpx.AsyncClient) -> Any:  # noqa: ANN401
@@ -46,7 +52,7 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
 
 
 async def test_every_type_of_a_result_is_described(document: Any) -> None:  # noqa: ANN401
-    for path, kinds in {"/detect": ["object", "array"], "/predict/{model}": ["object", "array", "object"]}.items():
+    for path, kinds in {"/detect": ["object", "array"], "/predict/{model}": ["object", "array", "object", "object"]}.items():
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert list(content) == ["application/json", "image/jpeg", "image/png"]
         assert [kind.get("type", "object") for kind in content["application/json"]["schema"]["oneOf"]] == kinds
@@ -123,25 +129,28 @@ async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> No
     shared = {"model", "version", "url", "timeout_ms", "truncated", "format"}
     assert set(described["/classify"]) == {*shared, "top_k", "confidence"}
     assert (described["/classify"]["top_k"]["maximum"], described["/classify"]["confidence"]["default"]) == (1000, 0.0)
-    assert set(described["/predict/{model}"]) == set(described["/segment"]) | set(described["/classify"])
+    assert set(described["/embed/image"]) == {*shared, "use_cache", "index", "image_id"}
+    of_each = (set(described[path]) for path in ("/segment", "/classify", "/embed/image"))
+    assert set(described["/predict/{model}"]) == set().union(*of_each)
     in_path = [one["in"] for one in document["paths"]["/predict/{model}"]["post"]["parameters"] if one["name"] == "model"]
     assert in_path == ["path"]
     assert "default" not in described["/predict/{model}"]["confidence"]
     assert described["/classify"]["format"]["enum"] == ["json"]
-    assert described["/predict/{model}"]["format"]["description"].endswith("Default: `json`. For classes: `json`.")
+    assert described["/predict/{model}"]["format"]["description"].endswith("For classes: `json`. For a vector: `json`.")
     for text in ("none below 0.05. Default: 0.25.", "of a class. Default: 0.0."):
         assert text in described["/predict/{model}"]["confidence"]["description"]
     assert set(described["/segment"]) - set(described["/detect"]) == {"masks"}
     answers = {
         path: document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"] for path in described
     }
-    assert answers["/predict/{model}"] == {"oneOf": [*answers["/detect"]["oneOf"], answers["/classify"]]}
+    assert answers["/predict/{model}"] == {"oneOf": [*answers["/detect"]["oneOf"], answers["/classify"], answers["/embed/image"]]}
 
 
 async def test_every_route_is_described_once(document: Any) -> None:  # noqa: ANN401
     assert set(document["paths"]) == {
         *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}", "/routes"),
         *("/segment", "/segment/batch", "/pose", "/pose/batch", "/obb", "/obb/batch"),
+        *SIGHT,
         *("/health", "/live", "/livez", "/ready", "/readyz"),
     }
     assert document["info"]["version"] == __version__
@@ -176,6 +185,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, document_
         "/detect/batch": both("detect"),
         "/classify": both("detect"),
         **{f"/{task}{rest}": both("detect") for task in ("segment", "pose", "obb") for rest in ("", "/batch")},
+        **dict.fromkeys(SIGHT, both("detect")),
         "/predict/{model}": both("detect"),
         "/models": both("detect"),
         "/models/{model}": both("detect"),

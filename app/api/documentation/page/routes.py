@@ -18,7 +18,7 @@ from app.api.dependencies import Worker
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
-from app.model.heads import HEADS, TASKS, ClassificationHead, EmbeddingHead
+from app.model.heads import HEADS, TASKS, ClassificationHead, EmbeddingHead, TextDetectionHead, TextRecognitionHead
 
 HTML = "text/html"
 """The media type of the page."""
@@ -46,7 +46,9 @@ _CACHE_CODE, _CACHE_IMAGES = (b"cache-control", b"no-cache"), (b"cache-control",
 _ENDPOINTS: dict[str, str] = {
     **{task: head.route for task, head in HEADS.items()},
     ClassificationHead.task: ClassificationHead.route,
-    EmbeddingHead.task: EmbeddingHead.route,
+    **{head.task: head.route for head in (TextDetectionHead, TextRecognitionHead, EmbeddingHead)},
+    "faces": "/faces/detect",
+    "analysis": "/analyze",
     "batch": "/detect/batch",
     "prediction": "/predict/{model}",
     "models": "/models",

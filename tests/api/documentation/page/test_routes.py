@@ -32,7 +32,8 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
     assert response.headers["vary"] == "Accept"
     description = json(response)
     endpoints = description.pop("endpoints")
-    assert [endpoints[task] for task in TASKS] == ["/detect", "/classify", "/segment", "/pose", "/obb"]
+    routes = ["/detect", "/classify", "/segment", "/pose", "/obb", "/ocr/predict", "/ocr/predict", "/embed/image"]
+    assert [endpoints[task] for task in TASKS] == routes
     assert description == {
         "service": "Nereid",
         "status": "running",
@@ -45,6 +46,9 @@ async def test_programs_get_a_description_of_the_service(reader: httpx.AsyncClie
             "segmentation": "yolo11n-seg",
             "pose": "yolo11n-pose",
             "obb": "yolo11n-obb",
+            "text_detection": "ocr_detection",
+            "text_recognition": "ocr_recognition",
+            "embedding": "embedding",
         },
         "backend": {"name": "triton", "gpu_available": False},
     }
