@@ -92,6 +92,16 @@ def crop(image: Patch, objects: Objects, index: int, step: Step) -> Patch | None
     return image._replace(corners=points) if step.crop == "corners" else image._replace(landmarks=points)
 
 
+def crop_boxes(image: Patch, boxes: Sequence[Sequence[float]]) -> list[Patch]:
+    """Return the parts of a decoded image in boxes x1 y1 x2 y2, fractions of it: the pixels that each touches, at least one."""
+    height, width = image.image.shape[:2]
+    # Boxes of answers have six digits, which in pixels are two.
+    corners = (np.reshape(boxes, (-1, 2, 2)) * [width, height]).round(2)
+    first = np.minimum(np.floor(corners[:, 0]), [width - 1, height - 1]).astype(int)
+    last = np.maximum(np.ceil(corners[:, 1]), first + 1).astype(int)
+    return [image._replace(box=(left, top, right, bottom)) for left, top, right, bottom in np.hstack([first, last]).tolist()]
+
+
 def place(result: StepResult, part: Patch) -> StepResult:
     """Return what was found in a box of the image, with coordinates in pixels of the whole image."""
     if part.box is None or not isinstance(result, Detections | TextRegions):

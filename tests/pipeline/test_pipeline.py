@@ -25,7 +25,6 @@ from app.errors import (
 )
 from app.main import create_app
 from app.pipeline import call as call_module
-from app.pipeline import pipeline as pipeline_module
 from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import CallContext
@@ -273,7 +272,7 @@ async def test_every_step_is_timed(world: World) -> None:
 @pytest.mark.parametrize("image_format", ["BMP", "JPEG"])
 async def test_pixels_are_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, world: World, image_format: str) -> None:
     """Milliseconds on the event loop would delay every other request."""
-    threads = in_which_threads(monkeypatch, pipeline_module, "fill_input")
+    threads = in_which_threads(monkeypatch, preprocess, "fill_input")
     await world.detect(models.scene(image_format))
 
     assert [name.startswith("decode") for name in threads] == [True]
@@ -289,7 +288,7 @@ async def test_a_quick_header_is_read_without_a_thread(
     """For encoded files, a thread costs more than reading a JPEG header. Pillow may take longer for other headers."""
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     world.fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
-    threads = in_which_threads(monkeypatch, pipeline_module, "fill_input")
+    threads = in_which_threads(monkeypatch, preprocess, "fill_input")
     timing = Timing()
     found = await world.detect(models.scene(image_format), timing=timing)
 
@@ -406,7 +405,7 @@ async def test_a_default_model_that_is_not_there_names_those_that_are(world: Wor
 async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
     with pytest.raises(DeadlinePassed):
@@ -423,7 +422,7 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     world.hold()
     asking = [asyncio.ensure_future(world.detect())]
     assert await eventually(lambda: len(world.fake.requests) == 1)
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     asking.append(asyncio.ensure_future(world.detect()))
     assert await eventually(gate.reached.is_set)
     await world.time.skip(30)
@@ -479,7 +478,7 @@ async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) 
 async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
     assert await eventually(gate.reached.is_set)
     before = world.used_bytes
@@ -556,7 +555,7 @@ async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
 ) -> None:
     """The estimate counts the pixels of the images before it. A small image, and one with more time, are accepted."""
     large = png(3000, 3000, 8, GREY)
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     running = [asyncio.ensure_future(world.detect(large))]
     assert await eventually(gate.reached.is_set)
     with pytest.raises(GatewayFull, match="decoding the image, and those before it"):
