@@ -13,25 +13,10 @@ from app.cascade.crops import crop, find_objects, place
 from app.cascade.definition import MAX_CROPS, Cascade, Step
 from app.errors import GatewayError, InferenceFailed, UnsupportedModel
 from app.imaging.patch import Patch
-from app.model.heads import (
-    ClassificationHead,
-    DetectionHead,
-    EmbeddingHead,
-    TextDetectionHead,
-    TextRecognitionHead,
-)
+from app.model.heads import DetectionHead, TextDetectionHead
 from app.model.reference import split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import (
-    MAX_DETECTIONS,
-    CallContext,
-    ClassifyOptions,
-    DetectOptions,
-    EmbedOptions,
-    Question,
-    ReadOptions,
-    TextDetectOptions,
-)
+from app.pipeline.call import CallContext, Question, question_for
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Classifications, StepResult
 from app.telemetry.metrics import Metrics
@@ -39,8 +24,6 @@ from app.telemetry.timing import Timing
 
 # Crops of a step that are under way at a time, at most: two large batches.
 _MAX_AT_ONCE = 64
-# Defaults of minimum scores, as of the routes for one task.
-_DETECTION, _TEXT = 0.25, 0.5
 # From which on a part counts as upside down, as in RapidOCR. Source: TextClassifier in rapidocr/ch_ppocr_cls/main.py.
 _CERTAIN = 0.9
 _UPSIDE_DOWN = "180"
@@ -156,7 +139,8 @@ class _Run:
         name, version = split_reference(step.model)
         spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
         is_first = step is next(iter(self._cascade.steps.values()))
-        question = (is_first and self.question) or _to_question(step, spec, name, int(version) if version else None)
+        asked = question_for(spec, step.confidence, top_k=step.top_k, model=name, version=int(version) if version else None)
+        question = (is_first and self.question) or asked
         if found is None:
             # Who decodes files itself is asked about the file.
             data = self._image if spec.input_format is InputFormat.FILE else self._decoded
@@ -211,22 +195,6 @@ async def ask_about_each(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return results
-
-
-def _to_question(step: Step, spec: ModelSpec, name: str, version: int | None) -> Question[Any]:
-    """Return the question of a step, as the task of its model has it."""
-    confidence = step.confidence
-    match spec.head:
-        case ClassificationHead():
-            return ClassifyOptions(name, confidence or 0.0, step.top_k, version)
-        case TextDetectionHead():
-            return TextDetectOptions(name, _TEXT if confidence is None else confidence, version)
-        case TextRecognitionHead():
-            return ReadOptions(name, version)
-        case EmbeddingHead():
-            return EmbedOptions(name, version)
-    confidence = _DETECTION if confidence is None else confidence
-    return DetectOptions(name, confidence, None, MAX_DETECTIONS, version=version, task=spec.head.task, masks="none")
 
 
 def _upside_down(turning: StepAnswer | None) -> set[int]:

@@ -179,7 +179,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     def class_names(self) -> tuple[str, ...]:
         """Return the class names in the order of their ids; empty if the config has none."""
         if labels := _split(self.labels, "labels"):
-            return labels
+            return labels if self.task == "text_recognition" else tuple(map(str.strip, labels))  # a space is a character
         names = self._exporter_metadata().get("names")
         if isinstance(names, list):
             return tuple(map(str, names))
@@ -221,7 +221,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
         own, by_class = _split(self.keypoints, "keypoints"), self._exporter_metadata().get("kpt_names")
         match [own] if own else list(by_class.values()) if isinstance(by_class, dict) else []:
             case [[*names], *others] if len(names) == count and all(other == names for other in others):
-                return tuple(map(str, names)) if "".join(map(str, names)).isprintable() else ()
+                return tuple(str(name).strip() for name in names) if "".join(map(str, names)).isprintable() else ()
         return ()
 
     def _exporter_metadata(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 def _split(names: str, parameter: str) -> tuple[str, ...]:
     """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
-        return tuple(name.strip() for name in names.split(",")) if names else ()
+        return tuple(names.split(",")) if names else ()
     try:
         return msgspec.json.decode(names, type=tuple[str, ...])
     except msgspec.DecodeError as error:

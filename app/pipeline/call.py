@@ -286,18 +286,25 @@ class CallContext(NamedTuple):
         return self if version is None else self._replace(is_pinned=True)
 
 
-def trivial_question(spec: ModelSpec) -> Question[object]:
-    """Make a question that the model can answer, for warm-ups and probes."""
+def question_for(
+    spec: ModelSpec, confidence: float | None = None, *, top_k: int = 1, model: str | None = None, version: int | None = None
+) -> Question[Any]:
+    """Make a question that the model can answer, with the default confidence of its task unless another one is given.
+
+    It asks for as much as possible but masks; `model` and `version` name the model, by default by its own name.
+    """
+    name = model or spec.name
     match spec.head:
         case ClassificationHead():
-            return ClassifyOptions(spec.name, 1.0, 1)
+            return ClassifyOptions(name, confidence or 0.0, top_k, version)
         case TextDetectionHead():
-            return TextDetectOptions(spec.name)
+            return TextDetectOptions(name, 0.5 if confidence is None else confidence, version)
         case TextRecognitionHead():
-            return ReadOptions(spec.name)
+            return ReadOptions(name, version)
         case EmbeddingHead():
-            return EmbedOptions(spec.name)
-    return DetectOptions(spec.name, 1.0, None, 1, task=spec.head.task, masks="none")
+            return EmbedOptions(name, version)
+    confidence = 0.25 if confidence is None else confidence
+    return DetectOptions(name, confidence, None, MAX_DETECTIONS, version=version, task=spec.head.task, masks="none")
 
 
 def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> Decoded:

@@ -40,6 +40,23 @@ def write_fixture(name: str, repository: Path) -> None:
     shutil.copyfile(_FOLDER / "model.py", version / "model.py")
 
 
+def write_waiting(name: str, repository: Path, milliseconds: int, objects: int) -> None:
+    """Write a fixture that waits so long for each batch, and finds so many objects, into a model repository."""
+    write_fixture("wait_20", repository)
+    folder = (repository / "wait_20").rename(repository / name)
+    text = (folder / "config.pbtxt").read_text(encoding="utf-8")
+    for before, after in {
+        'name: "wait_20"': f'name: "{name}"',
+        "max_batch_size: 1": "max_batch_size: 8",
+        "[ 320, 320, 3 ]": "[ 640, 640, 3 ]",
+        'string_value: "0"': f'string_value: "{milliseconds}"',
+        'string_value: "50"': 'string_value: "0"',
+    }.items():
+        text = text.replace(before, after)
+    text += f'parameters {{ key: "objects" value {{ string_value: "{objects}" }} }}\n'
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+
+
 def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> None:
     """Add a model to another repository: links to its files, except the replaced ones."""
     for file in (path for path in source.rglob("*") if path.is_file()):

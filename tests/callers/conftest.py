@@ -1,21 +1,28 @@
 """All tests of this folder are `clients`; the gateway that they call, and the table of what was done with which version."""
 
+import hashlib
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
 
 from app.settings.schema import DIALECTS
+from app.zoo import registry
 from bench.harness.ports import find_free
 from bench.harness.processes import running
 from bench.harness.triton import link_installation
 from tests.callers import table
 from tests.callers.client import pins
+from tests.conftest import one_process_at_a_time
+from tests.support import ROOT
 
 MODEL = "yolo11n"
 PATIENCE_SECONDS = 60
@@ -59,17 +66,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @contextmanager
-def serving(folder: Path, repository: Path, **settings: object) -> Iterator[str]:
+def serving(folder: Path, repository: Path, *others: Path, **settings: object) -> Iterator[str]:
     """Run `serve` with yolo11n and all dialects until the block ends; yield its URL.
 
     Args:
         folder: For its files; empty.
         repository: Has the model.
+        others: Folders of more models.
         settings: More of its settings.
     """
     if not (repository / MODEL).is_dir():
         pytest.skip(f"the published network of {MODEL} is not there")
     shutil.copytree(repository / MODEL, folder / "models" / MODEL)
+    for other in others:
+        shutil.copytree(other, folder / "models" / other.name)
     (folder / "triton").mkdir()
     link_installation(folder / "triton")
     (port,) = find_free(1)
@@ -94,6 +104,36 @@ def gateway(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The URL of a gateway without keys."""
     with serving(tmp_path_factory.mktemp("gateway"), repository) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def sight_models() -> list[Path]:
+    """The folders of the models for text, faces and vectors, pulled once for each state of the registry."""
+    digest = hashlib.sha256(registry.PUBLISHED.read_bytes()).hexdigest()[:16]
+    with one_process_at_a_time(ROOT / ".clients") as folder:
+        if not (made := folder / f"models-{digest}").is_dir():
+            with TemporaryDirectory(dir=folder) as unfinished:
+                settings = {"NEREID_MODEL_REPOSITORY": f"{unfinished}/models", "NEREID_TRITON_HOME": str(ROOT / ".triton")}
+                for name in ("ocr", "faces", "embedding"):
+                    command = [sys.executable, "-m", "app", "pull", name]
+                    subprocess.run(command, env=os.environ | settings, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+                Path(unfinished, "models").rename(made)
+    return sorted(model.parent for model in made.glob("*/config.pbtxt"))
+
+
+@pytest.fixture(scope="session")
+def sight_url(repository: Path, sight_models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a gateway without keys that has models for text, faces and vectors, and in which faces are on."""
+    folder = tmp_path_factory.mktemp("sight")
+    with serving(folder, repository, *sight_models, faces="true", timeout_seconds=60) as url:
+        yield url
+
+
+@pytest.fixture
+def sight(sight_url: str) -> Iterator[httpx.Client]:
+    """Calls that gateway as itself."""
+    with httpx.Client(base_url=sight_url, timeout=PATIENCE_SECONDS) as client:
+        yield client
 
 
 @pytest.fixture

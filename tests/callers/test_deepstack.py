@@ -13,6 +13,7 @@ from PIL import Image
 from tests.api.conftest import write_keys
 from tests.callers.client import run
 from tests.callers.conftest import MODEL, PATIENCE_SECONDS, serving
+from tests.callers.test_openprocessor_sight import LINES, PAGE, PORTRAIT
 from tests.support import IMAGES, sample_image
 
 Object = tuple[Any, ...]
@@ -127,6 +128,50 @@ def test_deepstack_sdk_with_a_key(locked: str, own: httpx.Client, tmp_path: Path
 
     assert [tuple(one) for one in right["pictures"][0]] == expect(own, 0.4)
     assert wrong["pictures"] == ["Unknown error : 401 occured"]
+
+
+def find_faces(client: str, url: str, folder: Path) -> None:
+    """Check what a client finds in a portrait and in a page of text; faces have no names."""
+    (folder / "page.png").write_bytes(PAGE)
+    address = urlsplit(url)
+    pictures = str(IMAGES / "astronaut.jpg"), str(folder / "page.png")
+    ((portrait, page), error) = run(client, "faces", str(address.hostname), str(address.port), *pictures)
+    own = httpx.post(f"{url}/faces/detect", content=PORTRAIT, timeout=PATIENCE_SECONDS).json()["faces"]
+
+    assert [set(face) for face in portrait] == [{"confidence", "x_min", "y_min", "x_max", "y_max"}]
+    for face, expected in zip(portrait, own, strict=True):
+        sides = [face[side] / 512 for side in ("x_min", "y_min", "x_max", "y_max")]
+        assert face["confidence"] == expected["score"]
+        assert sides == pytest.approx(expected["box"], abs=0.002)
+    assert page == []
+    assert error.endswith("/v1/vision/face/recognize raised error 404")
+
+
+@pytest.mark.client("deepstack-python")
+def test_faces_of_deepstack_python(sight_url: str, tmp_path: Path) -> None:
+    """`DeepstackFace`: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
+    find_faces("deepstack-python", sight_url, tmp_path)
+
+
+@pytest.mark.client("codeproject-ai-api")
+def test_faces_of_codeproject_ai_api(sight_url: str, tmp_path: Path) -> None:
+    """`CodeProjectAIFace`: the face of a portrait, a page without one; `recognize` says that names of faces are not there."""
+    find_faces("codeproject-ai-api", sight_url, tmp_path)
+
+
+@pytest.mark.client("CodeProject.AI")
+def test_text_and_comparisons(sight: httpx.Client, record_property: Callable[[str, object], None]) -> None:
+    """Calls of its documentation, rewritten: the text of a page, two portraits compared, and one with a page without a face."""
+    record_property("version", "documentation")
+    for path in ("/v1/image/ocr", "/v1/vision/ocr"):
+        read = sight.post(path, files={"image": PAGE}, data={"min_confidence": "0.5"}).json()
+        assert (read["success"], [one["label"] for one in read["predictions"]], read["count"]) == (True, LINES, 2)
+        assert all(one["x_min"] < one["x_max"] and one["y_min"] < one["y_max"] for one in read["predictions"])
+    path = "/v1/vision/face/match"
+    same = sight.post(path, files={"image1": PORTRAIT, "image2": PORTRAIT}).json()
+    none = sight.post(path, files={"image1": PORTRAIT, "image2": PAGE})
+    assert (same["success"], same["similarity"]) == (True, pytest.approx(1, abs=1e-3))
+    assert (none.status_code, none.json()["success"]) == (400, False)
 
 
 Plugin = Callable[..., list[Any]]

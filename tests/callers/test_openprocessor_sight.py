@@ -284,7 +284,7 @@ def test_faces(sight: httpx.Client, prefix: str) -> None:
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_vectors(sight: httpx.Client, prefix: str) -> None:
     """Its calls, rewritten: the vector of an image, of several, one of which is broken, and of boxes in an image."""
-    params = {"use_cache": True, "index": False, "image_id": "portrait"}
+    params: dict[str, str | bool] = {"use_cache": True, "index": False, "image_id": "portrait"}
     found = read(sight.post(f"{prefix}/embed/image", files=one(PORTRAIT), params=params), Embedded)
     assert (found.indexed, found.image_id, found.status) == (False, "portrait", "success")
     assert np.linalg.norm(found.embedding) == pytest.approx(1, abs=1e-4)
@@ -327,9 +327,10 @@ def test_analyses(sight: httpx.Client, prefix: str) -> None:
     assert (least.status, least.global_embedding, least.faces[0].embedding) == ("success", None, None)
     assert not (least.ocr and least.ocr.texts)
 
-    batch = read(sight.post(f"{prefix}/analyze/batch", files=several(PORTRAIT, PAGE, PAGE[:99])), ManyAnalyzed)
+    pictures = several(PORTRAIT, PAGE, PAGE[:99])
+    batch = read(sight.post(f"{prefix}/analyze/batch", files=pictures, params={"enable_ocr": True}), ManyAnalyzed)
     assert (batch.total_images, batch.processed_images, batch.failed_images) == (3, 2, 1)
-    assert [result.has_text for result in batch.results][1]
+    assert batch.results[1].has_text
     assert (batch.total_detections, batch.total_faces) == (
         sum(result.num_detections for result in batch.results),
         sum(result.num_faces for result in batch.results),

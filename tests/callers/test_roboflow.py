@@ -12,6 +12,7 @@ from bench.harness.processes import running
 from tests.api.conftest import write_keys
 from tests.callers.client import run
 from tests.callers.conftest import PATIENCE_SECONDS, serving
+from tests.callers.test_openprocessor_sight import LINES, PAGE
 from tests.support import IMAGES, sample_image
 
 NAME = "inference-sdk"
@@ -111,3 +112,30 @@ def test_keys_and_retries(own: httpx.Client, tmp_path: Path, repository: Path) -
     assert "key" in wrong
     assert "Triton" in message
     assert 'api_requests_total{endpoint="/roboflow/{model}/{version}",status="503"} 3.0' in metrics
+
+
+def test_text_and_vectors(sight_url: str, sight: httpx.Client, tmp_path: Path) -> None:
+    """`ocr_image` with doctr, pp_ocr and easy_ocr, and asynchronous; `get_clip_image_embeddings` of one photo and of two."""
+    (tmp_path / "page.png").write_bytes(PAGE)
+    printed = run(NAME, "roboflow_sight", sight_url, str(tmp_path / "page.png"), PATH)
+    texts = printed["texts"]
+    own = sight.post("/ocr/predict", content=PAGE).json()
+
+    assert own["texts"] == LINES
+    plain = {"result": own["full_text"], "image": None, "predictions": None, "parent_id": None}
+    for name in ("doctr", "async"):
+        assert texts[name].pop("time") > 0
+        assert texts[name] == plain
+    page, photo = texts["pp_ocr"]
+    assert (photo["result"], photo["predictions"], photo["image"]) == ("", [], {"width": 600, "height": 400})
+    for answer in (page, texts["boxes"], texts["easy_ocr"]):
+        assert (answer["result"], answer["image"]) == (own["full_text"], {"width": 640, "height": 240})
+        for one, region in zip(answer["predictions"], own["regions"], strict=True):
+            assert (one["class"], one["confidence"]) == (region["text"], region["rec_score"])
+            x, y = region["box"][::2], region["box"][1::2]
+            corners = one["x"] - one["width"] / 2, one["y"] - one["height"] / 2, one["x"] + one["width"] / 2
+            assert corners == pytest.approx((min(x), min(y), max(x)), abs=0.02)
+    vector = sight.post("/embed/image", content=sample_image(PICTURE)).json()["embedding"]
+    assert [len(found) for found in printed["vectors"]] == [1] * 3
+    for (found,) in printed["vectors"][:2]:
+        assert found == pytest.approx(vector, abs=1e-5)

@@ -15,6 +15,7 @@ from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY
+from app.resilience.lease import Lease
 from app.resilience.memory import MemoryBudget
 from app.telemetry.timing import Timing
 from tests.fakes.https import Host, response, serving
@@ -249,3 +250,34 @@ async def test_errors_keep_no_image(world: World) -> None:
         await outcomes(await open_batch(world, [SCENE[:500], b"junk", SCENE]))
 
     assert not kept
+
+
+async def test_slots_bound_how_many_images_are_asked_about_at_a_time(world: World) -> None:
+    """What asks may be anything. Images whose turn does not come before the deadline say so, and all slots are free again."""
+    slots, goes_on, running, most = asyncio.Semaphore(2), asyncio.Event(), 0, 0
+
+    async def ask(image: bytes, _: CallContext, __: Lease) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await goes_on.wait()
+        running -= 1
+        return len(image)
+
+    async def open_it(seconds: float) -> BatchRequest[int]:
+        call = CallContext(Deadline.after(seconds), Timing(), "abc")
+        return await BatchRequest.open_with(world.pipeline, [SCENE] * 5, "tiny", ask, call, slots=slots)
+
+    async def report(_: int, found: int | Exception, __: Timing) -> int | str:
+        return str(found) if isinstance(found, Exception) else found
+
+    async with (await open_it(20)).run(report) as done:
+        assert await eventually(lambda: running == 2)
+        await world.time.skip(20)
+        first = [await next(done) for _ in range(3)]
+        goes_on.set()
+        assert [await image for image in done] == [len(SCENE)] * 2
+    assert first == ["the images before it took too long"] * 3
+    async with (await open_it(20)).run(report) as done:
+        assert [await image for image in done] == [len(SCENE)] * 5
+    assert (most, used(world)) == (2, (0, 0))

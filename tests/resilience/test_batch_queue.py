@@ -72,3 +72,19 @@ async def test_images_of_others_that_wait_can_make_a_batch_late(
     await asyncio.gather(*waiting, return_exceptions=True)
     for permit in permits:
         leave(permit)
+
+
+async def test_parts_of_an_image_that_is_answered_in_part_come_before_other_images(table: WorkerTable) -> None:
+    _, line = open_both(table, 2)
+    permit = await enter(line)
+    order = []
+
+    async def wait(*, is_later_step: bool) -> None:
+        with await line.admit(Deadline.after(60), is_later_step=is_later_step):
+            order.append(is_later_step)
+
+    waiting = [asyncio.create_task(wait(is_later_step=is_later_step)) for is_later_step in (False, True)]
+    await asyncio.sleep(0)
+    leave(permit)
+    await asyncio.gather(*waiting)
+    assert order == [True, False]

@@ -37,6 +37,14 @@ def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
         second.add(1)
 
 
+def test_what_is_only_counted_is_never_refused(table: WorkerTable) -> None:
+    budget = MemoryBudget(table, "memory", 100)
+    first, second = budget.reserve(ANYBODY), budget.reserve(ANYBODY)
+    first.add(100)
+    second.add(50, is_refused=False)
+    assert (second.nbytes, budget.used_bytes) == (50, 150)
+
+
 def test_a_request_larger_than_the_limit_is_possible_alone(table: WorkerTable) -> None:
     """Otherwise it would never be possible; there is no room for it beside another request, nor for another beside it."""
     budget = MemoryBudget(table, "memory", 100)

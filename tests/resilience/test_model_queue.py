@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.errors import CircuitOpen, GatewayFull
+from app.errors import CircuitOpen, DeadlinePassed, GatewayFull
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, HIGH, LOW, Caller
 from app.resilience.model_queue import ModelQueue, Permit
@@ -224,3 +224,32 @@ async def test_a_caller_with_few_requests_is_not_measured(table: WorkerTable, cl
         permit.measure()
         leave(permit)
     assert queue.pace() < slow
+
+
+async def test_later_steps_come_before_new_requests_of_their_priority(table: WorkerTable) -> None:
+    queue = open_queue(table, 1, pace=1e-6)
+    permit = await enter(queue)
+    order = []
+
+    async def wait(name: str, caller: Caller, *, is_later_step: bool = False) -> None:
+        with await (queue.admit_later_step if is_later_step else queue.admit)(caller, later()):
+            order.append(name)
+
+    waiting = [
+        asyncio.create_task(wait("new", ANYBODY)),
+        asyncio.create_task(wait("later", ANYBODY, is_later_step=True)),
+        asyncio.create_task(wait("high", ANYBODY._replace(priority=HIGH))),
+    ]
+    await asyncio.sleep(0)
+    leave(permit)
+    await asyncio.gather(*waiting)
+    assert order == ["high", "later", "new"]
+
+
+async def test_a_later_step_waits_until_its_deadline(table: WorkerTable) -> None:
+    queue = open_queue(table, 1)
+    permit = await enter(queue)
+    with pytest.raises(DeadlinePassed):
+        await queue.admit_later_step(ANYBODY, Deadline.after(0))
+    leave(permit)
+    leave(await enter(queue))

@@ -112,7 +112,7 @@ def test_the_type_of_the_input_is_that_of_the_model(data_type: str, datatype: st
     tensor = {"name": "image", "data_type": data_type, "dims": dims}
     spec = from_triton_config({**CONFIG, "input": [tensor], "parameters": {"square": {"string_value": "32"}}}, "1")
 
-    request = parsed(spec, np.zeros(8, np.uint8))
+    request = parsed(spec, np.zeros(dims, np.uint8))
     assert request.inputs[0].datatype == datatype
     assert list(request.inputs[0].shape) == dims
 

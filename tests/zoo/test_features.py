@@ -47,7 +47,7 @@ def textbook(task: str, head: str, table: NDArray[Any]) -> tuple[Floats, NDArray
         boxes, scores, classes, features = rows[:, :4], rows[:, 4], rows[:, 5].astype(int), rows[:, 6:]
     else:
         boxes, scores, classes, features = rows[:, :4], rows[:, 4:7].max(axis=1), rows[:, 4:7].argmax(axis=1), rows[:, 7:]
-    order = np.argsort(-scores)
+    order = np.argsort(-scores, kind="stable")  # as TopK: scores of FP16 may be equal
     order = order[scores[order] > MIN_SCORE]
     turned = np.hstack([boxes, features])
     if head == "yolo" or task == "obb":

@@ -30,6 +30,7 @@ from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer, run_cascade
 from app.errors import UnsupportedModel
 from app.model.heads import Task
+from app.model.reference import split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 
@@ -150,7 +151,8 @@ async def answer_image(  # noqa: PLR0913, PLR0917 - the properties of a route
     accepted = negotiate(context.accept, (JSON, *_PICTURES)) if to_objects else JSON
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
-        context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(asking.first(worker, wanted))}
+        name, _ = split_reference(asking.first(worker, wanted))
+        context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
         found = await asking.ask(worker, content.image, wanted, call)
         if to_objects and accepted != JSON:
             drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)

@@ -22,6 +22,7 @@ from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
 from app.api.sight.image import Answer, Asking, P, R
 from app.model.heads import Task
+from app.model.reference import split_reference
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext
 from app.resilience.lease import Lease
@@ -107,8 +108,10 @@ async def open_batch(
     def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
         return asking.ask(worker, image, wanted, own_call)
 
-    slots = asyncio.Semaphore(2 * worker.pipeline.limits.decode_threads)  # while some are decoded, models answer about others
-    return await BatchRequest.open_with(worker.pipeline, images, asking.first(worker, wanted), ask, call, slots=slots)
+    pipeline = worker.pipeline
+    model = pipeline.refer_to(*split_reference(asking.first(worker, wanted)))
+    slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)  # while some are decoded, models answer about others
+    return await BatchRequest.open_with(pipeline, images, model, ask, call, slots=slots)
 
 
 async def _answer_images(
@@ -121,7 +124,7 @@ async def _answer_images(
     ):
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
         names = content.names
-        context.log_fields |= pipeline.log_fields(asking.first(worker, wanted))
+        context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
 
         async def convert(index: int, found: R) -> bytes:

@@ -106,7 +106,8 @@ async def test_a_part_fails_alone(own: Settings, triton: EmbeddedTriton, tmp_pat
     assert (answer["status"], answer["num_detections"], answer["num_faces"]) == ("partial", 2, 2)
     assert (answer["ocr"], answer["global_embedding"]) == (None, None)
     assert answer["errors"]["ocr"] == {"code": "unknown_model", "detail": alone["detail"]}
-    assert answer["errors"].keys() <= {"ocr", "embedding"}
+    assert answer["errors"]["embedding"] == {"code": "wrong_task", "detail": "six_columns gives no vectors"}
+    assert answer["errors"].keys() == {"ocr", "embedding"}
     assert (batch["status"], batch["results"][0]["status"], batch["results"][0]["num_detections"]) == ("success", "partial", 2)
     assert batch["results"][0]["errors"].keys() == {"ocr"}
 
@@ -121,6 +122,13 @@ async def test_a_part_fails_alone(own: Settings, triton: EmbeddedTriton, tmp_pat
 )
 async def test_the_detector_must_be_there(analyzer: httpx.AsyncClient, query: str, status: int, code: str) -> None:
     assert json(await analyzer.post(f"/analyze?{query}", content=SCENE), status)["code"] == code
+
+
+@pytest.mark.parametrize(("path", "number"), [("/analyze", "num_detections"), ("/analyze/batch", "total_detections")])
+async def test_the_detector_may_have_a_version(analyzer: httpx.AsyncClient, path: str, number: str) -> None:
+    query = f"{path}?model=six_columns&enable_ocr=false&version="
+    assert json(await analyzer.post(f"{query}1", files={"image": SCENE}))[number] == 2
+    assert json(await analyzer.post(f"{query}7", files={"image": SCENE}), 404)["code"] == "unknown_version"
 
 
 async def test_an_image_that_is_none_fails_as_a_whole(analyzer: httpx.AsyncClient) -> None:
