@@ -31,8 +31,11 @@ def test_registry_of_the_project_is_valid() -> None:
 
     assert "yolo11n" in entries
     for entry in entries.values():
-        assert bool(entry.url) != bool(entry.wheel and entry.member)
-        assert entry.file_name.endswith(".onnx" if entry.recipe.architecture is None else ".pth")
+        assert [entry.url, entry.wheel, entry.npm].count(None) == 2
+        assert bool(entry.member) != bool(entry.url)
+        assert entry.recipe.architecture or entry.file_name.endswith(".onnx")
+    assert [*registry.select(entries, "ocr")] == ["ocr_detection", "ocr_direction", "ocr_recognition"]
+    assert [*registry.select(entries, "ocr_direction")] == ["ocr_direction"]
 
 
 def test_registry_in_the_model_repository_replaces_that_of_the_program(tmp_path: Path) -> None:
