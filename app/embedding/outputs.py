@@ -32,3 +32,11 @@ def to_unit(vector: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
     """Return the vector of length 1 in the same direction, and the length."""
     length = float(np.linalg.norm(vector.astype(np.float64)))
     return (vector / length).astype(np.float32), length
+
+
+def similarity(one: NDArray[np.float32], other: NDArray[np.float32], match_distance: float) -> float:
+    """Return how alike two vectors of length 1 are: 1 if they are equal, 0.6 at the distance up to which they match, at least 0.
+
+    The distance is the Euclidean one; `match_distance` is that of the model, see `ModelSpec.match_distance`.
+    """
+    return max(0.0, 1.0 - 0.4 * float(np.linalg.norm(one.astype(np.float64) - other)) / match_distance)

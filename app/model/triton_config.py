@@ -10,7 +10,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
                 is the input's, and the width the first of `widths` into which the image fits
     widths      pixels, comma separated, ascending   line: the widths of the input (160,320,640,1280)
     landmarks   x, y, x, y, ... as fractions of the input, comma separated: where the keypoints of an object have to lie (none)
-    match_distance  above 0         embedding: distance of two vectors up to which they are of the same object (none)
+    match_distance  above 0         embedding: distance of two vectors of length 1 up to which they are of the same object (none)
     placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
     enlarge     true | false        letterbox: enlarge small images to the input size (true)
     pad         0 to 255            letterbox: the value around the image (114)

@@ -12,13 +12,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
-from app.zoo import efficientnet, heads
+from app.zoo import centerface, dlib_resnet, efficientnet, heads
 from app.zoo.graph import IR_VERSION, OPSET, parse
 from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
 
 _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "efficientnet_lite0": efficientnet.load,
     "efficientnet_lite0_features": partial(efficientnet.load, has_classes=False),
+    "centerface": centerface.load,
+    "dlib_resnet": dlib_resnet.load,
 }
 
 

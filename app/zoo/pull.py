@@ -32,6 +32,8 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     """
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
+    if entry.note:
+        say(f"note: {entry.note}")
     say(f"source: {source or entry.source}")
     recipe = msgspec.structs.asdict(entry.recipe)
     given = {option: recipe[option] for option in recipe.keys() & {*Options.__struct_fields__}}

@@ -17,7 +17,7 @@ _Divisor = Annotated[float, Meta(gt=0, le=1e6)]
 _Count = Annotated[int, Meta(ge=1, le=8192)]
 _Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
-Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features"]
+Architecture = Literal["efficientnet_lite0", "efficientnet_lite0_features", "centerface", "dlib_resnet"]
 """Networks whose file contains only weights, or has to be changed: `load_network` in `compose` builds them."""
 DetectionHeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"]
 FeatureHeadName = Literal["yolo", "end_to_end"]

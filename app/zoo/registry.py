@@ -23,6 +23,8 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     title: str
     licence: str
+    note: str = ""
+    """What to know before it is used, beside its licence."""
     source: str
     """Web page of the network."""
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]

