@@ -20,7 +20,7 @@ from app.triton.repository import CONFIG_NAME
 from app.zoo import configs, registry
 from app.zoo.description import Description
 from app.zoo.graph import OPSET
-from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, NamedRecipe, TextDetectionRecipe
+from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, TextDetectionRecipe
 
 ENTRIES = registry.load(registry.PUBLISHED)
 FILE_MODELS = [name for name, entry in ENTRIES.items() if entry.pixel_model]
@@ -30,7 +30,7 @@ PRODUCTION = "config.pbtxt"
 EMBEDDED = f"configs/{CONFIG_NAME}.pbtxt"
 KINDS = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT32: "TYPE_INT32", TensorProto.FLOAT: "TYPE_FP32"}
 
-OUTPUTS = {DetectionRecipe: ["num_dets", "det_boxes", "det_scores", "det_classes"], ClassificationRecipe: ["probabilities"]}
+DETECTIONS = "num_dets", "det_boxes", "det_scores", "det_classes"
 UNNAMED = (TextDetectionRecipe, EmbeddingRecipe)
 """Recipes of models without classes."""
 REPEATED_LABELS = {"efficientnet_lite0": ["missile", "sunglasses"]}
@@ -81,7 +81,10 @@ def test_spec_is_that_of_the_recipe(name: str, file: str) -> None:
     assert spec.input_is_canvas
     assert spec.has_batch_dimension
     assert spec.is_sized_by_image or spec.input_size == recipe.size
-    assert spec.output_names == tuple(recipe.outputs if isinstance(recipe, NamedRecipe) else OUTPUTS[type(recipe)])
+    if isinstance(recipe, ClassificationRecipe):
+        assert spec.output_names == ("probabilities",)
+    else:
+        assert spec.output_names == (*(DETECTIONS if isinstance(recipe, DetectionRecipe) else ()), *recipe.outputs)
     assert (recipe.widths or spec.widths, recipe.pad or spec.pad) == (spec.widths, spec.pad)
     assert (spec.resize, spec.placement, spec.interpolation) == (recipe.resize, recipe.placement, recipe.interpolation)
     assert recipe.crop in {None, spec.crop}
