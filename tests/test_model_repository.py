@@ -89,8 +89,8 @@ def test_spec_is_that_of_the_recipe(name: str, file: str) -> None:
     assert (spec.resize, spec.placement, spec.interpolation) == (recipe.resize, recipe.placement, recipe.interpolation)
     assert recipe.crop in {None, spec.crop}
     if isinstance(recipe, DetectionRecipe):
-        assert spec.expect_head(DetectionHead).output_format is OutputFormat.END_TO_END
         assert isinstance(spec.head, DetectionHead)
+        assert spec.head.output_format is OutputFormat.END_TO_END
         assert spec.head.max_iou == recipe.iou
 
 
