@@ -109,6 +109,8 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
 
     def __post_init__(self) -> None:
         """Let heads that find each object once keep all boxes; these heads have no anchors."""
+        if self.resize in {"text", "line"}:
+            raise ValueError(f"resize {self.resize} is for text")
         if self.head not in RAW_HEADS:
             msgspec.structs.force_setattr(self, "iou", 1.0)
             if self.multi_label:

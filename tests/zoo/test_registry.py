@@ -71,6 +71,7 @@ def test_model_repository_that_may_not_be_entered(tmp_path: Path, monkeypatch: p
         ),
         pytest.param("scale = 255.0", "scale = 255.0, std = [1, 0, 1]", "std", id="deviation of zero"),
         pytest.param("scale = 255.0", "scale = 0.0", "scale", id="scale of zero"),
+        pytest.param("scale = 255.0", 'scale = 255.0, resize = "line"', "resize", id="line of text"),
         pytest.param("iou = 0.7", "iou = 1.5", "iou", id="iou above one"),
         pytest.param("[detector]", "[detector", "line 2", id="not TOML"),
     ],
