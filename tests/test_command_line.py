@@ -38,7 +38,7 @@ from tests.zoo.exported import WIDE, exported, head_tensors
 Refusal = Callable[[str, dict[str, Any]], str]
 
 VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
-PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0", "ocr", "embedding"
+PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0", "ocr", "embedding", "faces"
 STOCK_PILLOW = {
     "PIL.__version__": "12.1.1",
     "sys.platform": "linux",
