@@ -187,8 +187,9 @@ def _print_rates(faces: Sequence[Face], width: int, match_distance: float) -> No
         ]
         for change in _CHANGES
     }
-    for threshold in _THRESHOLDS:
-        rows.append((f"{threshold:.2f}", *(_percentage(values, threshold) for values in (*own.values(), others))))
+    rows += [
+        (f"{threshold:.2f}", *(_percentage(values, threshold) for values in (*own.values(), others))) for threshold in _THRESHOLDS
+    ]
     print(f"\n{len(faces)} faces at least {width} px wide, {len(others)} pairs of others, match_distance {match_distance}")
     print(table(rows))
 
