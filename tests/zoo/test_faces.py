@@ -162,7 +162,7 @@ async def test_the_gateway_finds_the_faces_that_the_network_finds(
                 size = np.array([transform.image_width, transform.image_height])
                 points = np.clip(transform.points_to_image(expected.landmarks), 0, size)
                 expected = Found(transform.to_image(expected.boxes), expected.scores, points)
-                params = {"confidence": _LESS, "max_detections": 300, "boxes": "pixel"}
+                params: dict[str, str | float] = {"confidence": _LESS, "max_detections": 300, "boxes": "pixel"}
                 answer = await client.post(f"/predict/{DETECTION}", content=path.read_bytes(), params=params)
                 found = to_faces(content(answer)["detections"])
                 tolerance = 2 * transform.image_width / transform.width
