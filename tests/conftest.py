@@ -3,7 +3,7 @@
 import fcntl
 import hashlib
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ from app.triton.shared_memory import Arena
 from app.zoo import registry
 from app.zoo.download import download
 from app.zoo.pull import pull
+from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
 from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
@@ -112,16 +113,28 @@ def one_process_at_a_time(folder: Path) -> Iterator[Path]:
 def networks() -> dict[str, Path]:
     """The published networks by model, as far as they are available; downloaded once, so that later runs need no network."""
     entries = registry.load(registry.PUBLISHED)
-    found = {}
-    with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
-        for name in ("yolo11n", "efficientnet_lite0"):
-            found[name] = folder / entries[name].file_name
-            if not found[name].is_file():
-                with TemporaryDirectory(dir=folder) as unfinished:
-                    download(entries[name], Path(unfinished)).rename(found[name])
+    found = fetched({name: entries[name] for name in ("yolo11n", "efficientnet_lite0")})
     if SHARED_YOLOX.is_file():
         found["yolox_nano"] = download(entries["yolox_nano"], SHARED, source=SHARED_YOLOX, sha256=SHARED_YOLOX_SHA256)
     return found
+
+
+def fetched(entries: Mapping[str, PublishedModel]) -> dict[str, Path]:
+    """Return the networks of entries of the registry, which are downloaded once."""
+    found = {}
+    with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
+        for name, entry in entries.items():
+            found[name] = folder / entry.file_name
+            if not found[name].is_file():
+                with TemporaryDirectory(dir=folder) as unfinished:
+                    download(entry, Path(unfinished)).rename(found[name])
+    return found
+
+
+@pytest.fixture(scope="session")
+def text_networks() -> dict[str, Path]:
+    """The published networks that find and read text."""
+    return fetched(registry.select(registry.load(registry.PUBLISHED), "ocr"))
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ from tests.zoo.exported import WIDE, exported, head_tensors
 Refusal = Callable[[str, dict[str, Any]], str]
 
 VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
-PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0"
+PUBLISHED = "yolo11n", "yolo11n_file", "yolox_nano", "efficientnet_lite0", "ocr", "embedding", "faces"
 STOCK_PILLOW = {
     "PIL.__version__": "12.1.1",
     "sys.platform": "linux",
@@ -252,6 +252,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("pull yolo12n", {}, f"pull does not know yolo12n; it knows {', '.join(PUBLISHED)}"),
         ("pull yolo11n --floor 2", {}, "an option is not valid for YOLO11n, 80 classes of COCO, 640 x 640: ..."),
         ("pull efficientnet_lite0 --multi-label", {}, "an option is not valid for EfficientNet-Lite0, ..."),
+        ("pull ocr --sha256 0", {}, "--sha256 is for one model; ocr is ocr_detection, ocr_direction, ocr_recognition"),
         ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
         ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
         ("add file --mean 1", {}, "an option is not valid: ..."),

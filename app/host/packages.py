@@ -102,8 +102,10 @@ def verify_sha256(file: Path, expected: str) -> None:
     """Check a file's SHA-256, in hexadecimal.
 
     Raises:
-        CommandError: It does not match.
+        CommandError: It does not match, or there is no such file.
     """
+    if not file.is_file():
+        raise CommandError(f"there is no file {file}")
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != expected.lower():

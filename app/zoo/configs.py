@@ -130,7 +130,7 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         "crop": recipe.crop,
         "interpolation": recipe.interpolation,
         "pad": recipe.pad,
-        "widths": _join(recipe.widths),
+        "widths": _join(recipe.widths or ()),
         "landmarks": _join(recipe.landmarks) if isinstance(recipe, EmbeddingRecipe) else None,
         "match_distance": recipe.match_distance if isinstance(recipe, EmbeddingRecipe) else None,
         "iou": recipe.iou if isinstance(recipe, DetectionRecipe) else None,

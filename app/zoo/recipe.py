@@ -53,7 +53,7 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     crop: Annotated[float, Meta(gt=0, le=1)] | None = None
     interpolation: Interpolation = "bilinear"
     pad: Annotated[int, Meta(ge=0, le=255)] | None = None
-    widths: tuple[_Side, ...] = ()
+    widths: tuple[_Side, ...] | None = None
 
     @property
     def input_shape(self) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         width, height = self.size
         if self.resize == "text":
             return -1, -1
-        return height, (-1 if len(self.widths) > 1 else width)
+        return height, (-1 if len(self.widths or ()) > 1 else width)
 
     @property
     def task(self) -> str:
@@ -109,6 +109,8 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
 
     def __post_init__(self) -> None:
         """Let heads that find each object once keep all boxes; these heads have no anchors."""
+        if self.resize in {"text", "line"}:
+            raise ValueError(f"resize {self.resize} is for text")
         if self.head not in RAW_HEADS:
             msgspec.structs.force_setattr(self, "iou", 1.0)
             if self.multi_label:

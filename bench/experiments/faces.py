@@ -187,11 +187,15 @@ def _print_rates(faces: Sequence[Face], width: int, match_distance: float) -> No
         ]
         for change in _CHANGES
     }
-    for threshold in _THRESHOLDS:
-        rates = [100 * float(np.mean(np.array(values) >= threshold)) for values in (*own.values(), others)]
-        rows.append((f"{threshold:.2f}", *(f"{rate:.1f} %" for rate in rates)))
+    rows += [
+        (f"{threshold:.2f}", *(_percentage(values, threshold) for values in (*own.values(), others))) for threshold in _THRESHOLDS
+    ]
     print(f"\n{len(faces)} faces at least {width} px wide, {len(others)} pairs of others, match_distance {match_distance}")
     print(table(rows))
+
+
+def _percentage(values: Sequence[float], threshold: float) -> str:
+    return f"{100 * float(np.mean(np.array(values) >= threshold)):.1f} %" if values else "-"
 
 
 def _pictures(folders: Sequence[Path]) -> Iterator[Pixels]:

