@@ -40,5 +40,7 @@ def test_the_text_of_a_line_does_not_depend_on_its_batch() -> None:
         alike = [index for index, line in enumerate(lines) if line.shape[1] == width]
         together = read([lines[index] for index in alike])
         for index, (text, score) in zip(alike, together, strict=True):
-            assert (text, pytest.approx(score, abs=1e-4)) == read([lines[index]])[0]
+            ((text_alone, score_alone),) = read([lines[index]])
+            assert score == pytest.approx(score_alone, abs=1e-4)
+            assert text == text_alone
             assert text.replace(" ", "") == TEXTS[index].replace(" ", "")
