@@ -20,6 +20,8 @@ _RGB_BYTES = 3
 _STRIDE = 32
 # RapidOCR's limits of the sides of a page, pixels, and of its width divided by its height.
 _MIN_PAGE_SIDE, _MAX_PAGE_SIDE, _MAX_PAGE_RATIO = 30, 2000, 8
+# To which a page is enlarged that would be less than a 128th as wide as long; RapidOCR makes it any number of gigabytes.
+_MAX_THIN_SIDE = 4096
 # The decoding threads already use all cores; more threads inside OpenCV would only compete for them.
 cv2.setNumThreads(1)
 
@@ -156,29 +158,33 @@ class Page(NamedTuple):
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Return where an image of this size lies on its canvas, whose sides are multiples of 32.
+        """Return the transform of an image of this size; its crop is what covers the canvas, with the black around it.
 
-        Source: apply_vertical_padding in rapidocr/utils/process_img.py; DetPreProcess in rapidocr/ch_ppocr_det/utils.py. There, an
-        image is resized to its page, and then again; here it is resized once.
+        Sides of the canvas are multiples of 32. Source: DetPreProcess in rapidocr/ch_ppocr_det/utils.py.
         """
         page_width, page_height = page_size(width, height)
-        padded = page_height
-        if page_height <= _MIN_PAGE_SIDE or page_width / page_height > _MAX_PAGE_RATIO:
-            padding = (max(page_width // _MAX_PAGE_RATIO, _MIN_PAGE_SIDE) * 2 - page_height) // 2
-            padded += 2 * padding
+        padding = _padding(page_width, page_height)
+        padded = page_height + 2 * padding
         ratio = max(1.0, self.min_side / min(page_width, padded))
         columns, rows = (_to_stride(int(side * ratio)) for side in (page_width, padded))
         if columns * rows > self.max_pixels:
             shrink = math.sqrt(self.max_pixels / (columns * rows))
             columns, rows = (max(1, int(side * shrink / _STRIDE)) * _STRIDE for side in (columns, rows))
-        inner = max(2, round(rows * page_height / padded / 2) * 2)
-        return ImageTransform(0, (rows - inner) // 2, columns, inner, width, height)
+        scale = height / page_height
+        crop = Crop(0, -padding * scale, width, padded * scale) if padding else None
+        return ImageTransform(0, 0, columns, rows, width, height, crop)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize an image to the canvas; the arguments are those of `Letterbox.draw`."""
-        canvas[: transform.top] = 0
-        canvas[transform.top + transform.height :] = 0
-        resize_into(pixels, transform.area(canvas), self.interpolation)
+        """Resize an image to its page, and that to the canvas; the arguments are those of `Letterbox.draw`.
+
+        What this copies has at most 4 million pixels: a page with a shorter side of at least `min_side` is the canvas itself.
+        """
+        page = page_size(transform.image_width, transform.image_height)
+        if page not in {pixels.shape[1::-1], canvas.shape[1::-1]}:
+            pixels = cv2.resize(pixels, page, interpolation=_METHODS[self.interpolation])  # type: ignore[assignment]
+        if padding := _padding(*page):
+            pixels = cv2.copyMakeBorder(pixels, padding, padding, 0, 0, cv2.BORDER_CONSTANT)  # type: ignore[assignment]
+        resize_into(pixels, canvas, self.interpolation)
 
 
 def page_size(width: int, height: int) -> tuple[int, int]:
@@ -191,8 +197,15 @@ def page_size(width: int, height: int) -> tuple[int, int]:
         width, height = _to_stride(int(width * ratio)), _to_stride(int(height * ratio))
     if min(width, height) < _MIN_PAGE_SIDE:
         ratio = _MIN_PAGE_SIDE / min(width, height)
-        width, height = _to_stride(int(width * ratio)), _to_stride(int(height * ratio))
+        width, height = (min(_to_stride(int(side * ratio)), _MAX_THIN_SIDE) for side in (width, height))
     return width, height
+
+
+def _padding(page_width: int, page_height: int) -> int:
+    """Return the height of the black above a page, and of that below it. Source: rapidocr/utils/process_img.py."""
+    if page_height > _MIN_PAGE_SIDE and page_width <= _MAX_PAGE_RATIO * page_height:
+        return 0
+    return (max(page_width // _MAX_PAGE_RATIO, _MIN_PAGE_SIDE) * 2 - page_height) // 2
 
 
 def _to_stride(side: int) -> int:
@@ -242,7 +255,7 @@ def fit_for(spec: ModelSpec) -> Fit:
 def canvas_size(fit: Fit, transform: ImageTransform) -> tuple[int, int]:
     """Return width and height of the canvas for an image with this transform."""
     if isinstance(fit, Page):
-        return transform.width, transform.height + 2 * transform.top
+        return transform.width, transform.height
     return (fit.canvas_width(transform), fit.height) if isinstance(fit, Line) else fit.canvas_size
 
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 
 class Crop(NamedTuple):
-    """A part of an image, in pixels of the image."""
+    """A part of an image, in pixels of the image. It may reach beyond the image at the top and bottom."""
 
     left: int
-    top: int
+    top: float
     width: int
-    height: int
+    height: float
 
 
 class ImageTransform(NamedTuple):
@@ -41,7 +41,7 @@ class ImageTransform(NamedTuple):
         if self.crop is None:
             return width, height
         # Minus one, because the crop was rounded to whole pixels; otherwise the minimum could require twice the size.
-        return (width - 1) * self.image_width // self.crop.width, (height - 1) * self.image_height // self.crop.height
+        return (width - 1) * self.image_width // self.crop.width, int((height - 1) * self.image_height // self.crop.height)
 
     def area(self, canvas: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return a view of the part of a canvas (height, width, 3) that the image covers."""

@@ -8,7 +8,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
                 stretch for rtdetr, text and line for the tasks of that kind). `text` and `line` need dynamic dimensions: with
                 `text`, the shorter side is enlarged to at least `square`, and both are multiples of 32; with `line`, the height
                 is the input's, and the width the first of `widths` into which the image fits
-    widths      pixels, comma separated, ascending   line: the widths of the input (160,320,640,1280)
+    widths      pixels, comma separated, ascending   line: the widths of the input (160,320,480,640,960,1280)
     landmarks   x, y, x, y, ... as fractions of the input, comma separated: where the keypoints of an object have to lie (none)
     match_distance  above 0         embedding: distance of two vectors of length 1 up to which they are of the same object (none)
     placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
@@ -147,7 +147,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""
     default_version: Annotated[int, Meta(ge=1)] | None = None
     formats: Annotated[str, Meta(pattern=r"^([A-Z]+(, ?[A-Z]+)*)?$")] = ""
-    widths: tuple[Annotated[int, Meta(ge=32, le=8192)], ...] = (160, 320, 640, 1280)
+    widths: tuple[Annotated[int, Meta(ge=32, le=8192)], ...] = (160, 320, 480, 640, 960, 1280)
     landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
     match_distance: Annotated[float, Meta(gt=0)] | None = None
 

@@ -39,7 +39,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _HALF = (0.5, 0.5, 0.5)
 _PADDLE = {"channels": "BGR", "mean": _HALF, "std": _HALF}
 # Padding of 127 is closest to the zeros that PaddleOCR pads a normalized line with.
-_LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 640, 1280), **_PADDLE}
+_LINE = {"size": (320, 48), "resize": "line", "pad": 127, "widths": (160, 320, 480, 640, 960, 1280), **_PADDLE}
 _NAMED: dict[NamedTask | None, dict[str, Any]] = {
     "text_detection": {"size": (736, 736), "resize": "text", **_PADDLE},
     "text_recognition": _LINE,

@@ -1,4 +1,4 @@
-"""Fitting images to the canvas by letterbox, centre crop or stretch, and mapping boxes back."""
+"""Fitting images to the canvas by letterbox, centre crop, stretch, or as pages and lines of text, and mapping boxes back."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from app.imaging import jpeg
-from app.imaging.fit import CenterCrop, Letterbox, Stretch, resize_into
+from app.imaging.fit import CenterCrop, Letterbox, Line, Page, Stretch, canvas_size, page_size, resize_into
 from app.imaging.transform import Crop, ImageTransform
 from app.model.triton_config import Interpolation
 
@@ -304,3 +304,62 @@ def test_pixels_between_two_are_interpolated(interpolation: Interpolation, expec
     resize_into(GREY, area, interpolation)
 
     np.testing.assert_allclose(area[0, :, 0], expected, atol=1)
+
+
+PAGE = Page(2048 * 2048, 736, "bilinear")
+
+
+@pytest.mark.parametrize(
+    ("size", "canvas", "black"),
+    [
+        ((640, 480), (992, 736), 0),
+        ((736, 736), (736, 736), 0),
+        ((2560, 1707), (1984, 1344), 0),
+        ((3000, 600), (3808, 736), 0),
+        ((300, 2400), (736, 5696), 0),
+        ((121, 20), (4416, 736), 0),
+        ((678, 79), (2976, 736), 44),
+        ((1154, 44), (2944, 736), 122),
+        ((100, 30), (1216, 736), 15),
+        ((6000, 300), (2944, 736), 625),
+    ],
+)
+def test_pages_have_the_sizes_of_rapidocr(size: tuple[int, int], canvas: tuple[int, int], black: int) -> None:
+    """Recorded from its release 3.10.0: multiples of 32, with black rows above and below an image that is very wide."""
+    transform = PAGE.fit(*size)
+
+    assert canvas_size(PAGE, transform) == canvas
+    assert -(transform.crop.top if transform.crop else 0) == pytest.approx(black)
+    pixels = np.full((*canvas[::-1], 3), 7, np.uint8)
+    PAGE.draw(np.full((size[1], size[0], 3), 200, np.uint8), transform, pixels)
+    column = pixels[:, canvas[0] // 2, 0]
+    top = black * canvas[1] / (size[1] + 2 * black)
+    assert set(column[: int(top) - 40 if black else 0].tolist()) <= {0}
+    assert column[canvas[1] // 2] == 200
+    np.testing.assert_allclose(transform.points_to_image(np.array([[0, top]], np.float32)), [[0, 0]], atol=0.01)
+
+
+@given(SIDES, SIDES)
+def test_a_page_of_any_size_is_bounded(width: int, height: int) -> None:
+    transform = PAGE.fit(width, height)
+    sides = canvas_size(PAGE, transform)
+
+    assert sides[0] * sides[1] <= PAGE.max_pixels
+    assert all(side >= 32 and side % 32 == 0 for side in sides)
+    assert max(page_size(width, height)) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "canvas"),
+    [((10, 48), 10, 160), ((160, 48), 160, 160), ((161, 48), 161, 320), ((100, 24), 200, 320), ((9999, 48), 640, 640)],
+)
+def test_a_line_is_padded_to_the_next_width_or_squeezed(size: tuple[int, int], width: int, canvas: int) -> None:
+    """Its canvas follows from its own size alone, and so does its answer, whatever other lines are read with it."""
+    line = Line(48, (160, 320, 640), 127, "bilinear")
+    transform = line.fit(*size)
+    pixels = np.full((48, canvas, 3), 7, np.uint8)
+    line.draw(np.full((size[1], size[0], 3), 200, np.uint8), transform, pixels)
+
+    assert (transform.width, canvas_size(line, transform)) == (width, (canvas, 48))
+    assert (pixels[:, :width] == 200).all()
+    assert (pixels[:, width:] == 127).all()
