@@ -18,14 +18,14 @@ from app.imaging.transform import ImageTransform
 from app.model.heads import HEADS, Task
 from app.model.reference import refer_to, split_reference
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline import saturation
+from app.pipeline import preprocess, saturation
 from app.pipeline.batch import PendingImage
 from app.pipeline.batcher import Batchers
 from app.pipeline.call import CallContext, Decoded, Question, Reader, Result, decode, question_for
 from app.pipeline.decode_threads import DecodeThreads
 from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.limits import Limits
-from app.pipeline.preprocess import Source, Workspace, decode_image, fill_from_patch, fill_input, is_quick_to_check
+from app.pipeline.preprocess import Source, Workspace
 from app.pipeline.probe import BLANK_IMAGE
 from app.pipeline.triton_calls import TritonCalls
 from app.remote.fetcher import Fetcher
@@ -275,14 +275,14 @@ class Pipeline:
 
         Raises:
             DeadlinePassed: There was no thread in time.
-            GatewayError: As `decode_image` says.
+            GatewayError: As `preprocess.decode_image` says.
         """
         with Lease() as lease:
             memory = self.admission.memory.reserve(call.caller)
             lease.on_release(memory.release)
             memory.add(len(data))
             pixels = count_pixels(data, self.limits.pixels)
-            decoding = partial(decode_image, data, pixels, self._workspace, call, memory)
+            decoding = partial(preprocess.decode_image, data, pixels, self._workspace, call, memory)
             with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
                 cost = pixels + LARGE_PIXELS if is_decoded_apart(data) else pixels
                 patch = await self.threads.run(decoding, call.deadline, lease, counted, turn=call.turn(cost))
@@ -361,14 +361,14 @@ class Pipeline:
 
     async def _fill(self, data: Source, spec: ModelSpec, call: CallContext, permit: Permit) -> tuple[InputBuffer, ImageTransform]:
         if isinstance(data, Patch):
-            draw = partial(fill_from_patch, data, spec, self._workspace, call, permit)
+            draw = partial(preprocess.fill_from_patch, data, spec, self._workspace, call, permit)
             leases = [permit] if data.memory is None else [permit, data.memory]
             return await self.threads.run(draw, call.deadline, *leases, turn=call.turn(spec.input_size[0] * spec.input_size[1]))
         takes_file = spec.input_format is InputFormat.FILE
         # Finding the size takes microseconds, reading the whole header may take milliseconds.
         pixels = 0 if takes_file else count_pixels(data, self.limits.pixels)
-        fill = partial(fill_input, data, pixels, spec, self._workspace, call, permit)
-        if takes_file and is_quick_to_check(data):
+        fill = partial(preprocess.fill_input, data, pixels, spec, self._workspace, call, permit)
+        if takes_file and preprocess.is_quick_to_check(data):
             return fill()
         with self.admission.decode_backlog.add(pixels, call.deadline, call.caller) as counted:
             is_slow = not takes_file and is_decoded_apart(data)  # a second or more, even if it is small
