@@ -92,6 +92,16 @@ def crop(image: Patch, objects: Objects, index: int, step: Step) -> Patch | None
     return image._replace(corners=points) if step.crop == "corners" else image._replace(landmarks=points)
 
 
+def cut_boxes(image: Patch, boxes: Sequence[Sequence[float]]) -> list[Patch]:
+    """Return the parts of a decoded image with the pixels that boxes touch, at least one each; boxes are fractions of it."""
+    height, width = image.image.shape[:2]
+    # Boxes of answers have six digits, which in pixels are two.
+    corners = (np.reshape(boxes, (-1, 2, 2)) * [width, height]).round(2)
+    first = np.minimum(np.floor(corners[:, 0]), [width - 1, height - 1]).astype(int)
+    last = np.maximum(np.ceil(corners[:, 1]), first + 1).astype(int)
+    return [image._replace(box=(left, top, right, bottom)) for left, top, right, bottom in np.hstack([first, last]).tolist()]
+
+
 def place(result: StepResult, part: Patch) -> StepResult:
     """Return what was found in a box of the image, with coordinates in pixels of the whole image."""
     if part.box is None or not isinstance(result, Detections | TextRegions):

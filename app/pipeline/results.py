@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from app.model.spec import ModelSpec
 from app.obb import boxes as oriented
+from app.pose.faces import rate_faces
 from app.segmentation.mask import Mask
 
 
@@ -41,6 +42,12 @@ class Detections(NamedTuple):
         """(n,) angles of oriented boxes in radians, from 0 to pi, clockwise from the x axis to the first edge."""
         assert self.corners is not None  # noqa: S101 - of oriented boxes only
         return oriented.to_rotations(self.corners)
+
+    @property
+    def qualities(self) -> NDArray[np.float32]:
+        """(n,) how suitable faces, which have five keypoints, are for telling whose they are, 0 to 1."""
+        assert self.keypoints is not None  # noqa: S101 - of faces only
+        return rate_faces(self.keypoints, self.scores)
 
 
 class Classifications(NamedTuple):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
@@ -27,9 +26,8 @@ from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
 from app.api.sight.image import Answer, Asking, image_route
 from app.api.sight.images import ImagesForm, Place, images_route
-from app.cascade.run import ask_about_each
+from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
-from app.imaging.patch import Patch
 from app.pipeline.call import CallContext
 from app.pipeline.results import Embedding
 from app.pipeline.tensors import run_text
@@ -142,25 +140,8 @@ async def _embed(worker: WorkerResources, image: bytes, wanted: EmbeddingParamet
 
 async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
     """Return the size of an image, and the vectors of the parts in its boxes."""
-    boxes, pipeline = wanted.read_boxes(), worker.pipeline
-    spec = await pipeline.prepare(_first(worker, wanted), call.deadline, call.caller)
-    wanted.options.reader(spec)  # rejects another task before the image is decoded
-    async with pipeline.decoded(image, call) as whole:
-        height, width = whole.image.shape[:2]
-        parts = _cut(whole, boxes)
-        found = await ask_about_each(pipeline, parts, spec, wanted.options, call)
-    call.timing.lap("infer")
+    width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
-
-
-def _cut(image: Patch, boxes: Sequence[_Box]) -> list[Patch]:
-    """Return the parts of a decoded image; each has the pixels that its box touches, at least one."""
-    height, width = image.image.shape[:2]
-    # Boxes of answers have six digits, which in pixels are two.
-    corners = (np.reshape(boxes, (-1, 2, 2)) * [width, height]).round(2)
-    first = np.minimum(np.floor(corners[:, 0]), [width - 1, height - 1]).astype(int)
-    last = np.maximum(np.ceil(corners[:, 1]), first + 1).astype(int)
-    return [image._replace(box=(left, top, right, bottom)) for left, top, right, bottom in np.hstack([first, last]).tolist()]
 
 
 def _to_result(_: EmbeddingParameters, found: Embedding, place: Place) -> EmbeddedImage:

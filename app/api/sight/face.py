@@ -7,7 +7,6 @@ from app.api.answering.native import to_scores
 from app.api.sight.image import to_fractions
 from app.errors import UnsupportedModel
 from app.pipeline.results import Detections, StepResult
-from app.pose.faces import rate_faces
 
 _LANDMARKS = 5
 
@@ -33,5 +32,5 @@ def to_faces(found: StepResult) -> list[Face]:
         raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
     points = found.keypoints
     boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
-    qualities = to_scores(rate_faces(points, found.scores))
+    qualities = to_scores(found.qualities)
     return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
