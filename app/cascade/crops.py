@@ -92,8 +92,8 @@ def crop(image: Patch, objects: Objects, index: int, step: Step) -> Patch | None
     return image._replace(corners=points) if step.crop == "corners" else image._replace(landmarks=points)
 
 
-def crop_boxes(image: Patch, boxes: Sequence[Sequence[float]]) -> list[Patch]:
-    """Return the parts of a decoded image in boxes x1 y1 x2 y2, fractions of it: the pixels that each touches, at least one."""
+def cut_boxes(image: Patch, boxes: Sequence[Sequence[float]]) -> list[Patch]:
+    """Return the parts of a decoded image with the pixels that boxes touch, at least one each; boxes are fractions of it."""
     height, width = image.image.shape[:2]
     # Boxes of answers have six digits, which in pixels are two.
     corners = (np.reshape(boxes, (-1, 2, 2)) * [width, height]).round(2)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from app.cascade.crops import crop, find_objects, place
+from app.cascade.crops import crop, cut_boxes, find_objects, place
 from app.cascade.definition import MAX_CROPS, Cascade, Step
 from app.errors import GatewayError, InferenceFailed, UnsupportedModel
 from app.imaging.patch import Patch
@@ -168,6 +168,27 @@ class _Run:
             self._parts.add(key)
             chosen[index] = part
         return dict(sorted(chosen.items()))
+
+
+async def ask_about_boxes(
+    pipeline: Pipeline, image: bytes, boxes: Sequence[Sequence[float]], question: Question[Any], call: CallContext
+) -> tuple[int, int, list[StepResult]]:
+    """Decode an image, and ask about the part in each box, x1 y1 x2 y2 as fractions of the upright image.
+
+    Returns:
+        Width and height of the upright image in pixels, and the answers.
+
+    Raises:
+        GatewayError: As `Pipeline.run` says.
+    """
+    name = question.model or pipeline.default_for(question.task)
+    spec = await pipeline.prepare(pipeline.refer_to(name, question.version), call.deadline, call.caller)
+    question.reader(spec)  # rejects another task before the image is decoded
+    async with pipeline.decoded(image, call) as decoded:
+        results = await ask_about_each(pipeline, cut_boxes(decoded, boxes), spec, question, call)
+        height, width = decoded.image.shape[:2]
+    call.timing.lap("infer")
+    return width, height, results
 
 
 async def ask_about_each(

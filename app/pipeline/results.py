@@ -44,9 +44,9 @@ class Detections(NamedTuple):
         return oriented.to_rotations(self.corners)
 
     @property
-    def face_qualities(self) -> NDArray[np.float32]:
-        """(n,) of faces: how suitable each is for telling whose it is, 0 to 1."""
-        assert self.keypoints is not None  # noqa: S101 - of poses only
+    def qualities(self) -> NDArray[np.float32]:
+        """(n,) how suitable faces, which have five keypoints, are for telling whose they are, 0 to 1."""
+        assert self.keypoints is not None  # noqa: S101 - of faces only
         return rate_faces(self.keypoints, self.scores)
 
 

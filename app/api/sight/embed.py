@@ -26,8 +26,7 @@ from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
 from app.api.sight.image import Answer, Asking, image_route
 from app.api.sight.images import ImagesForm, Place, images_route
-from app.cascade.crops import crop_boxes
-from app.cascade.run import ask_about_each
+from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
 from app.pipeline.results import Embedding
@@ -141,14 +140,7 @@ async def _embed(worker: WorkerResources, image: bytes, wanted: EmbeddingParamet
 
 async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
     """Return the size of an image, and the vectors of the parts in its boxes."""
-    boxes, pipeline = wanted.read_boxes(), worker.pipeline
-    spec = await pipeline.prepare(_first(worker, wanted), call.deadline, call.caller)
-    wanted.options.reader(spec)  # rejects another task before the image is decoded
-    async with pipeline.decoded(image, call) as whole:
-        height, width = whole.image.shape[:2]
-        parts = crop_boxes(whole, boxes)
-        found = await ask_about_each(pipeline, parts, spec, wanted.options, call)
-    call.timing.lap("infer")
+    width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
 
 

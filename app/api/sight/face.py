@@ -32,5 +32,5 @@ def to_faces(found: StepResult) -> list[Face]:
         raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
     points = found.keypoints
     boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
-    qualities = to_scores(found.face_qualities)
+    qualities = to_scores(found.qualities)
     return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
