@@ -8,6 +8,7 @@ from bench.experiments.text import compare, count_errors
 from bench.harness.environments import RAPIDOCR
 from bench.harness.reading import ReadLine
 from bench.load.text_pictures import TextPicture
+from tests.support import REPOSITORY
 
 
 def line(text: str, left: int = 0, score: float = 1.0) -> ReadLine:
@@ -38,7 +39,11 @@ def test_lines_and_boxes_are_compared_by_kind_of_picture_and_in_total() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not RAPIDOCR.is_installed(), reason=RAPIDOCR.missing)
+@pytest.mark.skipif(
+    not (REPOSITORY / "ocr_recognition").is_dir(), reason="the published network of ocr_recognition has not been pulled"
+)
 def test_the_gateway_reads_as_rapidocr(capsys: pytest.CaptureFixture[str]) -> None:
     """With the pulled models; the experiment itself checks error rates and boxes."""
     assert main(["text"]) == 0
