@@ -64,7 +64,7 @@ def _read(result: StepResult, step: Step, spec: ModelSpec) -> Objects:
     boxes = result.boxes if isinstance(result, Detections) else enclose(result.corners)
     points = None
     if step.crop == "corners":
-        points = result.corners
+        points = _from_top_left(result.corners) if isinstance(result, Detections) else result.corners
     elif step.crop == "landmarks" and isinstance(result, Detections) and result.keypoints is not None:
         points = result.keypoints[..., :2]
         if points.shape[1] * 2 != len(spec.landmarks):
@@ -74,6 +74,18 @@ def _read(result: StepResult, step: Step, spec: ModelSpec) -> Objects:
     if points is None and step.crop != "box":
         raise UnsupportedModel(f"{result.spec.name} finds no {step.crop}, by which objects are cropped for {spec.name}")
     return Objects(boxes, result.scores, is_wanted, points)
+
+
+def _from_top_left(corners: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+    """Let oriented boxes, whose corners do not tell what is up, begin at the top left of a text in them.
+
+    Their first edge, the longer one, then runs to the right, up or down by at most 45 degrees, or steeper downwards, as a line of
+    text that is cut out.
+    """
+    if corners is None:
+        return None
+    runs_back = (corners[:, 1] - corners[:, 0]).sum(axis=1) <= 0
+    return np.where(runs_back[:, None, None], np.roll(corners, 2, axis=1), corners)
 
 
 def crop(image: Patch, objects: Objects, index: int, step: Step) -> Patch | None:
