@@ -80,6 +80,8 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
         GatewayError: The image is rejected, or all steps about the whole image have failed.
     """
     call.timing.lap("model")
+    # A route answers about all parts of an image by the same model.
+    call = call._replace(route_key=call.route_key or call.request_id)
     async with pipeline.decoded(image, call) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
@@ -159,10 +161,13 @@ class _Run:
         best = np.argsort(-(objects.scores if step.order == "score" else objects.sizes), kind="stable")
         chosen: dict[int, Patch] = {}
         for index in best[objects.is_wanted[best]].tolist():
+            key = step.of, step.crop, step.margin, index
+            if len(self._parts) >= MAX_CROPS and key not in self._parts:
+                self.truncated = True  # others may have been cropped for a step with another order
+                continue
             if (part := crop(self._decoded, objects, index, step)) is None:
                 continue
-            key = step.of, step.crop, step.margin, index
-            if len(chosen) >= step.max_crops or (len(self._parts) >= MAX_CROPS and key not in self._parts):
+            if len(chosen) >= step.max_crops:
                 self.truncated = True
                 break
             self._parts.add(key)
@@ -181,6 +186,7 @@ async def ask_about_boxes(
     Raises:
         GatewayError: As `Pipeline.run` says.
     """
+    call = call._replace(route_key=call.route_key or call.request_id)  # as for a cascade
     name = question.model or pipeline.default_for(question.task)
     spec = await pipeline.prepare(pipeline.refer_to(name, question.version), call.deadline, call.caller)
     question.reader(spec)  # rejects another task before the image is decoded

@@ -31,7 +31,8 @@ def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> N
     x, y = np.meshgrid(np.arange(SIDE), np.arange(SIDE))
     level = np.where(x < SIDE // 2, 255, 0).astype(np.uint8)
     turn = cv2.getRotationMatrix2D((SIDE / 2, SIDE / 2), -degrees, 1)
-    image = cv2.warpAffine(np.stack([level, 255 * (y < SIDE // 2).astype(np.uint8), level], axis=-1), turn, (SIDE, SIDE))
+    colours = np.stack([level, 255 * (y < SIDE // 2).astype(np.uint8), level], axis=-1)
+    image = cv2.warpAffine(colours, turn, (SIDE, SIDE)).astype(np.uint8)
     sides = np.array([20, 120] if is_high else [120, 20]) / 2
     box = np.concatenate([SIDE / 2 - sides, SIDE / 2 + sides]).astype(np.float32)
     angle = np.deg2rad(np.float32(degrees - 90 * is_high))

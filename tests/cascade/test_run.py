@@ -94,6 +94,23 @@ async def test_all_steps_together_crop_so_many_parts_of_the_image(worker: Runner
     assert (found.steps["wider"].objects, found.truncated) == ([0], True)
 
 
+@pytest.mark.parametrize("classes", [["blue"], ["red"]])
+async def test_what_one_step_has_cropped_is_there_for_another_with_another_order(
+    worker: Runner, monkeypatch: pytest.MonkeyPatch, classes: list[str]
+) -> None:
+    monkeypatch.setattr(run_module, "MAX_CROPS", 1)
+    found = await worker.run(
+        {
+            "things": THINGS,
+            "colours": {**COLOURS, "classes": classes},
+            "best": {**VECTORS, "turned_by": "colours"},
+            "largest": {**VECTORS, "turned_by": "colours", "order": "size"},
+        }
+    )
+    assert found.truncated
+    assert [found.require(name).objects for name in ("best", "largest")] == 2 * [found.require("colours").objects]
+
+
 async def test_a_box_is_enlarged_by_a_margin_within_the_image(worker: Runner) -> None:
     pixels = blank()
     pixels[:50, :100] = 255, 0, 0
@@ -228,6 +245,22 @@ async def test_a_step_may_name_a_route(settings: Settings, triton: EmbeddedTrito
     assert names(found.steps["colours"].results) == ["red", "blue"]
     with pytest.raises(UnknownModel):
         found.require("lost")
+
+
+async def test_a_route_answers_about_all_parts_of_an_image_by_the_same_model(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Otherwise the canary would get every second one."""
+    assert triton.poll() is None
+    file = tmp_path / "routes.toml"
+    file.write_text('[boxes]\nto = "two_versions:1"\ncanary = { to = "two_versions:2", share = 0.5 }\n')
+    own = msgspec.structs.replace(settings, model="six_columns", routes_file=str(file))
+    async with open_resources(own) as (_, pipeline, metrics):
+        inner = {"model": "boxes", "of": "things", "margin": 0.2}
+        found = await Runner(pipeline, metrics).run({"things": THINGS, "inner": inner, "again": {**inner, "margin": 0.3}})
+    versions = [result.version for name in ("inner", "again") for result in found.require(name).results]
+    assert len(versions) == 4
+    assert len({*versions}) == 1
 
 
 async def test_each_step_is_timed(worker: Runner) -> None:

@@ -109,6 +109,7 @@ async def open_batch(
         return asking.ask(worker, image, wanted, own_call)
 
     pipeline = worker.pipeline
+    call = call._replace(route_key=call.route_key or call.request_id)  # a route answers about all of them by the same model
     model = pipeline.refer_to(*split_reference(asking.first(worker, wanted)))
     slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)  # while some are decoded, models answer about others
     return await BatchRequest.open_with(pipeline, images, model, ask, call, slots=slots)

@@ -1,12 +1,17 @@
 """Vectors of images, of several images, of boxes and of texts: those that the network gives for what it gets."""
 
 from base64 import b64encode
+from pathlib import Path
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
-from tests.support import NEEDS_BYTES, SCENE, json
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from tests.support import NEEDS_BYTES, SCENE, json, started
 
 
 async def test_the_vector_of_an_image_has_length_1_and_is_that_of_predict(client: httpx.AsyncClient) -> None:
@@ -115,3 +120,16 @@ async def test_the_vector_of_a_text_is_that_of_a_model_whose_input_is_one(client
     assert (answer["embedding_norm"], answer["text"], answer["status"]) == (pytest.approx(6**0.5), "abß", "success")
     assert json(await client.post("/embed/text?model=embedding", json={"text": "a"}), 502)["code"] == "unsupported_model"
     assert json(await client.post("/embed/text?model=six_columns", json={"text": "a"}), 400)["code"] == "wrong_task"
+
+
+async def test_a_route_describes_all_images_of_a_batch_by_the_same_model(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Vectors of different models cannot be compared; otherwise the canary would get every second image."""
+    assert triton.poll() is None
+    file = tmp_path / "routes.toml"
+    file.write_text('[vectors]\nto = "embedding"\ncanary = { to = "faces_description", share = 0.5 }\n')
+    async with started(create_app(msgspec.structs.replace(settings, routes_file=str(file)))) as client:
+        answer = json(await client.post("/embed/batch?model=vectors", files=[("images", SCENE)] * 4))
+    assert answer["status"] == "success"
+    assert len({one["model"]["name"] for one in answer["results"]}) == 1
