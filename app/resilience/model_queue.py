@@ -160,7 +160,7 @@ class ModelQueue:
             DeadlinePassed: Its turn did not come in time.
         """
         part = self._part(caller)
-        if not self._waiting and (permit := part.enter()) is not None:
+        if (permit := self.try_admit(caller)) is not None:
             return permit
         try:
             return await self._waiting.wait(part.enter, deadline.remaining, caller.priority - _BEFORE)

@@ -246,6 +246,23 @@ async def test_later_steps_come_before_new_requests_of_their_priority(table: Wor
     assert order == ["high", "later", "new"]
 
 
+async def test_a_later_step_does_not_wait_behind_those_of_another_caller(table: WorkerTable) -> None:
+    """As a new request does not."""
+    queue, many, few = open_queue(table, 2), Caller("many"), Caller("few")
+    permits = [await enter(queue, many) for _ in range(2)]
+    waiting = asyncio.create_task(queue.admit_later_step(many, later()))
+    await asyncio.sleep(0)
+    entering = asyncio.create_task(queue.admit_later_step(few, later()))
+    await asyncio.sleep(0)
+    assert (entering.done(), waiting.done()) == (True, False)
+    with await entering:
+        pass
+    for permit in permits:
+        leave(permit)
+    with await waiting:
+        pass
+
+
 async def test_a_later_step_waits_until_its_deadline(table: WorkerTable) -> None:
     queue = open_queue(table, 1)
     permit = await enter(queue)
