@@ -14,6 +14,7 @@ from app.detection.nms import Candidates
 from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import choose_best, select, to_class_ids, to_suppression
 from app.embedding.outputs import decode_vector, to_unit
+from app.errors import InvalidModelOutput
 from app.imaging.transform import ImageTransform
 from app.model.heads import (
     HEADS,
@@ -359,10 +360,15 @@ def _read_classifications(options: ClassifyOptions, decoded: Decoded, _: Deadlin
 
 
 def _read_regions(options: TextDetectOptions, decoded: Decoded, deadline: Deadline) -> TextRegions:
-    from app.text.regions import find_regions  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+    from app.imaging.fit import canvas_size, fit_for  # noqa: PLC0415 - OpenCV, without which `doctor` must start
+    from app.text.regions import find_regions  # noqa: PLC0415 - as above
 
     assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a text detector
-    transform = decoded.transform
+    spec, transform = decoded.spec, decoded.transform
+    width, height = canvas_size(fit_for(spec), transform)
+    if decoded.found.shape != (height, width):
+        shape = "x".join(map(str, decoded.found.shape))
+        raise InvalidModelOutput(f"{spec.name} returned a map of {shape} for an input of {height}x{width}")
     corners, scores = find_regions(decoded.found, transform, options.confidence, deadline)
     return TextRegions(corners, scores, transform.image_width, transform.image_height, decoded.spec, decoded.version)
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.detection.nms import Candidates
+from app.errors import InvalidModelOutput
+from app.imaging.fit import fit_for
 from app.imaging.transform import ImageTransform
 from app.model.heads import DetectionHead, OutputFormat
 from app.model.spec import from_triton_config
@@ -81,3 +83,26 @@ def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
     if not agnostic:
         assert answer(classes=sorted(classes)) == [one for one in whole if str(one[5]) in classes]
     assert {*whole} <= {*answer(iou=None, agnostic=False)}
+
+
+@pytest.mark.parametrize("shape", [(736, 768), (368, 384), (768, 736)])
+def test_a_map_of_text_has_the_size_of_the_input(shape: tuple[int, int]) -> None:
+    """Otherwise all places would be wrong."""
+    config = {
+        "name": "m",
+        "max_batch_size": 1,
+        "input": [{"name": "images", "data_type": "TYPE_UINT8", "dims": [-1, -1, 3]}],
+        "output": [{"name": "map", "data_type": "TYPE_UINT8", "dims": [-1, -1]}],
+        "parameters": {"task": {"string_value": "text_detection"}},
+    }
+    spec = from_triton_config(config, "1")
+    transform = fit_for(spec).fit(768, 736)
+    found = np.zeros(shape, np.uint8)
+    found[100:120, 100:300] = 255
+    decoded = call.decode(spec, InferResult({"map": found[None]}, "1"), transform)
+    read = call.TextDetectOptions(None).reader(spec).read
+    if shape == (736, 768):
+        assert len(read(decoded, Deadline.after(60)).scores) == 1
+    else:
+        with pytest.raises(InvalidModelOutput, match=r"m returned a map of .* for an input of 736x768"):
+            read(decoded, Deadline.after(60))
