@@ -37,7 +37,12 @@ def read(path: Path) -> dict[str, Cascade]:
     Raises:
         CascadesError: It is invalid.
     """
-    tables = _read(path) if path.exists() else {}
+    try:
+        tables = _read(path) if path.exists() else {}
+    except PermissionError:  # of the folder: a repository that is another user's
+        tables = {}
+    except OSError as error:  # such as of a disk of the network
+        raise CascadesError(f"{path}: {error.strerror}") from error
     return {name: _convert(table, path, name) for name, table in tables.items()}
 
 
