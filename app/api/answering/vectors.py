@@ -10,7 +10,8 @@ from app.api.answering.format import Format, ResponseInput
 from app.api.answering.native import rounded
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, ModelUsed
-from app.pipeline.results import Embedding
+from app.errors import WrongTask
+from app.pipeline.results import Embedding, StepResult
 
 # A vector of 1,280 numbers keeps its direction to within 1e-5.
 _DIGITS = 7
@@ -42,6 +43,13 @@ def to_vector(vector: NDArray[np.float32]) -> list[float]:
 def to_norm(norm: float) -> float:
     """Return the length of a model's own vector, rounded."""
     return float(f"{norm:.6g}")
+
+
+def expect_vector(found: StepResult) -> Embedding:
+    """Return the result of an embedding model; raise WrongTask for that of another one."""
+    if isinstance(found, Embedding):
+        return found
+    raise WrongTask(f"{found.spec.name} gives no vectors")
 
 
 async def _respond(given: ResponseInput[Embedding]) -> JsonResponse:

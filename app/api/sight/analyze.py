@@ -9,7 +9,7 @@ from msgspec import Meta, field
 
 from app.api.answering.native import objects
 from app.api.answering.schema import ImageSize
-from app.api.answering.vectors import to_norm, to_vector
+from app.api.answering.vectors import expect_vector, to_norm, to_vector
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import ModelParameters
@@ -24,7 +24,7 @@ from app.errors import GatewayError, WrongTask
 from app.model.heads import DetectionHead
 from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
-from app.pipeline.results import Detections, Embedding, StepResult
+from app.pipeline.results import Detections
 
 _Score = Annotated[float, Meta(ge=0, le=1)]
 
@@ -180,19 +180,13 @@ def _describe_faces(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -
 
 
 def _describe_image(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
-    own = _expect_vector(step.results[0])
+    own = expect_vector(step.results[0])
     answer.global_embedding, answer.embedding_norm = to_vector(own.vector), to_norm(own.norm)
 
 
 def _add_vectors(described: Sequence[AnalyzedObject | Face], step: StepAnswer) -> None:
     for index, result in zip(step.objects, step.results, strict=True):
-        described[index].embedding = to_vector(_expect_vector(result).vector)
-
-
-def _expect_vector(result: StepResult) -> Embedding:
-    if isinstance(result, Embedding):
-        return result
-    raise WrongTask(f"{result.spec.name} gives no vectors")
+        described[index].embedding = to_vector(expect_vector(result).vector)
 
 
 def _describe_text(answer: AnalyzeAnswer, found: CascadeAnswer, _: StepAnswer) -> None:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize
-from app.api.answering.vectors import to_vector
+from app.api.answering.vectors import expect_vector, to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch, refuse_large
 from app.api.batch.route import MEDIA_TYPES
@@ -125,7 +125,7 @@ def _faces_of(found: CascadeAnswer) -> Detections:
 def _vectors_of(found: CascadeAnswer) -> dict[int, Embedding]:
     """Return the vectors by the index of the face."""
     answer = found.require("descriptions")
-    return {index: one for index, one in zip(answer.objects, answer.results, strict=True) if isinstance(one, Embedding)}
+    return dict(zip(answer.objects, map(expect_vector, answer.results), strict=True))
 
 
 def _to_answer(_: FaceParameters, found: CascadeAnswer) -> FacesAnswer:

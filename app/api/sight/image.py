@@ -26,6 +26,7 @@ from app.api.receiving import body, intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.routes import ModelRoute
+from app.cascade.catalog import BUILT_IN
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer, run_cascade
 from app.errors import UnsupportedModel
@@ -34,6 +35,8 @@ from app.model.reference import split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 
+_DEFAULT_OF: dict[str, Task] = {"ocr_detection": "text_detection", "ocr_recognition": "text_recognition", "embedding": "embedding"}
+"""For which task a model of the program's cascades is the default one, instead of which the settings may name another."""
 _LARGE_BYTES = 1 << 18
 _FRACTION_DIGITS = 6
 
@@ -86,11 +89,26 @@ def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, Cas
 
 
 def named_cascade(worker: WorkerResources, name: str, *steps: str) -> Cascade:
-    """Return a cascade of the program, or what has its name in the operator's file; raise UnsupportedModel without these steps."""
+    """Return a cascade of the program, with the default models of the settings, or what has its name in the operator's file.
+
+    Raises:
+        UnsupportedModel: It has not these steps, the first about the whole image, the others about what that has found.
+    """
     cascade = worker.catalog.get(name)
+    if cascade is not None and cascade is BUILT_IN.get(name):
+        own: dict[str, dict[str, object]] = {}
+        for step, one in cascade.steps.items():
+            if (task := _DEFAULT_OF.get(one.model)) is not None:
+                own[step] = {"model": worker.pipeline.default_for(task)}
+        cascade = cascade.vary(**own)
     missing = [step for step in steps if cascade is None or step not in cascade.steps]
     if cascade is None or missing:
         raise UnsupportedModel(f"the cascade {name} of the model repository has no step {missing[0]}, which this route needs")
+    for step in steps:
+        of = None if step == steps[0] else steps[0]
+        if cascade.steps[step].of != of:
+            whole = f"what {of} finds" if of else "the whole image"
+            raise UnsupportedModel(f"the step {step} of the cascade {name} of the model repository is not about {whole}")
     return cascade
 
 

@@ -15,8 +15,9 @@ from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, 
 from app.api.sight.images import Documents, form_of, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
+from app.errors import WrongTask
 from app.model.heads import TextDetectionHead
-from app.pipeline.results import Detections, TextLine, TextRegions
+from app.pipeline.results import Detections, StepResult, TextLine, TextRegions
 
 MIN_SCORE = 0.8
 """Default of the minimum score of a text."""
@@ -78,21 +79,31 @@ class OcrDocument(Documents, kw_only=True):
 def read_regions(found: CascadeAnswer, min_score: float | None = MIN_SCORE) -> list[TextRegion]:
     """Return the lines of text that the cascade `ocr` has found, in reading order.
 
-    Those whose text has a lower score are left out, and those without text; none with None. Raises the error of a step.
+    Those whose text has a lower score are left out, and those without text; none with None. Raises the error of a step, or
+    WrongTask if its model does something else.
     """
-    places, lines = found.require("lines").results, found.require("text")
-    if not places:
-        return []
-    where = places[0]
-    assert isinstance(where, TextRegions)  # noqa: S101 - of a text detector
+    where, lines = _places_of(found), found.require("text")
     boxes = np.concatenate([where.corners.min(axis=1), where.corners.max(axis=1)], axis=1)
     corners, fractions = rounded(where.corners.reshape(-1, 8)), to_fractions(boxes, where.width, where.height)
     scores = to_scores(where.scores)
     return [
         TextRegion(line.text, corners[index], fractions[index], scores[index], round(line.score, 4))
-        for index, line in zip(lines.objects, lines.results, strict=True)
-        if isinstance(line, TextLine) and (min_score is None or (line.text and line.score >= min_score))
+        for index, line in zip(lines.objects, map(_expect_line, lines.results), strict=True)
+        if min_score is None or (line.text and line.score >= min_score)
     ]
+
+
+def _places_of(found: CascadeAnswer) -> TextRegions:
+    (where,) = found.require("lines").results
+    if isinstance(where, TextRegions):
+        return where
+    raise WrongTask(f"{where.spec.name} finds no lines of text")
+
+
+def _expect_line(result: StepResult) -> TextLine:
+    if isinstance(result, TextLine):
+        return result
+    raise WrongTask(f"{result.spec.name} reads no lines of text")
 
 
 def box_of(region: TextRegion) -> tuple[float, float, float, float]:
@@ -126,9 +137,7 @@ def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
     read = _to_answer(wanted, found).regions
     corners = np.array([region.box for region in read], np.float32).reshape(-1, 4, 2)
     scores = np.array([region.rec_score for region in read], np.float32)
-    (where,) = found.require("lines").results
-    assert isinstance(where, TextRegions)  # noqa: S101 - of a text detector
-    return where._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
+    return _places_of(found)._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
 
 
 ROUTES = [
