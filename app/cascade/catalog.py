@@ -11,11 +11,13 @@ import msgspec
 
 from app.cascade.definition import Cascade, Step
 from app.host.program import CommandError
+from app.model.reference import NAME
 from app.resilience import last_valid
 
 FILE = "cascades.toml"
 """Name of the file in the model repository."""
 _CHECK_SECONDS = 1.0
+_MAX_BYTES = 1 << 20
 
 
 class CascadesError(CommandError):
@@ -43,6 +45,10 @@ def read(path: Path) -> dict[str, Cascade]:
         tables = {}
     except OSError as error:  # such as of a disk of the network
         raise CascadesError(f"{path}: {error.strerror}") from error
+    if unfit := next((name for name in tables if not NAME.fullmatch(name)), None):
+        raise CascadesError(
+            f"{path}: {unfit[:80]!r} is not a name: letters, digits, and `_`, `-` and `.` after the first, at most 64"
+        )
     return {name: _convert(table, path, name) for name, table in tables.items()}
 
 
@@ -53,8 +59,12 @@ def read_one(path: Path) -> Cascade:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with path.open("rb") as file:  # which may have no end, as a device
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise CascadesError(f"{path}: longer than {_MAX_BYTES >> 20} MiB")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: also of integers with thousands of digits
         raise CascadesError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 

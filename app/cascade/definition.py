@@ -5,16 +5,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from app.model.reference import NAME
+
 MAX_CROPS = 300
 """Maximum number of crops of all steps of a request together."""
-_Name = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
+_Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]
+_Reference = Annotated[str, Meta(pattern=rf"^{NAME.pattern}(:[1-9][0-9]{{0,17}})?\Z")]
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A model, and what it is asked about. Its task is that of the model."""
 
-    model: str
+    model: _Reference
     """Reference of the model."""
     of: str | None = None
     """The step whose objects are cropped; None for the whole image."""

@@ -12,6 +12,8 @@ from app.resilience.lease import Lease
 
 # A cut that is so many times as high as wide is a line that runs vertically.
 _VERTICAL = 1.5
+# Of what is straightened: as large as a page of RapidOCR. Models that read lines need a hundredth of it.
+_MAX_PIXELS = 2000 * 2000
 
 
 class Patch(NamedTuple):
@@ -51,7 +53,9 @@ def _straighten(image: NDArray[np.uint8], corners: NDArray[np.float32]) -> NDArr
     """
     top, right, bottom, left = (float(np.linalg.norm(corners[n] - corners[(n + 1) % 4])) for n in range(4))
     longest = math.hypot(*image.shape[:2])  # of what is beyond the image there are no pixels, however large the model says it is
-    width, height = (max(1, int(min(max(sides), longest))) for sides in ((top, bottom), (left, right)))
+    sides = [min(max(pair), longest) for pair in ((top, bottom), (left, right))]
+    scale = min(1.0, math.sqrt(_MAX_PIXELS / max(math.prod(sides), 1.0)))
+    width, height = (max(1, int(side * scale)) for side in sides)
     target = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     matrix = cv2.getPerspectiveTransform(np.ascontiguousarray(corners, np.float32), target)
     pixels = cv2.warpPerspective(image, matrix, (width, height), borderMode=cv2.BORDER_REPLICATE, flags=cv2.INTER_CUBIC)

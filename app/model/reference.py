@@ -4,6 +4,11 @@ Each reference has its own spec, batches and circuits; the versions of a model s
 colon.
 """
 
+import re
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""Names of the models and cascades in a repository."""
+
 
 def refer_to(name: str, version: int | str | None) -> str:
     """Return the reference of a model's version; None or empty means the version that Triton chooses, the newest."""

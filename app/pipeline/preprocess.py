@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel
 from app.imaging.decode import decode, estimate_decoding
-from app.imaging.fit import CenterCrop, Fit, canvas_size, fit_for
+from app.imaging.fit import CenterCrop, Fit, canvas_size, fit_for, shrink
 from app.imaging.header import PixelLimits, read_header, require_format
 from app.imaging.patch import Patch
 from app.imaging.transform import ImageTransform
@@ -90,11 +90,17 @@ def fill_from_patch(
     call.timing.lap("queue")
     if spec.dtype is None:
         raise UnsupportedModel(f"{spec.name} takes encoded files, and so cannot be asked about parts of an image")
-    pixels, fit = patch.cut(spec), fit_for(spec)
-    transform = fit.fit(pixels.shape[1], pixels.shape[0])
-    buffer, canvas = _allocate(spec, fit, transform, workspace.transport, lease)
-    fit.draw(np.ascontiguousarray(pixels) if isinstance(fit, CenterCrop) else pixels, transform, canvas)
-    _write_canvas(canvas, spec, buffer)
+    with workspace.memory.reserve(call.caller) as memory:
+        pixels, fit = patch.cut(spec), fit_for(spec)
+        transform = fit.fit(pixels.shape[1], pixels.shape[0])
+        copied = 0 if np.may_share_memory(pixels, patch.image) else pixels.nbytes
+        if isinstance(fit, CenterCrop):
+            pixels = shrink(pixels, transform.min_decode_size)
+            copied += fit.draw_bytes((pixels.shape[1], pixels.shape[0]), transform)
+        memory.add(copied, is_refused=False)  # each thread has one at a time, and without it the whole image is held in vain
+        buffer, canvas = _allocate(spec, fit, transform, workspace.transport, lease)
+        fit.draw(pixels, transform, canvas)
+        _write_canvas(canvas, spec, buffer)
     return buffer, transform
 
 

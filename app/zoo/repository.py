@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from app.host.program import Busy, CommandError, NoSuchModel
-from app.model.reference import refer_to, split_reference
+from app.model.reference import NAME, refer_to, split_reference
 from app.telemetry.logging import say
 from app.triton.repository import DESCRIPTION, LOCK, REMOVED, model_folders, removed_models
 from app.zoo import configs, description
@@ -21,13 +20,12 @@ from app.zoo.description import Description
 NETWORK = "model.onnx"
 PREVIOUS = "previous.onnx"
 """In the folder for unfinished files: the file that is replaced because a version is added again."""
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _SCRATCH = ".add-"
 
 
 def require_name(name: str) -> str:
     """Return the name of a model; raise CommandError if it is not allowed."""
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise CommandError(f"{name!r} is not a name of a model: letters, digits, and `_`, `-` and `.` after the first, at most 64")
     return name
 

@@ -33,3 +33,17 @@ def test_a_turned_object_lies_where_the_model_wants_it() -> None:
             inside = (landmark >= 0).all() and (landmark < (200, 180)).all()
             expected = landmark if inside else (0, 0)
             assert np.abs(cut[place[1], place[0], :2] - expected).max() <= max(2.0, scale / 100), (angle, place)
+
+
+def test_what_is_straightened_is_at_most_as_large_as_a_page() -> None:
+    """A line as large as the image, and one that the detector places far beyond it."""
+    spec = from_triton_config(CONFIG, "1")
+    image = np.zeros((2400, 3000, 3), np.uint8)
+    image[:1200, :1500] = 200
+    for corners in ([[0, 0], [3000, 0], [3000, 2400], [0, 2400]], [[0, 0], [9e6, 0], [9e6, 2400], [0, 2400]]):
+        cut = Patch(image, corners=np.array(corners, np.float32)).cut(spec)
+
+        height, width = cut.shape[:2]
+        assert 3_900_000 < height * width <= 4_000_000
+        assert cut[height // 4, 0].tolist() == [200] * 3
+        assert cut[3 * height // 4, 0].tolist() == [0] * 3

@@ -75,6 +75,11 @@ def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys:
         ("[steps.plate]", "[steps.plate", "plates.toml: Expected ']'"),
         (PLATES, "", "plates.toml: Object missing required field `steps`"),
         ("[steps.text]", "[steps.Text]", "matching regex"),
+        ("[steps.text]", '[steps."text\\n"]', "matching regex"),
+        ('"six_columns"', f'"six_columns:{"9" * 5000}"', "[steps.plate] Expected `str` matching regex"),
+        ("margin = 0.1", f"top_k = {'9' * 5000}", "plates.toml: Exceeds the limit"),
+        ("margin = 0.1", f"margin = {'[' * 100_000}", "plates.toml: maximum recursion depth exceeded"),
+        (PLATES, "#" * (1 << 20) + "#", "plates.toml: longer than 1 MiB"),
         ("margin = 0.1", "margin = 7", "plates.toml: [steps.text] Expected `float` <= 1.0 - at `$.margin`"),
         ("margin", "edge", "plates.toml: [steps.text] Object contains unknown field `edge`"),
         ('of = "plate"', 'of = "door"', "plates.toml: text: `of` names no step before it"),
@@ -97,6 +102,17 @@ def test_what_is_wrong_is_said_with_its_table_and_key(writable: Repository, old:
 
     assert said in str(refused.value)
     assert not (writable.path / catalog.FILE).exists()
+
+
+def test_a_file_without_an_end_or_with_a_name_that_nobody_can_ask_for_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / catalog.FILE
+    path.write_text('["a\\nb".steps.thing]\nmodel = "six_columns"\n')
+    with pytest.raises(CommandError, match="is not a name"):
+        catalog.read(path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CommandError, match="longer than 1 MiB"):
+        catalog.read(path)
 
 
 @pytest.mark.parametrize(("name", "said"), [("ocr", "a cascade of the program"), ("fragile", "is a model"), ("a b", "not a name")])

@@ -147,9 +147,11 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
     else:
         images, parameters = dict[str, Any](), list[Any]()
         for part in multipart.read_parts(data, content_type, 16):
+            if part.name in images:  # of two, a proxy that checks images might have seen the other one
+                raise MalformedRequest(f"{part.name} is given more than once")
             if part.name not in _IMAGES:
                 parameters.append(multipart.to_parameter(part, " and ".join(_IMAGES)))
-            elif part.name not in images:
+            else:
                 images[part.name] = decode_text(part.text) if part.text else part.content or MalformedRequest("the image is empty")
         parsed = ParsedBatch([images[name] for name in _IMAGES if name in images], [], parameters)
     if len(parsed.images) != len(_IMAGES):

@@ -111,7 +111,9 @@ async def test_the_image_without_a_face_is_named(faces: httpx.AsyncClient) -> No
     problem = json(await faces.post("/faces/verify", files={"image1": SCENE, "image2": NOBODY}), 400)
     alone = json(await faces.post("/faces/verify", files={"image1": SCENE}), 400)
     broken = json(await faces.post("/faces/verify", files={"image1": b"nothing", "image2": SCENE}), 415)
+    twice = json(await faces.post("/faces/verify", files=[(name, SCENE) for name in ("image1", "image1", "image2")]), 400)
 
     assert (problem["code"], problem["detail"].partition(":")[0]) == ("no_face", "image2")
     assert "found 1" in alone["detail"]
     assert "index 0" in broken["detail"]
+    assert twice["detail"] == "image1 is given more than once"
