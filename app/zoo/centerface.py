@@ -10,7 +10,7 @@ import onnx
 from onnx import compose, helper, version_converter
 
 from app.model.anchors import count_anchors
-from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph
+from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, join
 
 _SIZE = (640, 640)
 _STRIDE = 4
@@ -50,9 +50,7 @@ def load(file: Path) -> onnx.ModelProto:
         batch.dim_param, width.dim_value, height.dim_value = "batch", _SIZE[0] // stride, _SIZE[1] // stride
     network = version_converter.convert_version(network, OPSET)
     network.ir_version = IR_VERSION
-    decoding = compose.add_prefix(decode(_SIZE), "faces/", rename_outputs=False)
-    pairs = [(one.name, other.name) for one, other in zip(network.graph.output, decoding.graph.input, strict=True)]
-    model = compose.merge_models(network, decoding, io_map=pairs)
+    model = join(network, compose.add_prefix(decode(_SIZE), "faces/", rename_outputs=False))
     helper.set_model_props(model, _METADATA)
     return model
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from app.zoo import centerface, dlib_resnet, efficientnet, heads
-from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, Output
+from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, Output, join
 from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
 
 _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
@@ -68,7 +68,7 @@ def compose_model(
     _use_fp32(network)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
     before = compose.add_prefix(_convert(_preprocessing(recipe), version), "before/", rename_inputs=False)
-    model = _join(_join(before, compose.add_prefix(network, "network/")), _convert(after, version))
+    model = join(join(before, compose.add_prefix(network, "network/")), _convert(after, version))
     versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
@@ -80,11 +80,6 @@ def compose_model(
 def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     """Return the shape of an input or output; 0 for dynamic dimensions."""
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-
-
-def _join(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
-    pairs = zip(first.graph.output, second.graph.input, strict=True)
-    return compose.merge_models(first, second, io_map=[(output.name, taken.name) for output, taken in pairs])
 
 
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, compose, helper, numpy_helper
 
 # The oldest opset of a model: the newest in which reductions take their axes as attributes; supported by TensorRT 8.6 and later.
 OPSET = 17
@@ -115,3 +115,9 @@ class Graph:
 
 Output = tuple[Value, str, Sequence[int | str]]
 """An output: its value, its type as in `_TYPES`, and its shape without the batch; -1 if dynamic."""
+
+
+def join(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model in which the outputs of one are the inputs of another, in their order."""
+    pairs = zip(first.graph.output, second.graph.input, strict=True)
+    return compose.merge_models(first, second, io_map=[(output.name, taken.name) for output, taken in pairs])

@@ -12,6 +12,7 @@ from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import FP32, INT32, Graph, Value
 from app.zoo.oriented import suppress_oriented
 from app.zoo.recipe import (
+    DETECTIONS,
     FRACTIONS,
     PIXELS,
     RAW_HEADS,
@@ -51,7 +52,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     """
     graph, kinds = Graph(), recipe.outputs
     if isinstance(recipe, DetectionRecipe):
-        values, kinds = _find(graph, shapes, recipe, classes), _DETECTIONS | kinds
+        values, kinds = _find(graph, shapes, recipe, classes), DETECTIONS | kinds
     elif isinstance(recipe, ClassificationRecipe):
         if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
             raise ValueError(f"the output {_text(shapes)} is not a number for each class")
@@ -73,16 +74,8 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     return compose.add_prefix(graph.build("after", outputs), "after/", rename_outputs=False)
 
 
-_DETECTIONS = {
-    "num_dets": ("INT32", (1,)),
-    "det_boxes": ("FP32", (MAX_DETECTIONS, 4)),
-    "det_scores": ("FP32", (MAX_DETECTIONS,)),
-    "det_classes": ("INT32", (MAX_DETECTIONS,)),
-}
-
-
 def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
-    """Add what finds objects; return the results in the order of `_DETECTIONS` and the outputs of the recipe."""
+    """Add what finds objects; return the results in the order of `DETECTIONS` and the outputs of the recipe."""
     head, features = recipe.head, recipe.features
     is_obb = isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
