@@ -14,7 +14,6 @@ IR_VERSION = 8
 
 FP32, INT32, DOUBLE = TensorProto.FLOAT, TensorProto.INT32, TensorProto.DOUBLE
 _TYPES = {"FP32": FP32, "FP16": TensorProto.FLOAT16, "INT32": INT32, "INT64": TensorProto.INT64, "UINT8": TensorProto.UINT8}
-_SHORT = {np.dtype(np.float64): np.float32}
 
 
 def _binary(operator: str) -> "Callable[[Value, Value | ArrayLike], Value]":
@@ -54,7 +53,7 @@ class Value:
         return self.op("Transpose", perm=[0, 2, 1])
 
     def take(self, positions: "Value", axis: int = 1) -> "Value":
-        """Return the elements at positions along an axis, which for further axes have one element."""
+        """Return the elements at positions along an axis; both have the same shape otherwise."""
         return self.op("GatherElements", positions, axis=axis)
 
     def take_columns(self, positions: "Value", rows: int) -> "Value":
@@ -88,8 +87,8 @@ class Graph:
     def constant(self, values: ArrayLike) -> Value:
         """Add numbers as a constant: those of Python as FP32 or INT64, arrays as they are."""
         array = np.asarray(values)
-        if not isinstance(values, np.ndarray | np.generic):
-            array = array.astype(_SHORT.get(array.dtype, array.dtype))
+        if array.dtype == np.float64 and not isinstance(values, np.ndarray | np.generic):
+            array = array.astype(np.float32)
         return self.add("Constant", [], value=numpy_helper.from_array(array))[0]
 
     def add(self, operator: str, operands: Sequence[Value | ArrayLike], results: int = 1, **attributes: Any) -> list[Value]:  # noqa: ANN401
