@@ -9,7 +9,7 @@ from app.detection.nms import Candidates
 from app.imaging.transform import ImageTransform
 from app.model.spec import ModelSpec
 from app.pipeline.call import Decoded
-from app.text.steps import TextSteps
+from app.text.outputs import TextSteps
 
 _CHECKSUM_BYTES = 16
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,52 +15,34 @@ from app.obb.boxes import enclose
 from app.pipeline.results import Detections, StepResult, TextRegions
 
 
-class Objects(NamedTuple):
-    """The objects in all results of a step, one after the other; coordinates in pixels of the image."""
+def find_parts(image: Patch, results: Sequence[StepResult], step: Step, spec: ModelSpec) -> list[tuple[float, Patch | None]]:
+    """Return the objects in all results of a step, one after the other, for a later step and its model.
 
-    boxes: NDArray[np.float32]
-    """(n, 4) x1 y1 x2 y2."""
-    scores: NDArray[np.float32]
-    """(n,)."""
-    is_wanted: NDArray[np.bool_]
-    """(n,): whether it has one of the classes of the later step."""
-    points: NDArray[np.float32] | None
-    """(n, points, 2): corners or landmarks, as the later step needs them; None for boxes."""
-
-    @property
-    def sizes(self) -> NDArray[np.float32]:
-        """(n,) areas of the boxes."""
-        sizes: NDArray[np.float32] = (self.boxes[:, 2:] - self.boxes[:, :2]).prod(axis=1)
-        return sizes
-
-
-def find_objects(results: Sequence[StepResult], step: Step, spec: ModelSpec) -> Objects:
-    """Return the objects in what a step has answered, for a later step and its model.
+    Returns:
+        Of each the score or the size, as the later step orders them, and the part of the decoded image; None if that is empty,
+        or the object has none of the classes of the later step.
 
     Raises:
         UnsupportedModel: There are no objects, or not with what the later step needs of them.
         InvalidParameter: The classes of the later step are unknown.
     """
-    found = [_read(result, step, spec) for result in results]
-    if not found:
-        nothing = np.empty(0, np.float32)
-        return Objects(nothing.reshape(0, 4), nothing, nothing.astype(bool), None)
-    boxes, scores, is_wanted, points = zip(*found, strict=True)
-    return Objects(
-        np.concatenate(boxes),
-        np.concatenate(scores),
-        np.concatenate(is_wanted),
-        None if step.crop == "box" else np.concatenate(points),
-    )
+    parts: list[tuple[float, Patch | None]] = []
+    for result in results:
+        if not isinstance(result, Detections | TextRegions):
+            raise UnsupportedModel(f"{result.spec.name} finds no objects that {spec.name} can be asked about")
+        boxes = result.boxes if isinstance(result, Detections) else enclose(result.corners)
+        class_ids = result.class_ids.tolist() if isinstance(result, Detections) else [0] * len(boxes)
+        wanted = to_class_ids(step.classes or None, result.spec.labels)
+        ranks = result.scores if step.order == "score" else (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+        points = _find_points(result, step, spec)
+        for index, (rank, box) in enumerate(zip(ranks.tolist(), boxes.tolist(), strict=True)):
+            is_wanted = wanted is None or class_ids[index] in wanted
+            parts.append((rank, _crop(image, box, None if points is None else points[index], step) if is_wanted else None))
+    return parts
 
 
-def _read(result: StepResult, step: Step, spec: ModelSpec) -> Objects:
-    if not isinstance(result, Detections | TextRegions):
-        raise UnsupportedModel(f"{result.spec.name} finds no objects that {spec.name} can be asked about")
-    class_ids = result.class_ids if isinstance(result, Detections) else np.zeros(len(result.scores), np.int32)
-    wanted = to_class_ids(step.classes or None, result.spec.labels)
-    is_wanted = np.isin(class_ids, list(wanted)) if wanted is not None else np.ones(len(class_ids), bool)
-    boxes = result.boxes if isinstance(result, Detections) else enclose(result.corners)
+def _find_points(result: Detections | TextRegions, step: Step, spec: ModelSpec) -> NDArray[np.float32] | None:
+    """Return the corners or landmarks (n, points, 2) of objects, as the later step needs them; None for boxes."""
     points = None
     if step.crop == "corners":
         points = _from_top_left(result.corners) if isinstance(result, Detections) else result.corners
@@ -73,7 +54,7 @@ def _read(result: StepResult, step: Step, spec: ModelSpec) -> Objects:
             )
     if points is None and step.crop != "box":
         raise UnsupportedModel(f"{result.spec.name} finds no {step.crop}, by which objects are cropped for {spec.name}")
-    return Objects(boxes, result.scores, is_wanted, points)
+    return points
 
 
 def _from_top_left(corners: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
@@ -88,17 +69,15 @@ def _from_top_left(corners: NDArray[np.float32] | None) -> NDArray[np.float32] |
     return np.where(runs_back[:, None, None], np.roll(corners, 2, axis=1), corners)
 
 
-def crop(image: Patch, objects: Objects, index: int, step: Step) -> Patch | None:
-    """Return the part of a decoded image with an object; None if it is empty."""
+def _crop(image: Patch, box: Sequence[float], points: NDArray[np.float32] | None, step: Step) -> Patch | None:
     height, width = image.image.shape[:2]
-    left, top, right, bottom = objects.boxes[index].tolist()
+    left, top, right, bottom = box
     dx, dy = step.margin * (right - left), step.margin * (bottom - top)
     left, top, right, bottom = max(left - dx, 0), max(top - dy, 0), min(right + dx, width), min(bottom + dy, height)
     if not (left < right and top < bottom):  # also if one is not a number
         return None
-    if objects.points is None:
+    if points is None:
         return image._replace(box=(int(left), int(top), math.ceil(right), math.ceil(bottom)))
-    points = objects.points[index]
     if not np.isfinite(points).all():
         return None
     return image._replace(corners=points) if step.crop == "corners" else image._replace(landmarks=points)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
-from app.cascade.crops import crop, cut_boxes, find_objects, place
+from app.cascade.crops import cut_boxes, find_parts, place
 from app.cascade.definition import MAX_CROPS, Cascade, Step
 from app.errors import GatewayError, InferenceFailed, UnsupportedModel
 from app.imaging.patch import Patch
@@ -157,15 +157,14 @@ class _Run:
 
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
         """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
-        objects = find_objects(found.results, step, spec)
-        best = np.argsort(-(objects.scores if step.order == "score" else objects.sizes), kind="stable")
+        parts = find_parts(self._decoded, found.results, step, spec)
         chosen: dict[int, Patch] = {}
-        for index in best[objects.is_wanted[best]].tolist():
+        for index in np.argsort([-rank for rank, _ in parts], kind="stable").tolist():
+            if (part := parts[index][1]) is None:
+                continue
             key = step.of, step.crop, step.margin, index
             if len(self._parts) >= MAX_CROPS and key not in self._parts:
                 self.truncated = True  # others may have been cropped for a step with another order
-                continue
-            if (part := crop(self._decoded, objects, index, step)) is None:
                 continue
             if len(chosen) >= step.max_crops:
                 self.truncated = True

@@ -39,8 +39,7 @@ from app.resilience.fairness import ANYBODY, Caller, Turn
 from app.segmentation.mask import MaskFormat
 from app.telemetry.timing import Timing
 from app.telemetry.trace_context import TraceContext
-from app.text.outputs import decode_map
-from app.text.steps import TextSteps, decode_steps, read_text
+from app.text.outputs import TextSteps, decode_map, decode_steps, read_text
 from app.triton.messages import InferResult
 
 MAX_DETECTIONS = 300

@@ -291,11 +291,9 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
         raise CommandError(f"{request.title} has more than {limit}")
     if old is None:
         is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)
-        ways = {"production": Serving(max_batch=_HEAVY_BATCH)} if is_heavy else {}
-        if entry:
-            ways |= {way: found for way in ("embedded", "production") if (found := getattr(entry, way))}
+        production = (entry and entry.production) or (Serving(max_batch=_HEAVY_BATCH) if is_heavy else None)
         return Description(
-            **ways,
+            **({"production": production} if production else {}),
             labels=labels,
             licence=licence or "unknown",
             source=source,

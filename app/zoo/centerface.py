@@ -10,7 +10,7 @@ import onnx
 from onnx import compose, helper, version_converter
 
 from app.model.anchors import count_anchors
-from app.zoo.graph import IR_VERSION, OPSET, parse
+from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, join
 
 _SIZE = (640, 640)
 _STRIDE = 4
@@ -50,9 +50,7 @@ def load(file: Path) -> onnx.ModelProto:
         batch.dim_param, width.dim_value, height.dim_value = "batch", _SIZE[0] // stride, _SIZE[1] // stride
     network = version_converter.convert_version(network, OPSET)
     network.ir_version = IR_VERSION
-    decoding = compose.add_prefix(decode(_SIZE), "faces/", rename_outputs=False)
-    pairs = [(one.name, other.name) for one, other in zip(network.graph.output, decoding.graph.input, strict=True)]
-    model = compose.merge_models(network, decoding, io_map=pairs)
+    model = join(network, compose.add_prefix(decode(_SIZE), "faces/", rename_outputs=False))
     helper.set_model_props(model, _METADATA)
     return model
 
@@ -65,57 +63,21 @@ def decode(size: tuple[int, int]) -> onnx.ModelProto:
     and size of the box, the score, then x y of each landmark, in pixels of the input.
     """
     width, height = size
-    columns, rows = width // _STRIDE, height // _STRIDE
-    return parse(_DECODE.format(width=width, height=height, columns=columns, rows=rows, kept=count_anchors(size)))
+    columns, rows, kept = width // _STRIDE, height // _STRIDE, count_anchors(size)
+    graph = Graph()
+    names = {"heat": 1, "logarithms": 2, "offsets": 2, "fractions": 10}
+    heat, *maps = (graph.input(name, values, rows, columns) for name, values in names.items())
+    score, cell = heat.op("Reshape", [0, 0, -1]).top(kept, axis=2)
+    values = maps[0].op("Concat", *maps[1:], axis=1).op("Reshape", [0, 0, -1])
+    logarithm, offset, fraction = values.take(cell.op("Tile", [1, 14, 1]), axis=2).split(2, 2, 10)
 
-
-# The map of a value has the rows' (y) before the columns' (x). A box begins within the input, and so do its landmarks.
-_DECODE = """
-decode (float[batch, 1, {rows}, {columns}] heat, float[batch, 2, {rows}, {columns}] logarithms,
-        float[batch, 2, {rows}, {columns}] offsets, float[batch, 10, {rows}, {columns}] fractions)
-    => (float[batch, 15, {kept}] faces) {{
-    flat = Constant <value_ints = [0, 0, -1]> ()
-    scores = Reshape (heat, flat)
-    kept = Constant <value_ints = [{kept}]> ()
-    score, cell = TopK <axis = 2> (scores, kept)
-    maps = Concat <axis = 1> (logarithms, offsets, fractions)
-    values = Reshape (maps, flat)
-    fourteen_rows = Constant <value_ints = [1, 14, 1]> ()
-    cells = Tile (cell, fourteen_rows)
-    kept_values = GatherElements <axis = 2> (values, cells)
-    parts = Constant <value_ints = [2, 2, 10]> ()
-    logarithm, offset, fraction = Split <axis = 1> (kept_values, parts)
-
-    columns = Constant <value_ints = [{columns}]> ()
-    row = Div (cell, columns)
-    column = Mod (cell, columns)
-    position = Concat <axis = 1> (row, column)
-    corner = Cast <to = 1> (position)
-    half = Constant <value_float = 0.5> ()
-    stride = Constant <value_float = 4.0> ()
-    middle = Add (corner, half)
-    shifted = Add (middle, offset)
-    true_centre = Mul (shifted, stride)
-    exponential = Exp (logarithm)
-    true_size = Mul (exponential, stride)
-    half_size = Mul (true_size, half)
-    outer = Sub (true_centre, half_size)
-    zero = Constant <value_float = 0.0> ()
-    sides = Constant <value = float[1, 2, 1] {{{height}.0, {width}.0}}> ()
-    positive = Max (outer, zero)
-    start = Min (positive, sides)
-    outer_end = Add (start, true_size)
-    end = Min (outer_end, sides)
-    sum = Add (start, end)
-    centre = Mul (sum, half)
-    size = Sub (end, start)
-
-    five_pairs = Constant <value_ints = [1, 5, 1]> ()
-    sizes = Tile (true_size, five_pairs)
-    starts = Tile (start, five_pairs)
-    within = Mul (fraction, sizes)
-    landmarks = Add (within, starts)
-    box = Concat <axis = 1> (centre, size, score, landmarks)
-    order = Constant <value_ints = [1, 0, 3, 2, 4, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13]> ()
-    faces = Gather <axis = 1> (box, order)
-}}"""
+    # The map of a value has the rows' (y) before the columns' (x). A box begins within the input, and so do its landmarks.
+    position = (cell // columns).op("Concat", cell % columns, axis=1).op("Cast", to=FP32)
+    true_size, sides = logarithm.op("Exp") * float(_STRIDE), [[[float(height)], [float(width)]]]
+    outer = (position + 0.5 + offset) * float(_STRIDE) - true_size * 0.5
+    start = outer.op("Max", 0.0).op("Min", sides)
+    end = (start + true_size).op("Min", sides)
+    landmarks = fraction * true_size.op("Tile", [1, 5, 1]) + start.op("Tile", [1, 5, 1])
+    box = ((start + end) * 0.5).op("Concat", end - start, score, landmarks, axis=1)
+    faces = box.op("Gather", [1, 0, 3, 2, 4, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13], axis=1)
+    return graph.build("decode", {"faces": (faces, "FP32", (15, kept))})

@@ -128,16 +128,10 @@ def check(
         start = perf_counter()
         found = run(model, {"image": canvas[None]})
         seconds.append(perf_counter() - start)
-        if isinstance(recipe, NamedRecipe):
-            (own_values,) = outputs.values()
-            rates.append(_agree(found, own_values[0], recipe))
-            is_plausible &= bool(np.isfinite(own_values).all()) if isinstance(recipe, EmbeddingRecipe) else _is_share(own_values)
-            continue
-        if isinstance(recipe, ClassificationRecipe):
-            (own_scores,) = outputs.values()
-            expected_scores = own_scores[0] if recipe.head == "probabilities" else softmax(own_scores[0])
-            rates.append(float(np.allclose(found["probabilities"][0], expected_scores, rtol=0.01, atol=1e-4)))
-            is_plausible &= _is_share(expected_scores)
+        if not isinstance(recipe, DetectionRecipe):
+            (values,) = outputs.values()
+            rates.append(_agree(found, values[0], recipe))
+            is_plausible &= bool(np.isfinite(values).all()) if recipe.head in {"embedding", "logits"} else _is_share(values)
             continue
         expected, own = textbook(outputs, recipe, classes), detections(found)
         rates.append(agreement(own, expected, _MIN_OVERLAP, _SCORE_TOLERANCE))
@@ -152,8 +146,11 @@ def check(
     return Report(min(rates), boxes, has_fractions and boxes > 0, 1e3 * min(seconds), is_plausible, last_class + 1)
 
 
-def _agree(found: Tensors, own: NDArray[Any], recipe: NamedRecipe) -> float:
-    """Return the share of a model's values for one image that are those of the network's output, 0 to 1."""
+def _agree(found: Tensors, own: NDArray[Any], recipe: ClassificationRecipe | NamedRecipe) -> float:
+    """Return the share of a model's values for one image that are those of the network's output, of a classifier 0 or 1."""
+    if isinstance(recipe, ClassificationRecipe):
+        expected = own if recipe.head == "probabilities" else softmax(own)
+        return float(np.allclose(found["probabilities"][0], expected, rtol=0.01, atol=1e-4))
     if isinstance(recipe, EmbeddingRecipe):
         same = np.isclose(found["embedding"][0], own, 0.01, 1e-3 * np.abs(own).max())
     elif isinstance(recipe, TextDetectionRecipe):

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from app.zoo import centerface, dlib_resnet, efficientnet, heads
-from app.zoo.graph import IR_VERSION, OPSET, parse
+from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, Output, join
 from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
 
 _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
@@ -68,7 +68,7 @@ def compose_model(
     _use_fp32(network)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
     before = compose.add_prefix(_convert(_preprocessing(recipe), version), "before/", rename_inputs=False)
-    model = _join(_join(before, compose.add_prefix(network, "network/")), _convert(after, version))
+    model = join(join(before, compose.add_prefix(network, "network/")), _convert(after, version))
     versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
@@ -82,37 +82,23 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
-def _join(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
-    pairs = zip(first.graph.output, second.graph.input, strict=True)
-    return compose.merge_models(first, second, io_map=[(output.name, taken.name) for output, taken in pairs])
-
-
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     """Return the graph from bytes to the network's inputs in FP32; steps without effect are omitted."""
-    height, width = (side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True))
-    swap = recipe.channels == "BGR"
-    reorder = """
-    blue_first = Constant <value_ints = [2, 1, 0]> ()
-    swapped = Gather <axis = 1> (planes, blue_first)"""
-    offsets, divisors = (", ".join(str(value * recipe.scale) for value in values) for values in (recipe.mean, recipe.std))
-    shift = f"""
-    mean = Constant <value = float[1, 3, 1, 1] {{{offsets}}}> ()
-    centred = Sub (floats, mean)"""
-    count = f"""
-    images = Shape <start = 0, end = 1> (image)
-    two = Constant <value_ints = [2]> ()
-    shape = Concat <axis = 0> (images, two)
-    size = Constant <value_ints = {[*recipe.size]}> ()
-    sizes = Expand (size, shape)"""
-    has_sizes = recipe.head == "dfine"
-    return parse(f"""
-before (uint8[batch, {height}, {width}, 3] image)
-    => (float[batch, 3, {height}, {width}] pixels{", int64[batch, 2] sizes" if has_sizes else ""}) {{
-    planes = Transpose <perm = [0, 3, 1, 2]> (image){reorder if swap else ""}
-    floats = Cast <to = 1> ({"swapped" if swap else "planes"}){shift if any(recipe.mean) else ""}
-    divisor = Constant <value = float[1, 3, 1, 1] {{{divisors}}}> ()
-    pixels = Div ({"centred" if any(recipe.mean) else "floats"}, divisor){count if has_sizes else ""}
-}}""")
+    shape = [side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True)]
+    graph = Graph()
+    image = graph.input("image", *shape, 3, kind="UINT8")
+    planes = image.op("Transpose", perm=[0, 3, 1, 2])
+    if recipe.channels == "BGR":
+        planes = planes.op("Gather", [2, 1, 0], axis=1)
+    pixels = planes.op("Cast", to=FP32)
+    mean, std = (np.reshape([value * recipe.scale for value in values], (1, 3, 1, 1)) for values in (recipe.mean, recipe.std))
+    if mean.any():
+        pixels -= mean.astype(np.float32)
+    outputs: dict[str, Output] = {"pixels": (pixels / std.astype(np.float32), "FP32", (3, *shape))}
+    if recipe.head == "dfine":
+        sizes = graph.constant(recipe.size).op("Expand", image.op("Shape", start=0, end=1).op("Concat", [2], axis=0))
+        outputs["sizes"] = sizes, "INT64", (2,)
+    return graph.build("before", outputs)
 
 
 def _convert(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.detection.nms import MAX_DETECTIONS
 from app.host.program import CommandError
 from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
-from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, PoseRecipe
+from app.zoo.recipe import DETECTIONS, ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, PoseRecipe
 
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
@@ -21,12 +20,7 @@ version_policy {{ all {{}} }}
 input {{ name: "{key}" data_type: {tensor} }}
 """
 # Triton's ONNX backend demands the dimensions of the file, -1 only where this has no number.
-_DETECTIONS = {
-    "num_dets": "TYPE_INT32 dims: [ 1 ]",
-    "det_boxes": f"TYPE_FP32 dims: [ {MAX_DETECTIONS}, 4 ]",
-    "det_scores": f"TYPE_FP32 dims: [ {MAX_DETECTIONS} ]",
-    "det_classes": f"TYPE_INT32 dims: [ {MAX_DETECTIONS} ]",
-}
+_DETECTIONS = {name: f"TYPE_{kind} dims: [ {', '.join(map(str, dims))} ]" for name, (kind, dims) in DETECTIONS.items()}
 # No preferred sizes: a batch is whatever has queued while the instances were busy, so a single request never waits for others. They
 # only help where some sizes have an engine of their own; TensorRT builds one for all sizes here.
 # A full queue refuses at once; each request brings its own timeout. The gateway sends a caller that has waited for others with

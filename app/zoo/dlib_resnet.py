@@ -8,13 +8,11 @@ src/faceRecognitionNet in the npm package @vladmandic/face-api, whose weights ar
 import json
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-from app.zoo.graph import IR_VERSION, OPSET
+from app.zoo.graph import Graph, Value
 from app.zoo.torch_weights import Weights
 
 _MANIFEST = "face_recognition_model-weights_manifest.json"
@@ -64,69 +62,47 @@ def build_network(weights: Weights) -> onnx.ModelProto:
     """
     try:
         layers = _Layers(weights)
-        x = layers.convolve("images", "conv32_down", stride=2)
-        x = layers.add("MaxPool", [x], "pooled", kernel_shape=[3, 3], strides=[2, 2])
+        x = layers.convolve(layers.graph.input("images", 3, _SIDE, _SIDE), "conv32_down", stride=2)
+        x = x.op("MaxPool", kernel_shape=[3, 3], strides=[2, 2])
         for block in (*_BLOCKS, _LAST):
             x = layers.add_residual(x, f"conv{block}", is_down="down" in block)
-        layers.describe(x)
+        vector = x.op("ReduceMean", axes=[2, 3], keepdims=0).op("MatMul", layers.graph.weight("fc", weights["fc"]))
     except KeyError as error:
         raise ValueError(f"{error} is missing among the weights") from error
-    image = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, _SIDE, _SIDE])
-    vector = helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["batch", weights["fc"].shape[1]])
-    graph = helper.make_graph(layers.nodes, "dlib_resnet", [image], [vector], layers.tensors)
-    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)])
+    return layers.graph.build("dlib_resnet", {"embedding": (vector, "FP32", weights["fc"].shape[1:])})
 
 
 class _Layers:
-    """Adds layers to a graph; each method returns the name of the output."""
+    """Adds layers to a graph."""
 
     def __init__(self, weights: Weights) -> None:
+        self.graph = Graph()
         self._weights = weights
-        self.nodes: list[onnx.NodeProto] = []
-        self.tensors: list[onnx.TensorProto] = []
         self._side = (_SIDE - 7) // 2 // 2  # after the first convolution and the pooling
         self._channels = 32
 
-    def add_residual(self, x: str, name: str, *, is_down: bool) -> str:
+    def add_residual(self, x: Value, name: str, *, is_down: bool) -> Value:
         """Add two convolutions and a shortcut. If `is_down`, both have half of the side, and zeros fill what one of them lacks."""
         deep = self.convolve(x, f"{name}/conv1", stride=2 if is_down else 1)
         deep = self.convolve(deep, f"{name}/conv2", is_linear=True)
         if is_down:
             channels = len(self._weights[f"{name}/conv2/conv/bias"])
             missing = self._side // 2 - (self._side - 3) // 2 - 1
-            x = self.add("AveragePool", [x], f"{name}/shortcut", kernel_shape=[2, 2], strides=[2, 2])
-            x = self._pad(x, (channels - self._channels, 0, 0))
-            deep = self._pad(deep, (0, missing, missing))
+            x = _pad(x.op("AveragePool", kernel_shape=[2, 2], strides=[2, 2]), channels - self._channels, 0, 0)
+            deep = _pad(deep, 0, missing, missing)
             self._side, self._channels = self._side // 2, channels
-        return self.add("Relu", [self.add("Add", [deep, x], f"{name}/sum")], name)
+        return (deep + x).op("Relu")
 
-    def convolve(self, x: str, name: str, *, stride: int = 1, is_linear: bool = False) -> str:
+    def convolve(self, x: Value, name: str, *, stride: int = 1, is_linear: bool = False) -> Value:
         """Add a convolution, its scale layer, and ReLU unless it is linear; with a stride it has no padding."""
         factor, shift = (self._weights[f"{name}/scale/{part}"] for part in ("weights", "biases"))
         kernel = self._weights[f"{name}/conv/filters"] * factor[:, None, None, None]
-        self._put(f"{name}/kernel", kernel)
-        self._put(f"{name}/bias", self._weights[f"{name}/conv/bias"] * factor + shift)
+        bias = self._weights[f"{name}/conv/bias"] * factor + shift
         pads = [0 if stride > 1 else kernel.shape[2] // 2] * 4
-        linear = f"{name}/linear"
-        self.add("Conv", [x, f"{name}/kernel", f"{name}/bias"], linear, strides=[stride, stride], pads=pads)
-        return linear if is_linear else self.add("Relu", [linear], name)
+        x = x.convolve(name, kernel, bias, strides=[stride, stride], pads=pads)
+        return x if is_linear else x.op("Relu")
 
-    def describe(self, x: str) -> str:
-        """Add global average pooling and the linear layer."""
-        self._put("fc", self._weights["fc"])
-        return self.add("MatMul", [self.add("ReduceMean", [x], "mean", axes=[2, 3], keepdims=0), "fc"], "embedding")
 
-    def add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:  # noqa: ANN401 - as in onnx
-        """Add an operator."""
-        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
-        return output
-
-    def _pad(self, x: str, after: tuple[int, int, int]) -> str:
-        """Add zeros after the channels, rows and columns."""
-        if not any(after):
-            return x
-        self._put(f"{x}/zeros", np.array([0, 0, 0, 0, 0, *after], np.int64))
-        return self.add("Pad", [x, f"{x}/zeros"], f"{x}/padded")
-
-    def _put(self, name: str, values: np.ndarray[Any, Any]) -> None:
-        self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+def _pad(x: Value, *after: int) -> Value:
+    """Add zeros after the channels, rows and columns."""
+    return x.op("Pad", [0, 0, 0, 0, 0, *after]) if any(after) else x

@@ -1,16 +1,18 @@
 """The graphs from the head of a network to the results of its task."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import compose, numpy_helper
+from onnx import TensorProto, compose, numpy_helper
 
 from app.detection.nms import MAX_CANDIDATES, MAX_DETECTIONS
 from app.model.anchors import anchor_grid, count_anchors
-from app.zoo import oriented
-from app.zoo.graph import parse
+from app.zoo.graph import FP32, INT32, Graph, Value
+from app.zoo.oriented import suppress_oriented
 from app.zoo.recipe import (
+    DETECTIONS,
     FRACTIONS,
     PIXELS,
     RAW_HEADS,
@@ -48,309 +50,164 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     Raises:
         ValueError: The outputs are not the recipe's head.
     """
+    graph, kinds = Graph(), recipe.outputs
     if isinstance(recipe, DetectionRecipe):
-        return _find(shapes, recipe, classes)
-    if isinstance(recipe, ClassificationRecipe):
+        values, kinds = _find(graph, shapes, recipe, classes), DETECTIONS | kinds
+    elif isinstance(recipe, ClassificationRecipe):
         if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
             raise ValueError(f"the output {_text(shapes)} is not a number for each class")
-        operator = "Softmax <axis = 1>" if recipe.head == "logits" else "Identity"
-        graph = parse(_CLASSIFY.format(classes=shapes[0][0], operator=operator))
+        kinds = {"probabilities": ("FP32", (shapes[0][0],))}
+        head = graph.input("head", shapes[0][0])
+        values = [head.op("Softmax", axis=1) if recipe.head == "logits" else head.op("Identity")]
     elif isinstance(recipe, EmbeddingRecipe):
         if [*shapes[0]] != [recipe.dimensions]:
             raise ValueError(f"the output {_text(shapes)} is not a vector of {recipe.dimensions} values")
-        graph = parse(_DESCRIBE.format(dimensions=recipe.dimensions))
+        values = [graph.input("head", recipe.dimensions).op("Identity")]
+    elif isinstance(recipe, TextDetectionRecipe):
+        probabilities = graph.input("head", 1, "height", "width").op("Squeeze", [1])
+        values = [(probabilities * 255.0).op("Round").op("Cast", to=TensorProto.UINT8)]
     else:
-        graph = parse(_MAP if isinstance(recipe, TextDetectionRecipe) else _READ)
-    return compose.add_prefix(graph, "after/", rename_outputs=False)
+        steps = graph.input("head", "steps", "characters")
+        best = steps.op("ArgMax", axis=2, keepdims=0)
+        values = [best.op("Cast", to=INT32), steps.op("ReduceMax", axes=[2], keepdims=0)]
+    outputs = {name: (value, *kind) for value, (name, kind) in zip(values, kinds.items(), strict=True)}
+    return compose.add_prefix(graph.build("after", outputs), "after/", rename_outputs=False)
 
 
-def _find(shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> onnx.ModelProto:
-    head, anchors, features = recipe.head, count_anchors(recipe.size), recipe.features
-    is_raw, is_obb = head in RAW_HEADS, isinstance(recipe, ObbRecipe)
+def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
+    """Add what finds objects; return the results in the order of `DETECTIONS` and the outputs of the recipe."""
+    head, features = recipe.head, recipe.features
+    is_obb = isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
     if found is None:
         raise ValueError(f"the output {_text(shapes)} is not a {head} head for {recipe.size[0]} x {recipe.size[1]} pixels")
-    rows, count = found[0] or anchors, found[1]
+    rows, count = found[0] or count_anchors(recipe.size), found[1]
     if head == "rfdetr" and classes == count + 1:  # no column is unused
         count += 1
     # Each pair of oriented candidates is compared.
     candidates = min(MAX_CANDIDATES if is_obb else _MAX_PAIRS, rows * count) if recipe.multi_label else min(MAX_CANDIDATES, rows)
-    is_fraction = head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized")
-    detections = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
-    pick = (_PICK_PAIRS if recipe.multi_label else _PICK_ANCHORS) + _PLACE + (oriented.SUPPRESS if is_obb else _SUPPRESS)
-    text = _FIND + _DECODE["rtdetr_topk" if is_obb and not is_raw else head] + (pick if is_raw else _KEEP)
-    text += (_SCALE if is_fraction else "") + _SORT + (_PAD if detections < MAX_DETECTIONS else "")
-    if features:
-        text += (_CHOOSE if is_raw else "") + _FEATURES + (_PAD_FEATURES if detections < MAX_DETECTIONS else "") + _SHAPE_FEATURES
-    planes = ""
+    limit = min(MAX_DETECTIONS, rows * count if head == "rfdetr" else candidates)
+    if head in RAW_HEADS:
+        cells = _decode_cells(graph, recipe, count)
+        boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
+        columns = cells.features
+    else:
+        boxes, score, label, columns = _decode_rows(graph, recipe, count, limit)
+        place, kept = None, (score > recipe.floor).op("Where", score, 0.0)
+    if head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized"):
+        boxes *= [float(side) for side in recipe.size * 2]
+
+    scores, order = kept.top(limit)
+    is_valid = scores > 0.0
+    valid, valid_rows = is_valid.op("Cast", to=INT32), is_valid.op("Cast", to=FP32).op("Unsqueeze", [2])
+    ordered = boxes.take(order.op("Unsqueeze", [2]).op("Tile", [1, 1, 4]))
+    results = [ordered * valid_rows, scores, label.take(order).op("Cast", to=INT32) * valid]
+    if columns:
+        results.append(columns.take_columns(place.take(order) if place else order, features).swap() * valid_rows)
+    if missing := MAX_DETECTIONS - limit:  # Triton demands the rows that the config states, also of a network that gives fewer
+        results = [
+            result.op("Pad", [0, 0, 0, 0, missing, 0] if is_matrix else [0, 0, 0, missing])
+            for result, is_matrix in zip(results, (True, False, False, True), strict=False)
+        ]
+    if columns:
+        results[3] = results[3].op("Reshape", [0, *next(shape for _, shape in recipe.outputs.values())])
     if isinstance(recipe, SegmentationRecipe):
-        planes = ", float[batch, count, height, width] planes"
-        text += _PROTOTYPES
-    outputs = "".join(f", {_TYPES[kind]}{['batch', *shape]} {name}" for name, (kind, shape) in recipe.outputs.items())
-    graph = parse(
-        (text + "}}").format(
-            inputs=_INPUTS.get(head, "float[batch, rows, channels] head") + planes,
-            more_outputs=outputs.replace("'", ""),
-            feature_output=next(iter(recipe.outputs), ""),
-            feature_shape=[0, *next((shape for _, shape in recipe.outputs.values()), ())],
-            feature_part=f", {features}" if features else "",
-            feature_rows=", features" if features else "",
-            features=features,
-            chosen="chosen" if is_raw else "order",
-            epsilon=oriented.EPSILON,
-            four_distances=4 * oriented.max_distance(recipe.iou),
-            anchors=rows,
-            classes=count,
-            candidates=candidates,
-            detections=detections,
-            rows=MAX_DETECTIONS,
-            missing=MAX_DETECTIONS - detections,
-            found="found" if detections < MAX_DETECTIONS else "det",
-            iou=float(recipe.iou),
-            floor=float(recipe.floor),
-            sides=[float(side) for side in recipe.size * 2],
-            boxes="scaled_boxes" if is_fraction else "boxes",
-        )
-    )
-    if head == "yolox":
-        for name, values in zip(("grid", "strides"), anchor_grid(recipe.size), strict=True):
-            graph.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(values.T[None]), name))
-    return compose.add_prefix(graph, "after/", rename_outputs=False)
+        results.append(graph.input("planes", "count", "height", "width").op("Cast", to=TensorProto.FLOAT16))
+    return [valid.op("ReduceSum", [1], keepdims=1), *results]
+
+
+def _pick(
+    cells: "_Cells", recipe: DetectionRecipe, counts: tuple[int, int], candidates: int, limit: int
+) -> tuple[Value, Value, Value, Value]:
+    """Return boxes (batch, n, 4), scores, classes and anchors (batch, n) of the best candidates; suppressed ones have a score of 0.
+
+    The counts are those of the anchors and of the classes.
+    """
+    anchors, classes = counts
+    # The number of candidates is limited before the NMS to bound its cost.
+    if recipe.multi_label:
+        score, pair = cells.scores.op("Reshape", [0, -1]).top(candidates)
+        label, place = pair // anchors, pair % anchors
+    else:
+        score, place = cells.scores.op("ReduceMax", axes=[1], keepdims=0).top(candidates)
+        label = cells.scores.op("ArgMax", axis=1, keepdims=0).take(place)
+    boxes = _to_corners(cells.centre, cells.size).take_columns(place, 4).swap()
+    if isinstance(recipe, ObbRecipe) and cells.features:
+        geometry = cells.centre.op("Concat", cells.size, cells.features, axis=1).take_columns(place, 5)
+        return boxes, suppress_oriented(geometry, score, label, recipe, limit), label, place
+    return boxes, _suppress(boxes, score, label, classes, recipe, limit), label, place
 
 
 def _text(shapes: Sequence[Sequence[int]]) -> str:
     return " and ".join(str(("batch", *shape)).replace("'", "") for shape in shapes)
 
 
-_TYPES = {"FP32": "float", "FP16": "float16"}
-_INPUTS = {
-    "yolo": "float[batch, channels, rows] columns",
-    "rfdetr": "float[batch, rows, 4] dets, float[batch, rows, channels] labels",
-    "dfine": "int64[batch, rows] label, float[batch, rows, 4] boxes, float[batch, rows] score",
-}
+class _Cells(NamedTuple):
+    """What a raw head says of each anchor."""
 
-_FIND = """
-find ({inputs})
-    => (int32[batch, 1] num_dets, float[batch, {rows}, 4] det_boxes,
-        float[batch, {rows}] det_scores, int32[batch, {rows}] det_classes{more_outputs}) {{
-    zero = Constant <value_float = 0.0> ()
-    one = Constant <value_ints = [1]> ()
-    two = Constant <value_ints = [2]> ()
-    four_columns = Constant <value_ints = [1, 1, 4]> ()
-    limit = Constant <value_ints = [{detections}]> ()"""
+    centre: Value
+    """(batch, 2, anchors) x y."""
+    size: Value
+    """(batch, 2, anchors)."""
+    scores: Value
+    """(batch, classes, anchors)."""
+    features: Value | None = None
+    """(batch, features, anchors)."""
 
-_TRANSPOSE = """
-    columns = Transpose <perm = [0, 2, 1]> (head)"""
 
-_SPLIT = """
-    parts = Constant <value_ints = [2, 2, {classes}{feature_part}]> ()
-    centre, size, scores{feature_rows} = Split <axis = 1> (columns, parts)"""
+def _decode_cells(graph: Graph, recipe: DetectionRecipe, classes: int) -> _Cells:
+    if recipe.head == "yolo":
+        columns = graph.input("columns", "channels", "rows")
+        return _Cells(*columns.split(2, 2, classes, *_parts(recipe)))
+    centre, size, objectness, likelihood = graph.input("head", "rows", "channels").swap().split(2, 2, 1, classes)
+    if recipe.head == "yolox":
+        grid, strides = (graph.constant(np.ascontiguousarray(values.T[None])) for values in anchor_grid(recipe.size))
+        centre, size = (centre + grid) * strides, size.op("Exp") * strides
+    return _Cells(centre, size, objectness * likelihood)
 
-_CORNERS = """
-    divisor = Constant <value_float = 2.0> ()
-    half = Div (size, divisor)
-    top_left = Sub (centre, half)
-    bottom_right = Add (centre, half)
-    corners = Concat <axis = 1> (top_left, bottom_right)"""
 
-_ROWS = """
-    boxes = Transpose <perm = [0, 2, 1]> (corners)"""
+def _decode_rows(graph: Graph, recipe: DetectionRecipe, classes: int, limit: int) -> tuple[Value, Value, Value, Value | None]:
+    """Return boxes (batch, rows, 4), scores and classes (batch, rows), and features (batch, features, rows).
 
-_ONE_CLASS = """
-    score = Squeeze (score_row, one)
-    class = Squeeze (class_row, one)
-    label = Cast <to = 7> (class)"""
+    A row of several scores counts only for its best class, as in the detectors' own post-processing, except that of `rfdetr`.
+    """
+    if recipe.head == "dfine":
+        label = graph.input("label", "rows", kind="INT64")
+        return graph.input("boxes", "rows", 4), graph.input("score", "rows"), label, None
+    if recipe.head == "rfdetr":
+        boxes = _to_corners(*graph.input("dets", "rows", 4).swap().split(2, 2)).swap()
+        used = graph.input("labels", "rows", "channels").op("Slice", [0], [classes], [2])
+        logit, position = used.op("Reshape", [0, -1]).top(limit)
+        query = (position // classes).op("Unsqueeze", [2]).op("Tile", [1, 1, 4])
+        return boxes.take(query), logit.op("Sigmoid"), position % classes, None
+    columns = graph.input("head", "rows", "channels").swap()
+    if recipe.head == "rtdetr":
+        centre, size, scores = columns.split(2, 2, classes)
+        best = scores.op("ReduceMax", axes=[1], keepdims=0), scores.op("ArgMax", axis=1, keepdims=0)
+        return _to_corners(centre, size).swap(), *best, None
+    centre, size, score, label, *features = columns.split(2, 2, 1, 1, *_parts(recipe))
+    is_centred = recipe.head == "rtdetr_topk" or isinstance(recipe, ObbRecipe)
+    corners = _to_corners(centre, size) if is_centred else centre.op("Concat", size, axis=1)
+    label = label.op("Squeeze", [1]).op("Cast", to=TensorProto.INT64)
+    return corners.swap(), score.op("Squeeze", [1]), label, features[0] if features else None
 
-# Raw heads become `corners` (batch, 4, rows) and `scores` (batch, classes, rows); the others `boxes` (batch, rows, 4), `score` and
-# `label` (batch, rows); both also `features` (batch, features, rows). A row of several scores counts only for its best class, as in
-# the detectors' own post-processing, except that of `rfdetr`, and of raw heads if the recipe says `multi_label`.
-_DECODE = {
-    "yolo": _SPLIT + _CORNERS,
-    "yolov5": _TRANSPOSE
-    + """
-    parts = Constant <value_ints = [2, 2, 1, {classes}]> ()
-    centre, size, objectness, likelihood = Split <axis = 1> (columns, parts)
-    scores = Mul (objectness, likelihood)"""
-    + _CORNERS,
-    "yolox": _TRANSPOSE
-    + """
-    parts = Constant <value_ints = [2, 2, 1, {classes}]> ()
-    offset, log_size, objectness, likelihood = Split <axis = 1> (columns, parts)
-    cell = Add (offset, grid)
-    centre = Mul (cell, strides)
-    cells = Exp (log_size)
-    size = Mul (cells, strides)
-    scores = Mul (objectness, likelihood)"""
-    + _CORNERS,
-    "end_to_end": _TRANSPOSE
-    + """
-    parts = Constant <value_ints = [4, 1, 1{feature_part}]> ()
-    corners, score_row, class_row{feature_rows} = Split <axis = 1> (columns, parts)"""
-    + _ONE_CLASS
-    + _ROWS,
-    "rtdetr": _TRANSPOSE
-    + _SPLIT
-    + _CORNERS
-    + _ROWS
-    + """
-    score = ReduceMax <axes = [1], keepdims = 0> (scores)
-    label = ArgMax <axis = 1, keepdims = 0> (scores)""",
-    "rtdetr_topk": _TRANSPOSE
-    + """
-    parts = Constant <value_ints = [2, 2, 1, 1{feature_part}]> ()
-    centre, size, score_row, class_row{feature_rows} = Split <axis = 1> (columns, parts)"""
-    + _ONE_CLASS
-    + _CORNERS
-    + _ROWS,
-    "rfdetr": """
-    columns = Transpose <perm = [0, 2, 1]> (dets)
-    parts = Constant <value_ints = [2, 2]> ()
-    centre, size = Split <axis = 1> (columns, parts)"""
-    + _CORNERS
-    + """
-    first = Constant <value_ints = [0]> ()
-    classes = Constant <value_ints = [{classes}]> ()
-    used = Slice (labels, first, classes, two)
-    one_row = Constant <value_ints = [0, -1]> ()
-    logits = Reshape (used, one_row)
-    logit, position = TopK <axis = 1> (logits, limit)
-    score = Sigmoid (logit)
-    label = Mod (position, classes)
-    query = Div (position, classes)
-    query_column = Unsqueeze (query, two)
-    query_columns = Tile (query_column, four_columns)
-    query_boxes = Transpose <perm = [0, 2, 1]> (corners)
-    boxes = GatherElements <axis = 1> (query_boxes, query_columns)""",
-    "dfine": "",
-}
 
-# The number of candidates is limited before the NMS to bound its cost.
-_PICK_ANCHORS = """
-    best_score = ReduceMax <axes = [1], keepdims = 0> (scores)
-    best_class = ArgMax <axis = 1, keepdims = 0> (scores)
-    four_rows = Constant <value_ints = [1, 4, 1]> ()
-    candidates = Constant <value_ints = [{candidates}]> ()
-    score, anchor = TopK <axis = 1> (best_score, candidates)
-    label = GatherElements <axis = 1> (best_class, anchor)"""
+def _parts(recipe: DetectionRecipe) -> list[int]:
+    return [recipe.features] if recipe.features else []
 
-_PICK_PAIRS = """
-    four_rows = Constant <value_ints = [1, 4, 1]> ()
-    candidates = Constant <value_ints = [{candidates}]> ()
-    one_row = Constant <value_ints = [0, -1]> ()
-    pair_scores = Reshape (scores, one_row)
-    score, pair = TopK <axis = 1> (pair_scores, candidates)
-    anchors = Constant <value_ints = [{anchors}]> ()
-    label = Div (pair, anchors)
-    anchor = Mod (pair, anchors)"""
 
-_PLACE = """
-    anchor_row = Unsqueeze (anchor, one)
-    anchor_rows = Tile (anchor_row, four_rows)
-    corner_columns = GatherElements <axis = 2> (corners, anchor_rows)
-    boxes = Transpose <perm = [0, 2, 1]> (corner_columns)"""
+def _to_corners(centre: Value, size: Value) -> Value:
+    half = size / 2.0
+    return (centre - half).op("Concat", centre + half, axis=1)
 
-# Each class has its own row of scores, so boxes of different classes never suppress each other.
-_SUPPRESS = """
-    depth = Constant <value_ints = [{classes}]> ()
-    off_on = Constant <value_floats = [0.0, 1.0]> ()
-    membership = OneHot <axis = 1> (label, depth, off_on)
-    score_row = Unsqueeze (score, one)
-    class_scores = Mul (membership, score_row)
-    overlap = Constant <value_floats = [{iou}]> ()
-    floor = Constant <value_floats = [{floor}]> ()
-    selected = NonMaxSuppression (boxes, class_scores, limit, overlap, floor)
 
-    image_and_box = Constant <value_ints = [0, 2]> ()
-    indices = Gather <axis = 1> (selected, image_and_box)
-    shape = Shape (score)
-    zeros = ConstantOfShape <value = float[1] {{0.0}}> (shape)
-    selected_count = Shape <start = 0, end = 1> (selected)
-    ones = ConstantOfShape <value = float[1] {{1.0}}> (selected_count)
-    mask = ScatterND (zeros, indices, ones)
-    kept_score = Mul (score, mask)"""
-
-_KEEP = """
-    floor = Constant <value_float = {floor}> ()
-    is_kept = Greater (score, floor)
-    kept_score = Where (is_kept, score, zero)"""
-
-_SCALE = """
-    sides = Constant <value_floats = {sides}> ()
-    scaled_boxes = Mul (boxes, sides)"""
-
-_SORT = """
-    {found}_scores, order = TopK <axis = 1> (kept_score, limit)
-    is_valid = Greater ({found}_scores, zero)
-    valid = Cast <to = 6> (is_valid)
-    num_dets = ReduceSum <keepdims = 1> (valid, one)
-    ordered_label = GatherElements <axis = 1> (label, order)
-    label32 = Cast <to = 6> (ordered_label)
-    {found}_classes = Mul (label32, valid)
-    order_column = Unsqueeze (order, two)
-    order_columns = Tile (order_column, four_columns)
-    ordered_boxes = GatherElements <axis = 1> ({boxes}, order_columns)
-    valid_float = Cast <to = 1> (is_valid)
-    valid_column = Unsqueeze (valid_float, two)
-    {found}_boxes = Mul (ordered_boxes, valid_column)
-"""
-
-_CHOOSE = """
-    chosen = GatherElements <axis = 1> (anchor, order)"""
-
-_FEATURES = """
-    chosen_row = Unsqueeze ({chosen}, one)
-    feature_counts = Constant <value_ints = [1, {features}, 1]> ()
-    chosen_rows = Tile (chosen_row, feature_counts)
-    feature_columns = GatherElements <axis = 2> (features, chosen_rows)
-    ordered_features = Transpose <perm = [0, 2, 1]> (feature_columns)
-    {found}_features = Mul (ordered_features, valid_column)
-"""
-
-# Triton demands the number of rows that the config states, also of a network that gives fewer.
-_PAD = """
-    missing = Constant <value_ints = [0, 0, 0, {missing}]> ()
-    missing_boxes = Constant <value_ints = [0, 0, 0, 0, {missing}, 0]> ()
-    det_scores = Pad (found_scores, missing)
-    det_classes = Pad (found_classes, missing)
-    det_boxes = Pad (found_boxes, missing_boxes)
-"""
-
-_PAD_FEATURES = """
-    det_features = Pad (found_features, missing_boxes)
-"""
-
-_SHAPE_FEATURES = """
-    feature_shape = Constant <value_ints = {feature_shape}> ()
-    {feature_output} = Reshape (det_features, feature_shape)
-"""
-
-_PROTOTYPES = """
-    prototypes = Cast <to = 10> (planes)
-"""
-
-_CLASSIFY = """
-classify (float[batch, {classes}] head) => (float[batch, {classes}] probabilities) {{
-    probabilities = {operator} (head)
-}}"""
-
-_DESCRIBE = """
-describe (float[batch, {dimensions}] head) => (float[batch, {dimensions}] embedding) {{
-    embedding = Identity (head)
-}}"""
-
-_MAP = """
-map (float[batch, 1, height, width] head) => (uint8[batch, height, width] text_map) {
-    one = Constant <value_ints = [1]> ()
-    most = Constant <value_float = 255.0> ()
-    probability = Squeeze (head, one)
-    scaled = Mul (probability, most)
-    rounded = Round (scaled)
-    text_map = Cast <to = 2> (rounded)
-}"""
-
-_READ = """
-read (float[batch, steps, characters] head) => (int32[batch, steps] classes, float[batch, steps] scores) {
-    scores = ReduceMax <axes = [2], keepdims = 0> (head)
-    best = ArgMax <axis = 2, keepdims = 0> (head)
-    classes = Cast <to = 6> (best)
-}"""
+def _suppress(boxes: Value, score: Value, label: Value, classes: int, recipe: DetectionRecipe, limit: int) -> Value:  # noqa: PLR0913, PLR0917
+    """Return the scores, those of suppressed boxes as zero."""
+    # Each class has its own row of scores, so boxes of different classes never suppress each other.
+    membership = label.op("OneHot", [classes], [0.0, 1.0], axis=1)
+    class_scores = membership * score.op("Unsqueeze", [1])
+    selected = boxes.op("NonMaxSuppression", class_scores, [limit], [float(recipe.iou)], [float(recipe.floor)])
+    one = numpy_helper.from_array(np.ones(1, np.float32))
+    ones = selected.op("Shape", start=0, end=1).op("ConstantOfShape", value=one)
+    zeros = score.op("Shape").op("ConstantOfShape")
+    return score * zeros.op("ScatterND", selected.op("Gather", [0, 2], axis=1), ones)

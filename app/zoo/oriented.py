@@ -5,102 +5,55 @@ A box is a normal distribution. It falls if any better one of its class, also on
 
 from math import log1p
 
-EPSILON = 1e-7
+import numpy as np
+from onnx import TensorProto
 
-# As many candidates are compared as are above the floor in one of the images, but enough for the last TopK. In DOUBLE, because
-# TensorRT would compute FP32 as FP16, which cannot hold products of areas.
-SUPPRESS = """
-    floor = Constant <value_float = {floor}> ()
-    is_above = Greater (score, floor)
-    above = Cast <to = 7> (is_above)
-    counts = ReduceSum <keepdims = 0> (above, one)
-    most = ReduceMax <axes = [0], keepdims = 1> (counts)
-    reach = Max (most, limit)
-    first = Constant <value_ints = [0]> ()
-    three = Constant <value_ints = [3]> ()
-    geometry = Concat <axis = 1> (centre, size, features)
-    five_rows = Constant <value_ints = [1, 5, 1]> ()
-    geometry_rows = Tile (anchor_row, five_rows)
-    all_places = GatherElements <axis = 2> (geometry, geometry_rows)
-    places = Slice (all_places, first, reach, two)
-    centre_size_angle = Constant <value_ints = [2, 2, 1]> ()
-    near_centre, near_size, angle = Split <axis = 1> (places, centre_size_angle)
+from app.zoo.graph import DOUBLE, FP32, Value
+from app.zoo.recipe import ObbRecipe
 
-    exact_size = Cast <to = 11> (near_size)
-    squares = Mul (exact_size, exact_size)
-    twelve = Constant <value = double {{12.0}}> ()
-    variances = Div (squares, twelve)
-    along, across = Split <axis = 1> (variances)
-    difference = Sub (along, across)
-    cos = Cos (angle)
-    sin = Sin (angle)
-    left = Concat <axis = 1> (cos, sin, cos)
-    right = Concat <axis = 1> (cos, sin, sin)
-    turn = Mul (left, right)
-    exact_turn = Cast <to = 11> (turn)
-    turned = Mul (difference, exact_turn)
-    diagonal = Constant <value = double[1, 3, 1] {{1.0, 1.0, 0.0}}> ()
-    round = Mul (across, diagonal)
-    covariance = Add (round, turned)
-    width, height = Split <axis = 1> (exact_size)
-    area = Mul (width, height)
-    six = Constant <value = double {{6.0}}> ()
-    root = Div (area, six)
-
-    covariance_column = Unsqueeze (covariance, three)
-    covariance_row = Unsqueeze (covariance, two)
-    covariances = Add (covariance_column, covariance_row)
-    xx, yy, xy = Split <axis = 1> (covariances)
-    exact_centre = Cast <to = 11> (near_centre)
-    centre_column = Unsqueeze (exact_centre, three)
-    centre_row = Unsqueeze (exact_centre, two)
-    apart = Sub (centre_column, centre_row)
-    dx, dy = Split <axis = 1> (apart)
-    root_column = Unsqueeze (root, three)
-    root_row = Unsqueeze (root, two)
-    roots = Mul (root_column, root_row)
-
-    xx_yy = Mul (xx, yy)
-    xy_xy = Mul (xy, xy)
-    determinant = Sub (xx_yy, xy_xy)
-    epsilon = Constant <value = double {{{epsilon}}}> ()
-    far_divisor = Add (determinant, epsilon)
-    dy_dy = Mul (dy, dy)
-    dx_dx = Mul (dx, dx)
-    dx_dy = Mul (dx, dy)
-    xx_dy_dy = Mul (xx, dy_dy)
-    yy_dx_dx = Mul (yy, dx_dx)
-    xy_dx_dy = Mul (xy, dx_dy)
-    both_squares = Add (xx_dy_dy, yy_dx_dx)
-    less_once = Sub (both_squares, xy_dx_dy)
-    less_twice = Sub (less_once, xy_dx_dy)
-    far = Div (less_twice, far_divisor)
-    unlike_divisor = Add (roots, epsilon)
-    unlike_ratio = Div (determinant, unlike_divisor)
-    unlike_positive = Add (unlike_ratio, epsilon)
-    unlike = Log (unlike_positive)
-    far_unlike_once = Add (far, unlike)
-    four_distances = Add (far_unlike_once, unlike)
-    max_four_distances = Constant <value = double {{{four_distances}}}> ()
-    is_near_plane = LessOrEqual (four_distances, max_four_distances)
-    is_near = Squeeze (is_near_plane, one)
-
-    near_label = Slice (label, first, reach, one)
-    label_column = Unsqueeze (near_label, two)
-    label_row = Unsqueeze (near_label, one)
-    is_same = Equal (label_column, label_row)
-    is_near_same = And (is_near, is_same)
-    diagonals = Constant <value_int = 1> ()
-    is_better_near = Trilu <upper = 1> (is_near_same, diagonals)
-    better_near = Cast <to = 1> (is_better_near)
-    fall = ReduceMax <axes = [1], keepdims = 0> (better_near)
-    near_score = Slice (score, first, reach, one)
-    kept_bound = Max (fall, floor)
-    is_kept = Greater (near_score, kept_bound)
-    kept_score = Where (is_kept, near_score, zero)"""
+_EPSILON = 1e-7
 
 
-def max_distance(iou: float) -> float:
+def suppress_oriented(geometry: Value, score: Value, label: Value, recipe: ObbRecipe, limit: int) -> Value:
+    """Return the scores (batch, n) of the best candidates, at least `limit` of them, those of suppressed boxes as zero.
+
+    The geometry (batch, 5, candidates) is the centre, the size and the angle of each, by descending score.
+    """
+    floor, epsilon = recipe.floor, np.float64(_EPSILON)
+    # As many candidates are compared as are above the floor in one of the images, but enough for the last TopK. In DOUBLE, because
+    # TensorRT would compute FP32 as FP16, which cannot hold products of areas.
+    counts = (score > floor).op("Cast", to=TensorProto.INT64).op("ReduceSum", [1], keepdims=0)
+    reach = counts.op("ReduceMax", axes=[0], keepdims=1).op("Max", [limit])
+    centre, size, angle = geometry.op("Slice", [0], reach, [2]).split(2, 2, 1)
+    size = size.op("Cast", to=DOUBLE)
+    along, across = (size * size / np.float64(12)).split(1, 1)
+    cos, sin = angle.op("Cos"), angle.op("Sin")
+    turn = cos.op("Concat", sin, cos, axis=1) * cos.op("Concat", sin, sin, axis=1)
+    covariance = across * np.array([[[1.0], [1.0], [0.0]]]) + (along - across) * turn.op("Cast", to=DOUBLE)
+    width, height = size.split(1, 1)
+
+    xx, yy, xy = _combine("Add", covariance, 3).split(1, 1, 1)
+    dx, dy = _combine("Sub", centre.op("Cast", to=DOUBLE), 3).split(1, 1)
+    roots = _combine("Mul", width * height / np.float64(6), 3)
+    determinant = xx * yy - xy * xy
+    crossed = xy * (dx * dy)
+    far = (xx * (dy * dy) + yy * (dx * dx) - crossed - crossed) / (determinant + epsilon)
+    unlike = (determinant / (roots + epsilon) + epsilon).op("Log")
+    is_near = (far + unlike + unlike).op("LessOrEqual", np.float64(4 * _max_distance(recipe.iou))).op("Squeeze", [1])
+
+    is_same = _combine("Equal", label.op("Slice", [0], reach, [1]), 2)
+    is_better_near = (is_near & is_same).op("Trilu", 1, upper=1)
+    fall = is_better_near.op("Cast", to=FP32).op("ReduceMax", axes=[1], keepdims=0)
+    near_score = score.op("Slice", [0], reach, [1])
+    return near_score.op("Greater", fall.op("Max", floor)).op("Where", near_score, 0.0)
+
+
+def _combine(operator: str, value: Value, axis: int) -> Value:
+    """Apply an operator to each two elements along the last axis, which is that before this one."""
+    return value.op("Unsqueeze", [axis]).op(operator, value.op("Unsqueeze", [axis - 1]))
+
+
+def _max_distance(iou: float) -> float:
     """Return the Bhattacharyya distance of an IoU: 1 - sqrt(1 - exp(-distance) + epsilon); no two boxes have an IoU of 1."""
-    distance = -log1p(EPSILON - (1 - iou) ** 2) if iou > 0 else 100.0
-    return distance if distance >= EPSILON else -100.0
+    distance = -log1p(_EPSILON - (1 - iou) ** 2) if iou > 0 else 100.0
+    return distance if distance >= _EPSILON else -100.0

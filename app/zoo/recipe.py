@@ -32,6 +32,15 @@ TENSORS = {"rfdetr": ("dets", "labels"), "dfine": ("labels", "boxes", "scores")}
 """Names of the outputs of heads of several tensors."""
 SIZES = "orig_target_sizes"
 """The second input of a network with the head `dfine`, INT64 (batch, 2): width and height that its boxes refer to."""
+Outputs = dict[str, tuple[str, tuple[int, ...]]]
+"""Types and shapes, without the batch, of the outputs of a composed model."""
+DETECTIONS: Outputs = {
+    "num_dets": ("INT32", (1,)),
+    "det_boxes": ("FP32", (MAX_DETECTIONS, 4)),
+    "det_scores": ("FP32", (MAX_DETECTIONS,)),
+    "det_classes": ("INT32", (MAX_DETECTIONS,)),
+}
+"""What a detector gives besides the outputs of its recipe."""
 
 
 class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
@@ -69,14 +78,9 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return str(self.__struct_config__.tag)
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Types and shapes, without the batch, of the composed model's outputs; of a detector's, those of the features."""
+    def outputs(self) -> Outputs:
+        """Outputs of the composed model; of a detector's, those of the features."""
         return {}
-
-    @property
-    def features(self) -> int:
-        """Number of values of each object besides its box, score and class."""
-        return 0
 
 
 class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
@@ -127,7 +131,7 @@ class SegmentationRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="segmen
     """Shape of the prototypes: number, height, width."""
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """Coefficients and prototypes."""
         # FP16 halves the bytes on the way to the gateway.
         return {"det_masks": ("FP32", (MAX_DETECTIONS, self.prototypes[0])), "prototypes": ("FP16", self.prototypes)}
@@ -142,7 +146,7 @@ class PoseRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="pose"):
     keypoint_names: tuple[_Name, ...] = ()
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """Keypoints."""
         return {"det_keypoints": ("FP32", (MAX_DETECTIONS, *self.keypoints))}
 
@@ -153,7 +157,7 @@ class ObbRecipe(DetectionRecipe, frozen=True, kw_only=True, tag="obb"):
     head: FeatureHeadName
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """Angles."""
         return {"det_angles": ("FP32", (MAX_DETECTIONS,))}
 
@@ -171,7 +175,7 @@ class TextDetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="text_detectio
     head: ClassVar[str] = "text_map"
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """The map, of 255: a quarter of the bytes on the way to the gateway, and a threshold of .3 separates the same pixels."""
         return {"text_map": ("UINT8", self.input_shape)}
 
@@ -182,7 +186,7 @@ class TextRecognitionRecipe(_Recipe, frozen=True, kw_only=True, tag="text_recogn
     head: ClassVar[str] = "steps"
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """The best class of each step, and its probability."""
         return {"classes": ("INT32", (-1,)), "scores": ("FP32", (-1,))}
 
@@ -197,7 +201,7 @@ class EmbeddingRecipe(_Recipe, frozen=True, kw_only=True, tag="embedding"):
     match_distance: _Divisor | None = None
 
     @property
-    def outputs(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def outputs(self) -> Outputs:
         """The vector."""
         return {"embedding": ("FP32", (self.dimensions,))}
 

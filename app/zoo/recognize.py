@@ -129,12 +129,8 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
         raise Unrecognized(f"has the outputs {_listed(shapes)} with {size[0]} x {size[1]} pixels, which do not fit {what}")
     head, labels = _choose(fits, hints, options)
     defaults = {"resize": "center_crop", "crop": 1.0} if hints.is_ultralytics_classifier else _DEFAULTS.get(head, {})
-    given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
     task = "classification" if head in ("logits", "probabilities") else task
-    try:
-        recipe = msgspec.convert({**defaults, **given, **properties, "task": task, "head": head, "size": size}, Recipe)
-    except msgspec.ValidationError as error:
-        raise Unrecognized(f"cannot be served so: {error}") from error
+    recipe = _to_recipe(defaults, options, **properties, task=task, head=head, size=size)
     found = Recognized(recipe, labels, shapes, str(metadata.get("license", "")))
     match metadata:
         case {"args": {"nms": True}, "batch": int(batch)}:
@@ -162,12 +158,17 @@ def _name(network: "onnx.ModelProto", shapes: Mapping[str, tuple[int, ...]], siz
             found["dimensions"] = count
         case _:
             raise Unrecognized(f"has the outputs {_listed(shapes)}, which are not those of a network for {options.task}")
+    return Recognized(_to_recipe(found, options), labels, shapes, metadata.get("license", ""))
+
+
+def _to_recipe(defaults: Mapping[str, Any], options: Options, **known: Any) -> Recipe:  # noqa: ANN401
+    """Make a recipe from defaults, what the user says instead, and what is known in any case."""
     given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
     try:
-        recipe = msgspec.convert({**found, **given}, Recipe)
+        recipe: Recipe = msgspec.convert({**defaults, **given, **known}, Recipe)
     except msgspec.ValidationError as error:
         raise Unrecognized(f"cannot be served so: {error}") from error
-    return Recognized(recipe, labels, shapes, metadata.get("license", ""))
+    return recipe
 
 
 def read_hints(network: "onnx.ModelProto") -> ModelParameters:

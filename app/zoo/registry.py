@@ -46,9 +46,8 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """As in the description of a model."""
     group: str | None = msgspec.field(default=None, name="set")
     """Name of the models of one task; `pull` takes it for all of them."""
-    embedded: Serving | None = None
-    """As in the description of a model, if its defaults do not suit."""
     production: Serving | None = None
+    """As in the description of a model, if its default does not suit."""
     recipe: Recipe
 
     @property

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec, from_triton_config
-from app.text.steps import decode_steps, read_text
+from app.text.outputs import decode_steps, read_text
 from app.triton.config_file import read_config_file
 from app.zoo import registry
 from app.zoo.inference import open_session, run

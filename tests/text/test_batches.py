@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import from_triton_config
-from app.text.steps import decode_steps, read_text
+from app.text.outputs import decode_steps, read_text
 from app.triton.config_file import read_config_file
 from app.zoo.inference import open_session, run
 from tests.support import REPOSITORY

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.text.steps import TextSteps, read_text
+from app.text.outputs import TextSteps, read_text
 
 LABELS = ("", "a", "b", "c", " ")
 

@@ -8,11 +8,17 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
 
+from app.zoo.graph import IR_VERSION, OPSET
 from app.zoo.recipe import SIZES
 
 WIDE = (256, 128)
 """Width and height of an input with 672 anchors."""
 _TYPES = {"float32": "float", "float16": "float16", "int64": "int64"}
+
+
+def parse(text: str) -> onnx.ModelProto:
+    """Make a network from a graph in ONNX's text format."""
+    return parser.parse_model(f'<ir_version: {IR_VERSION}, opset_import: ["": {OPSET}]>\n{text}')
 
 
 def exported(
@@ -53,8 +59,7 @@ def exported(
         sides_row = Unsqueeze (sides, middle)
         sides_float = Cast <to = {10 if half else 1}> (sides_row)
         boxes = Mul (fractions, sides_float)"""
-    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-    network ({", ".join(takes)}) => ({", ".join(results)}) {{ {body} }}""")
+    model = parse(f"""network ({", ".join(takes)}) => ({", ".join(results)}) {{ {body} }}""")
     model.graph.initializer.extend(numpy_helper.from_array(value[None], f"one_{name}") for name, value in arrays.items())
     helper.set_model_props(model, {key: str(value) for key, value in metadata.items()})
     return model

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from app.zoo.compose import compose_model
-from app.zoo.graph import parse
 from app.zoo.recipe import ClassificationRecipe
+from tests.zoo.exported import parse
 
 SQUARE = 128
 LOGITS = ClassificationRecipe(size=(SQUARE, SQUARE), channels="RGB", scale=1.0, mean=(127.0,) * 3, std=(128.0,) * 3, head="logits")

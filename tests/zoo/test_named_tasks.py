@@ -15,8 +15,8 @@ from app.imaging.fit import canvas_size, fit_for
 from app.model.spec import ModelSpec, from_triton_config
 from app.triton.config_file import read_config_file
 from app.zoo.add import Request, add, read_options
-from app.zoo.graph import parse
 from app.zoo.repository import Repository
+from tests.zoo.exported import parse
 
 NETWORKS = {
     "text_detection": """
@@ -102,7 +102,7 @@ def test_line_of_text_has_a_class_and_a_score_for_each_step(repository: Reposito
     assert spec.labels == ("", *CHARACTERS, " ")
     assert (spec.head.task, spec.output_names, spec.widths, spec.pad) == (
         *("text_recognition", ("classes", "scores")),
-        *((160, 320, 640, 1280), 127),
+        *((160, 320, 480, 640, 960, 1280), 127),
     )
     assert size_for(spec, 400, 100) == (320, 48)
     assert (str(classes.dtype), str(scores.dtype), classes.shape, scores.shape) == ("int32", "float32", (2, 40), (2, 40))
