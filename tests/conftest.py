@@ -190,6 +190,14 @@ async def client(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[ht
         yield client
 
 
+@pytest.fixture(scope="session")
+async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an application with a small detector, and with faces."""
+    assert triton.poll() is None
+    async with started(create_app(msgspec.structs.replace(settings, model="six_columns", faces=True))) as client:
+        yield client
+
+
 @pytest.fixture(autouse=True, scope="session")
 def patient_clients() -> Iterator[None]:
     """Real time ends no question to a Triton, however busy the machine is, unless a test says so."""

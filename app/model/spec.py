@@ -134,8 +134,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     @cached_property
     def image_shape(self) -> tuple[int, ...]:
         """Shape of the input tensor of one image, without the batch dimension."""
-        width, height = self.input_size
-        return {InputFormat.HWC: (height, width, 3), InputFormat.CHW: (3, height, width), InputFormat.FILE: (1,)}[self.input_format]
+        return (1,) if self.input_format is InputFormat.FILE else self.shape_of(self.input_size)
 
     @property
     def is_sized_by_image(self) -> bool:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from app.errors import DeadlinePassed, GatewayError, GatewayFull
-from app.model.spec import InputFormat, ModelSpec
+from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext, Question
 from app.pipeline.hooks import Choice
 from app.pipeline.pipeline import Pipeline
@@ -16,7 +16,6 @@ from app.remote.fetcher import Fetcher
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.resilience.memory import Reservation
-from app.resilience.model_queue import Permit
 from app.telemetry.timing import FETCH, Timing
 
 # Delay before another attempt with an image for which the gateway was full.
@@ -59,9 +58,16 @@ class BatchRequest(Generic[R]):
     async def open(cls, pipeline: Pipeline, images: list[Image], options: Question[R], call: CallContext) -> "BatchRequest[R]":
         """Open a batch whose images one model is asked about; as `open_with`."""
         model, call = pipeline.choose(options.model or pipeline.default_for(options.task), options.version, call)
-        asking = _Asking(pipeline, options, model)
-        batch = await cls.open_with(pipeline, images, model, asking.ask, call, check=options.reader)
-        asking.choice = pipeline.choose_of_route(options, call)
+        choice: Choice | None = None
+
+        async def ask(image: bytes, own_call: CallContext, memory: Lease) -> R:
+            def answer(name: str, attempt: CallContext) -> Awaitable[R]:
+                return pipeline.run_model(name, image, options, attempt, memory)
+
+            return await (answer(model, own_call) if choice is None else choice.run(image, options, own_call, answer))
+
+        batch = await cls.open_with(pipeline, images, model, ask, call, check=options.reader)
+        choice = pipeline.choose_of_route(options, call)  # of a batch that is not rejected
         return batch
 
     @classmethod
@@ -163,44 +169,6 @@ class BatchRequest(Generic[R]):
             if self._slots is not None:
                 await _take(self._slots, slot, call.deadline)
             return await _retry(partial(self._ask, image, call, memory), call.deadline)
-
-
-class _Asking(Generic[R]):
-    """Asks one model, or that which a route has chosen, about images of a batch."""
-
-    choice: Choice | None = None
-
-    def __init__(self, pipeline: Pipeline, options: Question[R], model: str) -> None:
-        self._pipeline = pipeline
-        self._options = options
-        self._model = model
-
-    async def ask(self, image: bytes, call: CallContext, memory: Lease) -> R:
-        """Answer about an image; see `Ask`."""
-        if self.choice is None:
-            return await self._answer(image, memory, self._model, call)
-        return await self.choice.run(image, self._options, call, partial(self._answer, image, memory))
-
-    async def _answer(self, image: bytes, memory: Lease, model: str, call: CallContext) -> R:
-        """Answer by a model, which a route may have chosen instead of that of the request."""
-        pipeline = self._pipeline
-        pipeline.check_circuit(model)
-        with pipeline.using(model):
-            spec = await pipeline.prepare(model, call.deadline, call.caller)
-
-            async def admit() -> Permit:
-                permit = await pipeline.batch_queue(spec, call.caller).admit(call.deadline)
-                with ExitStack() as failed:
-                    failed.callback(permit.release)
-                    memory.keep_until_release(permit)  # then no thread and no Triton uses the image any more
-                    if spec.input_format is not InputFormat.FILE:
-                        tensor = pipeline.admission.memory.reserve(call.caller)
-                        permit.on_release(tensor.release)
-                        tensor.add(spec.image_bytes)
-                    failed.pop_all()
-                return permit
-
-            return await pipeline.answer(image, spec, self._options, self._options.reader(spec), call, admit)
 
 
 class Download:

@@ -1,6 +1,6 @@
 """Types of a call of the pipeline: question, context and result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -21,7 +21,6 @@ from app.model.heads import (
     ClassificationHead,
     DetectionHead,
     EmbeddingHead,
-    Head,
     ObbHead,
     PoseHead,
     SegmentationHead,
@@ -65,6 +64,11 @@ class Decoded(NamedTuple):
     """The position of the image in the model's input."""
     prototypes: NDArray[Any] | None = None
     """The last output of a segmentation, from which masks are made."""
+
+    @property
+    def origin(self) -> tuple[int, int, ModelSpec, str]:
+        """Width and height of the upright image, the spec, and the version: what each result ends with."""
+        return self.transform.image_width, self.transform.image_height, self.spec, self.version
 
 
 class Reader(NamedTuple, Generic[Result_co]):
@@ -152,102 +156,29 @@ class DetectOptions(NamedTuple):
         )
 
 
-class ClassifyOptions(NamedTuple):
-    """Parameters of a classification."""
+class TaskOptions(NamedTuple, Generic[Result]):
+    """Parameters of a question of a task without boxes."""
 
+    task: Task
+    """Task of the model, one of `_WAYS`."""
     model: str | None
     """Name of the model; None for the default model."""
-    confidence: float
-    """Minimum probability."""
-    top_k: int
+    confidence: float = 0.0
+    """Minimum score of a class, or of a line of text."""
+    top_k: int = 1
     """Maximum number of classes."""
     version: int | None = None
     """Version of the model; None for the newest that Triton has loaded."""
 
-    @property
-    def task(self) -> Task:
-        """Task of the model."""
-        return ClassificationHead.task
-
-    def reader(self, spec: ModelSpec) -> Reader["Classifications"]:
-        """Return the reader of classifications.
+    def reader(self, spec: ModelSpec) -> Reader[Result]:
+        """Return the reader of what the task gives.
 
         Raises:
-            WrongTask: The model is not a classifier.
+            WrongTask: The model has another task.
         """
-        spec.expect_head(ClassificationHead)
-        return Reader(partial(_read_classifications, self), is_heavy=False)
-
-
-class TextDetectOptions(NamedTuple):
-    """Parameters of a search for lines of text."""
-
-    model: str | None
-    """Name of the model; None for the default model."""
-    confidence: float = 0.5
-    """Minimum score of a line."""
-    version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
-
-    @property
-    def task(self) -> Task:
-        """Task of the model."""
-        return TextDetectionHead.task
-
-    def reader(self, spec: ModelSpec) -> Reader[TextRegions]:
-        """Return the reader of the lines.
-
-        Raises:
-            WrongTask: The model is not a text detector.
-        """
-        spec.expect_head(TextDetectionHead)
-        return Reader(partial(_read_regions, self), is_heavy=True)
-
-
-class ReadOptions(NamedTuple):
-    """Parameters of the reading of a line."""
-
-    model: str | None
-    """Name of the model; None for the default model."""
-    version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
-
-    @property
-    def task(self) -> Task:
-        """Task of the model."""
-        return TextRecognitionHead.task
-
-    def reader(self, spec: ModelSpec) -> Reader[TextLine]:
-        """Return the reader of the text.
-
-        Raises:
-            WrongTask: The model does not read lines.
-        """
-        spec.expect_head(TextRecognitionHead)
-        return Reader(_read_line, is_heavy=False)
-
-
-class EmbedOptions(NamedTuple):
-    """Parameters of the description of an image by a vector."""
-
-    model: str | None
-    """Name of the model; None for the default model."""
-    version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
-
-    @property
-    def task(self) -> Task:
-        """Task of the model."""
-        return EmbeddingHead.task
-
-    def reader(self, spec: ModelSpec) -> Reader[Embedding]:
-        """Return the reader of the vector.
-
-        Raises:
-            WrongTask: The model gives no vectors.
-        """
-        spec.expect_head(EmbeddingHead)
-        return Reader(_read_embedding, is_heavy=False)
+        way = _WAYS[self.task]
+        spec.expect_head(way.head)
+        return Reader(partial(way.read, self), way.is_heavy)
 
 
 class CallContext(NamedTuple):
@@ -294,17 +225,11 @@ def question_for(
     It asks for as much as possible but masks; `model` and `version` name the model, by default by its own name.
     """
     name = model or spec.name
-    match spec.head:
-        case ClassificationHead():
-            return ClassifyOptions(name, confidence or 0.0, top_k, version)
-        case TextDetectionHead():
-            return TextDetectOptions(name, 0.5 if confidence is None else confidence, version)
-        case TextRecognitionHead():
-            return ReadOptions(name, version)
-        case EmbeddingHead():
-            return EmbedOptions(name, version)
-    confidence = 0.25 if confidence is None else confidence
-    return DetectOptions(name, confidence, None, MAX_DETECTIONS, version=version, task=spec.head.task, masks="none")
+    task = spec.head.task
+    confidence = _DEFAULT_CONFIDENCES.get(task, 0.25) if confidence is None else confidence
+    if task in _WAYS:
+        return TaskOptions(task, name, confidence, top_k, version)
+    return DetectOptions(name, confidence, None, MAX_DETECTIONS, version=version, task=task, masks="none")
 
 
 def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> Decoded:
@@ -314,14 +239,8 @@ def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> D
         InvalidImage: The model reports that it could not decode the image.
         InvalidModelOutput: The outputs are invalid.
     """
-    decoders: dict[type[Head], Callable[..., NDArray[Any] | TextSteps]] = {
-        ClassificationHead: decode_scores,
-        TextDetectionHead: decode_map,
-        TextRecognitionHead: decode_steps,
-        EmbeddingHead: decode_vector,
-    }
-    if (decode_found := decoders.get(type(spec.head))) is not None:
-        return Decoded(spec, result.version, decode_found(spec, result.outputs), transform)
+    if (way := _WAYS.get(spec.head.task)) is not None:
+        return Decoded(spec, result.version, way.decode(spec, result.outputs), transform)
     prototypes = take_outputs(spec, result.outputs)[-1] if isinstance(spec.head, SegmentationHead) else None
     return Decoded(spec, result.version, decode_boxes(spec, result.outputs), transform, prototypes)
 
@@ -337,9 +256,7 @@ def _read_detections(
     boxes = transform.to_image(found.boxes if corners is None else oriented.enclose(corners))
     best = choose_best(boxes, options.max_detections)
     found = found.take(best)
-    detections = Detections(
-        boxes[best], found.scores, found.class_ids, transform.image_width, transform.image_height, spec, decoded.version
-    )
+    detections = Detections(boxes[best], found.scores, found.class_ids, *decoded.origin)
     if corners is not None:
         return detections._replace(corners=transform.points_to_image(corners[best]))
     if isinstance(head, PoseHead) and found.features is not None:
@@ -352,13 +269,13 @@ def _read_detections(
     return detections
 
 
-def _read_classifications(options: ClassifyOptions, decoded: Decoded, _: Deadline) -> Classifications:
+def _read_classifications(options: TaskOptions[Any], decoded: Decoded, _: Deadline) -> Classifications:
     assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of a classifier
-    best = rank(decoded.found, top_k=options.top_k, confidence=options.confidence)
-    return Classifications(*best, decoded.transform.image_width, decoded.transform.image_height, decoded.spec, decoded.version)
+    ids, scores = rank(decoded.found, top_k=options.top_k, confidence=options.confidence)
+    return Classifications(ids, scores, *decoded.origin)
 
 
-def _read_regions(options: TextDetectOptions, decoded: Decoded, deadline: Deadline) -> TextRegions:
+def _read_regions(options: TaskOptions[Any], decoded: Decoded, deadline: Deadline) -> TextRegions:
     from app.imaging.fit import canvas_size, fit_for  # noqa: PLC0415 - OpenCV, without which `doctor` must start
     from app.text.regions import find_regions  # noqa: PLC0415 - as above
 
@@ -369,16 +286,33 @@ def _read_regions(options: TextDetectOptions, decoded: Decoded, deadline: Deadli
         shape = "x".join(map(str, decoded.found.shape))
         raise InvalidModelOutput(f"{spec.name} returned a map of {shape} for an input of {height}x{width}")
     corners, scores = find_regions(decoded.found, transform, options.confidence, deadline)
-    return TextRegions(corners, scores, transform.image_width, transform.image_height, decoded.spec, decoded.version)
+    return TextRegions(corners, scores, *decoded.origin)
 
 
-def _read_line(decoded: Decoded, _: Deadline) -> TextLine:
+def _read_line(_: TaskOptions[Any], decoded: Decoded, __: Deadline) -> TextLine:
     assert isinstance(decoded.found, TextSteps)  # noqa: S101 - of a model that reads lines
     return TextLine(*read_text(decoded.found, decoded.spec.labels), decoded.spec, decoded.version)
 
 
-def _read_embedding(decoded: Decoded, _: Deadline) -> Embedding:
+def _read_embedding(_: TaskOptions[Any], decoded: Decoded, __: Deadline) -> Embedding:
     assert isinstance(decoded.found, np.ndarray)  # noqa: S101 - of an embedding model
     vector, norm = to_unit(decoded.found)
-    transform = decoded.transform
-    return Embedding(vector, norm, transform.image_width, transform.image_height, decoded.spec, decoded.version)
+    return Embedding(vector, norm, *decoded.origin)
+
+
+class _Way(NamedTuple):
+    """How the outputs of a model without boxes become an answer."""
+
+    head: type[Any]
+    decode: Callable[[ModelSpec, Mapping[str, NDArray[Any]]], NDArray[Any] | TextSteps]
+    read: Callable[[TaskOptions[Any], Decoded, Deadline], Any]
+    is_heavy: bool = False
+
+
+_WAYS: dict[Task, _Way] = {
+    "classification": _Way(ClassificationHead, decode_scores, _read_classifications),
+    "text_detection": _Way(TextDetectionHead, decode_map, _read_regions, is_heavy=True),
+    "text_recognition": _Way(TextRecognitionHead, decode_steps, _read_line),
+    "embedding": _Way(EmbeddingHead, decode_vector, _read_embedding),
+}
+_DEFAULT_CONFIDENCES: dict[Task, float] = {"classification": 0.0, "text_detection": 0.5}

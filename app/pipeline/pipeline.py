@@ -1,7 +1,7 @@
 """Answer a question about an encoded image: admission, decoding, inference, and reading of the result."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from types import MappingProxyType
@@ -240,34 +240,59 @@ class Pipeline:
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
         return await self.run_model(model, data, question, call)
 
-    async def run_model(self, model: str, data: Source, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about an image by this model, whichever one it names; errors are those of `run`.
+    async def run_model(
+        self, model: str, data: Source, question: Question[Result], call: CallContext, held: Lease | None = None
+    ) -> Result:
+        """Answer a question about an image by this model, whichever one it names, or from the cache; errors are those of `run`.
 
         Whoever decoded an image holds its memory meanwhile; a thread that draws a patch of it keeps it even if this is cancelled.
+        `held` holds the memory of an encoded image of a batch, and is kept as long as a thread or a Triton reads the image.
         """
         self.check_circuit(model)
         with self.using(model), self.admission.memory.reserve(call.caller) as memory:
-            memory.add(len(data) if isinstance(data, bytes) else 0)
+            memory.add(len(data) if held is None and isinstance(data, bytes) else 0)
             spec = await self.prepare(model, call.deadline, call.caller)
             reader = question.reader(spec)  # rejects invalid parameters before admission
 
-            async def admit() -> Permit:
-                if spec.input_format is not InputFormat.FILE:
-                    memory.add(spec.image_bytes, is_refused=isinstance(data, bytes))
-                return await self._admit(spec, memory, call)
+            async def ask(read: Callable[[Reader[Result], Decoded], T]) -> T:
+                admitting = self._admit(spec, memory, call, held, is_refused=isinstance(data, bytes))
+                with await admitting as permit:
+                    own, own_reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
+                    reading = lambda: read(own_reader, decode(own, result, transform))  # noqa: E731
+                    return await self._read(reading, own_reader, transform, call, permit)
 
-            return await self.answer(data, spec, question, reader, call, admit)
+            if self.cache is None or isinstance(data, Patch) or not self.cache.takes(spec, call):
+                answer = await ask(lambda own, decoded: own.read(decoded, call.deadline))
+            else:
+                found = await self.cache.get(data, spec, call, lambda: ask(lambda _, decoded: decoded))
+                usual = reader if found.spec is spec else question.reader(found.spec)
+                with Lease() as lease:
+                    answer = await self._read(lambda: usual.read(found, call.deadline), usual, found.transform, call, lease)
+            call.timing.lap("post")
+            return answer
 
-    async def _admit(self, spec: ModelSpec, memory: Reservation, call: CallContext) -> Permit:
-        """Admit an image, with its memory, as what it belongs to: a single request, a batch, or a later step of a request."""
-        parallel = self.tritons.parallel_images(spec)
-        if call.is_batch:
-            permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
-            permit.on_release(memory.move().release)
-            return permit
-        if call.is_later_step:
-            return await self.admission.admit_later_step(spec.name, parallel, memory, call.deadline, call.caller)
-        return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller)
+    async def _admit(
+        self, spec: ModelSpec, memory: Reservation, call: CallContext, held: Lease | None = None, *, is_refused: bool = True
+    ) -> Permit:
+        """Admit an image as what it belongs to: a single request, a batch, or a later step of a request.
+
+        Its memory grows by the bytes of its tensor; for a batch, whose images wait for long, only once it is admitted.
+        """
+        nbytes = 0 if spec.input_format is InputFormat.FILE else spec.image_bytes
+        if not call.is_batch:
+            memory.add(nbytes, is_refused=is_refused)
+            parallel, is_later = self.tritons.parallel_images(spec), call.is_later_step
+            return await self.admission.admit(spec.name, parallel, memory, call.deadline, call.caller, is_later_step=is_later)
+        permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
+        if held is not None:
+            held.keep_until_release(permit)
+        try:
+            memory.add(nbytes, is_refused=is_refused)
+        except BaseException:
+            permit.release()
+            raise
+        permit.on_release(memory.move().release)
+        return permit
 
     @asynccontextmanager
     async def decoded(self, data: bytes, call: CallContext) -> AsyncIterator[Patch]:
@@ -289,43 +314,9 @@ class Pipeline:
             call.timing.lap("decode")
             yield patch._replace(memory=lease)
 
-    async def answer(  # noqa: PLR0913, PLR0917 - the parts of a request
-        self,
-        data: Source,
-        spec: ModelSpec,
-        question: Question[Result],
-        reader: Reader[Result],
-        call: CallContext,
-        admit: Callable[[], Awaitable[Permit]],
-    ) -> Result:
-        """Answer a question about an image, from the cache or, once `admit` has admitted it, by an inference.
-
-        Raises the errors of `run`. `reader` is that of the question for this spec.
-        """
-        if self.cache is None or isinstance(data, Patch) or not self.cache.takes(spec, call):
-            with await admit() as permit:
-                spec, reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
-                read = lambda: reader.read(decode(spec, result, transform), call.deadline)  # noqa: E731
-                answer = await self._read(read, reader, transform, call, permit)
-            call.timing.lap("post")
-            return answer
-
-        async def find() -> Decoded:
-            with await admit() as permit:
-                own, own_reader, result, transform = await self._infer(data, spec, question, reader, call, permit)
-                return await self._read(lambda: decode(own, result, transform), own_reader, transform, call, permit)
-
-        decoded = await self.cache.get(data, spec, call, find)
-        reader = reader if decoded.spec is spec else question.reader(decoded.spec)
-        with Lease() as lease:
-            answer = await self._read(lambda: reader.read(decoded, call.deadline), reader, decoded.transform, call, lease)
-        call.timing.lap("post")
-        return answer
-
     async def run_tensor(self, tensor: NDArray[Any], spec: ModelSpec, call: CallContext) -> InferResult:
         """Run the inference of an image that is an input tensor already; errors are those of `run`, and ModelReplaced."""
         with self.admission.memory.reserve(call.caller) as memory:
-            memory.add(spec.image_bytes)
             permit = await self._admit(spec, memory, call)
         with permit:
             buffer = self._transport.allocate(tensor.shape, tensor.dtype.type, spec.image_bytes, permit)

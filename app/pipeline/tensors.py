@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ Declared = tuple[str, str, tuple[int, ...]]
 """Name, datatype and shape of a tensor."""
 Read = Callable[[np.dtype[np.generic], int], Awaitable[NDArray[np.generic]]]
 """Reads the elements of a tensor, as many of this type."""
+T = TypeVar("T")
 
 
 async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
@@ -35,18 +37,12 @@ async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
         GatewayError: As `read` and `Pipeline.run` say.
     """
 
-    async def attempt() -> tuple[ModelSpec, InferResult]:
-        reference, own_call = pipeline.choose(model, version, call)
-        pipeline.check_circuit(reference)
-        with pipeline.using(reference):
-            spec = await pipeline.prepare(reference, call.deadline, call.caller)
-            count = _count_images(spec, declared)
-            elements = await read(np.dtype(spec.dtype), count * math.prod(spec.image_shape))
-            return spec, await _run_images(pipeline, spec, elements.reshape(count, *spec.image_shape), own_call)
+    async def ask(spec: ModelSpec, own_call: CallContext) -> tuple[ModelSpec, InferResult]:
+        count = _count_images(spec, declared)
+        elements = await read(np.dtype(spec.dtype), count * math.prod(spec.image_shape))
+        return spec, await _run_images(pipeline, spec, elements.reshape(count, *spec.image_shape), own_call)
 
-    with suppress(ModelReplaced):
-        return await attempt()
-    return await attempt()
+    return await _ask(pipeline, model, version, call, ask)
 
 
 async def run_text(pipeline: Pipeline, model: str, version: int | None, text: bytes, call: CallContext) -> Embedding:
@@ -57,18 +53,28 @@ async def run_text(pipeline: Pipeline, model: str, version: int | None, text: by
         GatewayError: As `Pipeline.run` says.
     """
 
-    async def attempt() -> Embedding:
+    async def ask(spec: ModelSpec, own_call: CallContext) -> Embedding:
+        spec.expect_head(EmbeddingHead)
+        if spec.dtype is not None:
+            raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
+        tensor = np.empty(bytes_element_size(text), np.uint8)
+        write_bytes_element(text, tensor)
+        result = await pipeline.run_tensor(tensor, spec, own_call)
+        return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
+
+    return await _ask(pipeline, model, version, call, ask)
+
+
+async def _ask(
+    pipeline: Pipeline, model: str, version: int | None, call: CallContext, ask: Callable[[ModelSpec, CallContext], Awaitable[T]]
+) -> T:
+    """Ask a model, given its spec and the call to it; once more if it is replaced meanwhile."""
+
+    async def attempt() -> T:
         reference, own_call = pipeline.choose(model, version, call)
         pipeline.check_circuit(reference)
         with pipeline.using(reference):
-            spec = await pipeline.prepare(reference, call.deadline, call.caller)
-            spec.expect_head(EmbeddingHead)
-            if spec.dtype is not None:
-                raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
-            tensor = np.empty(bytes_element_size(text), np.uint8)
-            write_bytes_element(text, tensor)
-            result = await pipeline.run_tensor(tensor, spec, own_call)
-        return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
+            return await ask(await pipeline.prepare(reference, call.deadline, call.caller), own_call)
 
     with suppress(ModelReplaced):
         return await attempt()

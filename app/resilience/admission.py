@@ -90,27 +90,24 @@ class Admission:
         upload.on_release(partial(self._uploads.add, caller, -1))
         return upload
 
-    async def admit(
-        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, caller: Caller = ANYBODY
+    async def admit(  # noqa: PLR0913 - the parts of a request
+        self,
+        model: str,
+        parallel_images: int,
+        memory: Reservation,
+        deadline: Deadline,
+        caller: Caller = ANYBODY,
+        *,
+        is_later_step: bool = False,
     ) -> Permit:
-        """Admit a request for an existing model, whose body is complete. The permit takes over its memory.
+        """Admit a request for an existing model, whose body is complete, or a later step of one. The permit takes over its memory.
 
         Raises:
             GatewayFull: The request would miss its deadline, or a resource is exhausted.
+            DeadlinePassed: The turn of a later step did not come in time.
         """
-        permit = await self._queue(model, parallel_images).admit(caller, deadline)
-        permit.on_release(memory.move().release)
-        return permit
-
-    async def admit_later_step(
-        self, model: str, parallel_images: int, memory: Reservation, deadline: Deadline, caller: Caller = ANYBODY
-    ) -> Permit:
-        """Admit a part of a request of which other models have answered the parts before; arguments as for `admit`.
-
-        Raises:
-            DeadlinePassed: Its turn did not come in time.
-        """
-        permit = await self._queue(model, parallel_images).admit_later_step(caller, deadline)
+        queue = self._queue(model, parallel_images)
+        permit = await (queue.admit_later_step if is_later_step else queue.admit)(caller, deadline)
         permit.on_release(memory.move().release)
         return permit
 

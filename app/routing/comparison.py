@@ -58,13 +58,12 @@ def compare(first: TaskResult, second: TaskResult) -> Comparison:
 
 def boxes_of(found: TaskResult) -> Marks:
     """Return the boxes of an answer; of a classification, one around the image for its first class, or for a vector."""
+    image = np.array([[0, 0, found.width, found.height]], np.float32)
     if isinstance(found, Embedding):
-        box = np.array([[0, 0, found.width, found.height]], np.float32)
-        return Marks(box, np.ones(1, np.float32), np.zeros(1, np.int32), ["embedding"])
+        return Marks(image, np.ones(1, np.float32), np.zeros(1, np.int32), ["embedding"])
     names = [found.spec.class_name(id_) for id_ in found.class_ids.tolist()]
     if isinstance(found, Detections):
         return Marks(found.boxes, found.scores, found.class_ids, names)
-    image = np.array([[0, 0, found.width, found.height]], np.float32)
     return Marks(image[: len(names)], found.scores[:1], found.class_ids[:1], names[:1])
 
 

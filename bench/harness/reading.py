@@ -14,8 +14,9 @@ from PIL import Image
 
 from app.imaging.patch import Patch
 from app.model.spec import ModelSpec, from_triton_config
-from app.pipeline.call import CallContext, ClassifyOptions, Question, ReadOptions, Result, TextDetectOptions, decode
+from app.pipeline.call import CallContext, Question, Result, TaskOptions, decode
 from app.pipeline.preprocess import Workspace, fill_from_patch
+from app.pipeline.results import Classifications, TextLine, TextRegions
 from app.resilience.deadline import Deadline
 from app.resilience.lease import Lease
 from app.telemetry.timing import Timing
@@ -62,13 +63,13 @@ class Steps:
         """Return the lines of text in an encoded picture that are not blank, whatever their score."""
         with Image.open(BytesIO(picture)) as image:
             whole = Patch(np.asarray(image.convert("RGB")))
-        regions = self._ask(0, whole, TextDetectOptions(MODELS[0], _CONFIDENCE))
+        regions = self._ask(0, whole, TaskOptions[TextRegions]("text_detection", MODELS[0], _CONFIDENCE))
         lines = []
         for corners in regions.corners:
             patch = Patch(whole.image, corners=corners)
-            (turn, *_), (sureness, *_) = self._ask(1, patch, ClassifyOptions(MODELS[1], 0.0, 1))[:2]
+            (turn, *_), (sureness, *_) = self._ask(1, patch, TaskOptions[Classifications]("classification", MODELS[1]))[:2]
             patch = patch._replace(half_turn=self._specs[1].class_name(int(turn)) == "180" and sureness > _SURE)
-            line = self._ask(2, patch, ReadOptions(MODELS[2]))
+            line = self._ask(2, patch, TaskOptions[TextLine]("text_recognition", MODELS[2]))
             if line.text.strip():
                 lines.append(ReadLine(corners, line.text, line.score))
         return lines

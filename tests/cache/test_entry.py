@@ -11,7 +11,7 @@ from app.detection.nms import Candidates
 from app.imaging.transform import Crop, ImageTransform
 from app.model.heads import ClassificationHead, DetectionHead, Head, ObbHead, OutputFormat, PoseHead
 from app.model.spec import ModelSpec
-from app.pipeline.call import ClassifyOptions, Decoded, DetectOptions, Question
+from app.pipeline.call import Decoded, DetectOptions, Question, TaskOptions
 from app.resilience.deadline import Deadline
 from tests.cache.conftest import SECRET
 from tests.fakes.triton import SPEC
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Decoded, Question[Any]]] = {
             RANDOM.uniform(0, 1, 1000).astype(np.float32),
             FIT._replace(crop=Crop(1, 2, 300, 300)),
         ),
-        ClassifyOptions(None, 0.1, 5),
+        TaskOptions("classification", None, 0.1, 5),
     ),
 }
 

@@ -55,33 +55,26 @@ async def test_each_method_returns_what_the_gateway_says(transport: httpx.ASGITr
 
 
 async def test_both_classes_have_the_same_methods(transport: httpx.ASGITransport) -> None:
+    calls: list[tuple[str, tuple[object, ...], str]] = [
+        ("ocr", (SCENE,), "texts"),
+        ("detect_faces", (SCENE,), "faces"),
+        ("recognize_faces", (SCENE,), "embeddings"),
+        ("verify_faces", (SCENE, SCENE), "match"),
+        ("embed", (SCENE,), "embedding"),
+        ("embed_boxes", (SCENE, [(0, 0, 1, 1)]), "boxes"),
+        ("analyze", (SCENE,), "detections"),
+        ("predict", ("six_columns", SCENE), "detections"),
+    ]
+
     def ask() -> list[object]:
         with Client(transport=ThreadTransport(transport, loop)) as client:
-            return [
-                client.ocr(SCENE).texts,
-                client.detect_faces(SCENE).faces,
-                client.recognize_faces(SCENE).embeddings,
-                client.verify_faces(SCENE, SCENE).match,
-                client.embed(SCENE).embedding,
-                client.embed_batch([SCENE]),
-                client.embed_boxes(SCENE, [(0, 0, 1, 1)]).boxes,
-                client.analyze(SCENE).detections,
-                client.predict("six_columns", SCENE).detections,
-            ]
+            found = [getattr(getattr(client, name)(*given), field) for name, given, field in calls]
+            return [*found, client.embed_batch([SCENE])]
 
     loop = asyncio.get_running_loop()
     async with AsyncClient(transport=transport) as client:
-        assert await asyncio.to_thread(ask) == [
-            (await client.ocr(SCENE)).texts,
-            (await client.detect_faces(SCENE)).faces,
-            (await client.recognize_faces(SCENE)).embeddings,
-            (await client.verify_faces(SCENE, SCENE)).match,
-            (await client.embed(SCENE)).embedding,
-            await client.embed_batch([SCENE]),
-            (await client.embed_boxes(SCENE, [(0, 0, 1, 1)])).boxes,
-            (await client.analyze(SCENE)).detections,
-            (await client.predict("six_columns", SCENE)).detections,
-        ]
+        found = [getattr(await getattr(client, name)(*given), field) for name, given, field in calls]
+        assert await asyncio.to_thread(ask) == [*found, await client.embed_batch([SCENE])]
 
 
 async def test_corners_of_a_prepared_picture_are_those_of_the_original(transport: httpx.ASGITransport) -> None:

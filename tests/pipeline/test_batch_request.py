@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.errors import DeadlinePassed, GatewayFull, InvalidParameter, MalformedRequest
-from app.pipeline import pipeline as pipeline_module
+from app.pipeline import preprocess
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext, DetectOptions
 from app.pipeline.results import Detections
@@ -110,7 +110,7 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
 async def test_a_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     """Before its first image is processed; the images of another one are ahead of it."""
     await outcomes(await open_batch(world, [SCENE] * 5))
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 15)).run(keep):
         assert await eventually(lambda: world.admission.waiting_batch_images()["tiny"] > 0)
         before = used(world)
@@ -133,7 +133,7 @@ async def test_images_are_not_processed_while_the_circuit_is_open(world: World) 
 
 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    entered = gate.block(monkeypatch, pipeline_module, "fill_input")
+    entered = gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:
         assert await eventually(gate.reached.is_set)
         images, batches = used(world)
@@ -148,7 +148,7 @@ async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pyte
 async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_ended(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    entered = gate.block(monkeypatch, pipeline_module, "fill_input")
+    entered = gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep):
         assert await eventually(gate.reached.is_set)
     assert used(world)[1] == 10 * len(SCENE)
@@ -161,7 +161,7 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     """All of them fail at the deadline of the batch."""
-    gate.block(monkeypatch, pipeline_module, "fill_input")
+    gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 5, 20)).run(explain) as done:
         assert await eventually(gate.reached.is_set)
         await world.round_trip()

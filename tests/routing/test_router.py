@@ -26,7 +26,7 @@ from app.errors import (
 )
 from app.model.spec import ModelSpec
 from app.pipeline.batch_request import BatchRequest
-from app.pipeline.call import CallContext, ClassifyOptions, Decoded
+from app.pipeline.call import CallContext, Decoded, TaskOptions
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 from app.resilience.deadline import Deadline
@@ -401,7 +401,9 @@ async def test_errors_name_the_route(routed: Routed) -> None:
         await routed.ask()
     routed.put()
     with pytest.raises(WrongTask, match=f"^{NAME} stands for tiny:2: tiny is "):
-        await routed.world.pipeline.run(SCENE, ClassifyOptions(NAME, 0.5, 1), CallContext(Deadline.after(30), Timing(), "id"))
+        await routed.world.pipeline.run(
+            SCENE, TaskOptions("classification", NAME, 0.5), CallContext(Deadline.after(30), Timing(), "id")
+        )
     routed.fake.model_refusal = grpc.StatusCode.UNAVAILABLE, "Request for unknown model: 'late' is not ready"
     routed.put("late")
     with pytest.raises(ModelNotReady, match=f"^{NAME} stands for late: "):

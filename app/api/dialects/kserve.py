@@ -33,7 +33,7 @@ from app.errors import Forbidden, InvalidParameter, ModelNotReady, UnsupportedMo
 from app.model.heads import ClassificationHead, EmbeddingHead
 from app.model.reference import refer_to
 from app.model.spec import InputFormat, ModelSpec
-from app.pipeline.call import ClassifyOptions, EmbedOptions, Reader
+from app.pipeline.call import Reader, TaskOptions
 from app.pipeline.results import Classifications, Embedding, TaskResult
 from app.pipeline.tensors import run_tensor
 from app.resilience.lease import Lease
@@ -65,10 +65,8 @@ class _Options(OptionsByModel):
 
     def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
         """Return the reader of detections, classes, or a vector."""
-        if isinstance(spec.head, EmbeddingHead):
-            return EmbedOptions(self.model).reader(spec)
-        if isinstance(spec.head, ClassificationHead):
-            return ClassifyOptions(self.model, self.confidence, self.max_detections).reader(spec)
+        if isinstance(spec.head, EmbeddingHead | ClassificationHead):
+            return TaskOptions[TaskResult](spec.head.task, self.model, self.confidence, self.max_detections).reader(spec)
         return super().reader(spec)
 
 

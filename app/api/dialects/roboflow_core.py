@@ -20,7 +20,7 @@ from app.api.dialects.roboflow_images import InferenceBody
 from app.api.routes import ModelRoute
 from app.api.sight.ocr import box_of, read_regions
 from app.cascade.run import CascadeAnswer
-from app.pipeline.call import CallContext, EmbedOptions
+from app.pipeline.call import CallContext, TaskOptions
 from app.pipeline.results import Embedding
 
 
@@ -31,8 +31,8 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     """The URL of the image."""
 
     @property
-    def options(self) -> EmbedOptions:  # type: ignore[override]  # only of the routes for vectors
-        return EmbedOptions(self.model, self.version)
+    def options(self) -> TaskOptions[Embedding]:  # type: ignore[override]  # only of the routes for vectors
+        return TaskOptions("embedding", self.model, version=self.version)
 
 
 def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:

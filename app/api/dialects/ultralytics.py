@@ -32,7 +32,7 @@ from app.api.routes import ModelRoute
 from app.model.heads import ClassificationHead
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import ClassifyOptions, DetectOptions, Reader
+from app.pipeline.call import DetectOptions, Reader, TaskOptions
 from app.pipeline.results import Classifications, Detections
 
 _IOU = 0.7
@@ -51,7 +51,7 @@ class _Options(OptionsByModel):
     def reader(self, spec: ModelSpec) -> Reader[Classifications | Detections]:  # type: ignore[override]  # the answer is only described
         """Return the reader of detections, or of the best classes, whatever their scores."""
         if isinstance(spec.head, ClassificationHead):
-            return ClassifyOptions(self.model, 0, _TOP).reader(spec)
+            return TaskOptions[Classifications]("classification", self.model, top_k=_TOP).reader(spec)
         return super().reader(spec)
 
 

@@ -16,8 +16,9 @@ from app.errors import InvalidParameter, NotOffered, UnknownModel, WrongTask
 from app.model.heads import DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import MAX_DETECTIONS, ClassifyOptions, DetectOptions, EmbedOptions
+from app.pipeline.call import MAX_DETECTIONS, DetectOptions, TaskOptions
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.results import Classifications, Embedding
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import Caller
 
@@ -157,9 +158,9 @@ class ClassifyParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tru
     format: Annotated[Literal["json"] | None, Meta(description="For classes: `json`.")] = None
 
     @property
-    def options(self) -> ClassifyOptions:
+    def options(self) -> TaskOptions[Classifications]:
         """The options of the classification."""
-        return ClassifyOptions(self.model, self.confidence, self.top_k, self.version)
+        return TaskOptions("classification", self.model, self.confidence, self.top_k, self.version)
 
 
 class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -168,9 +169,9 @@ class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
     use_cache: Annotated[bool, Meta(description="Whether a cached result may answer, if the gateway has a cache.")] = True
 
     @property
-    def options(self) -> EmbedOptions:
+    def options(self) -> TaskOptions[Embedding]:
         """The options of the description."""
-        return EmbedOptions(self.model, self.version)
+        return TaskOptions("embedding", self.model, version=self.version)
 
 
 class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -10,7 +10,7 @@ from app.api.parameters.parse import Pairs, Parameters, parse_parameters, split_
 from app.api.parameters.tasks import BatchParameters, ClassifyParameters, DetectParameters
 from app.errors import GatewayError, InvalidParameter, UnknownModel
 from app.expected import expected_value
-from app.pipeline.call import ClassifyOptions, DetectOptions
+from app.pipeline.call import DetectOptions, TaskOptions
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_any_text_gives_parameters_or_a_gateway_error(pairs: list[tuple[str, str
 
 
 def test_classification_has_parameters_of_its_own() -> None:
-    assert parse_parameters([], ClassifyParameters).options == ClassifyOptions(None, 0.0, 5)
+    assert parse_parameters([], ClassifyParameters).options == TaskOptions("classification", None, 0.0, 5)
     given = parse_parameters([("model_name", "m"), ("top_k", "3"), ("confidence", "0.5"), ("format", "json")], ClassifyParameters)
-    assert given.options == ClassifyOptions("m", 0.5, 3)
+    assert given.options == TaskOptions("classification", "m", 0.5, 3)
     supported = "timeout_ms, truncated, model, version, url, top_k, confidence, format"
     with pytest.raises(InvalidParameter, match=f"^unknown parameter 'classes'; supported parameters: {supported}$"):
         parse_parameters([("classes", "cat")], ClassifyParameters)

@@ -1,6 +1,5 @@
 """POST /analyze and /analyze/batch: objects, faces, text and vectors of one image; each part fails alone."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +32,14 @@ model = "six_columns"
 """
 
 
-@pytest.fixture(scope="module")
-def own(settings: Settings) -> Settings:
-    """Settings with a small detector, and with faces."""
-    return msgspec.structs.replace(settings, faces=True, model="six_columns")
-
-
-@pytest.fixture(scope="module")
-async def analyzer(own: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    assert triton.poll() is None
-    async with started(create_app(own)) as client:
-        yield client
-
-
 def boxes_of(answer: dict[str, Any], part: str) -> Any:  # noqa: ANN401 - what pytest compares
     return pytest.approx(np.array([each["box"] for each in answer[part]]).reshape(-1, 4), abs=0.02)
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-async def test_all_parts_come_from_one_image(analyzer: httpx.AsyncClient, prefix: str) -> None:
+async def test_all_parts_come_from_one_image(faces: httpx.AsyncClient, prefix: str) -> None:
     """Decoded once; boxes are fractions, vectors have the length 1, and each step has its time."""
-    response = await analyzer.post(f"{prefix}/analyze", files={"image": SCENE}, params=ALL)
+    response = await faces.post(f"{prefix}/analyze", files={"image": SCENE}, params=ALL)
     answer = json(response)
 
     assert (answer.keys(), answer["status"], answer["errors"], answer["truncated"]) == (KEYS, "success", {}, False)
@@ -78,13 +64,13 @@ async def test_all_parts_come_from_one_image(analyzer: httpx.AsyncClient, prefix
     assert names.count("decode") == 1
 
 
-async def test_parts_are_those_that_were_asked_for(analyzer: httpx.AsyncClient) -> None:
-    plain = json(await analyzer.post("/analyze?enable_ocr=false&face_confidence=0.85&confidence=0.85", content=SCENE))
+async def test_parts_are_those_that_were_asked_for(faces: httpx.AsyncClient) -> None:
+    plain = json(await faces.post("/analyze?enable_ocr=false&face_confidence=0.85&confidence=0.85", content=SCENE))
     assert (plain["ocr"], plain["global_embedding"], plain["embedding_norm"], plain["has_text"]) == (None, None, None, False)
     assert [each["embedding"] for part in ("detections", "faces") for each in plain[part]] == [None, None]
     assert plain["timing"].keys() == {"objects_ms", "faces_ms"}
 
-    nothing = json(await analyzer.post("/analyze", content=EMPTY, params=ALL))
+    nothing = json(await faces.post("/analyze", content=EMPTY, params=ALL))
     assert (nothing["status"], nothing["detections"], nothing["faces"], nothing["ocr"]["num_texts"]) == ("success", [], [], 0)
     assert len(nothing["global_embedding"]) == 12
 
@@ -94,11 +80,12 @@ async def test_faces_are_off_by_default(client: httpx.AsyncClient) -> None:
     assert (answer["faces"], answer["num_faces"], answer["num_detections"], answer["status"]) == ([], 0, 2, "success")
 
 
-async def test_a_part_fails_alone(own: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
+async def test_a_part_fails_alone(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
     """Its model is not there, or is for another task: it is empty, and the others are as ever."""
     assert triton.poll() is None
     (tmp_path / "cascades.toml").write_text(BROKEN)
-    async with started(create_app(msgspec.structs.replace(own, model_repository=str(tmp_path)))) as client:
+    own = msgspec.structs.replace(settings, faces=True, model="six_columns", model_repository=str(tmp_path))
+    async with started(create_app(own)) as client:
         answer = json(await client.post("/analyze", content=SCENE, params=ALL))
         alone = json(await client.post("/ocr/predict", content=SCENE), 404)
         batch = json(await client.post("/analyze/batch?enable_ocr=true", files=[("images", SCENE)]))
@@ -120,25 +107,25 @@ async def test_a_part_fails_alone(own: Settings, triton: EmbeddedTriton, tmp_pat
         ("face_confidence=2", 400, "invalid_parameter"),
     ],
 )
-async def test_the_detector_must_be_there(analyzer: httpx.AsyncClient, query: str, status: int, code: str) -> None:
-    assert json(await analyzer.post(f"/analyze?{query}", content=SCENE), status)["code"] == code
+async def test_the_detector_must_be_there(faces: httpx.AsyncClient, query: str, status: int, code: str) -> None:
+    assert json(await faces.post(f"/analyze?{query}", content=SCENE), status)["code"] == code
 
 
 @pytest.mark.parametrize(("path", "number"), [("/analyze", "num_detections"), ("/analyze/batch", "total_detections")])
-async def test_the_detector_may_have_a_version(analyzer: httpx.AsyncClient, path: str, number: str) -> None:
+async def test_the_detector_may_have_a_version(faces: httpx.AsyncClient, path: str, number: str) -> None:
     query = f"{path}?model=six_columns&enable_ocr=false&version="
-    assert json(await analyzer.post(f"{query}1", files={"image": SCENE}))[number] == 2
-    assert json(await analyzer.post(f"{query}7", files={"image": SCENE}), 404)["code"] == "unknown_version"
+    assert json(await faces.post(f"{query}1", files={"image": SCENE}))[number] == 2
+    assert json(await faces.post(f"{query}7", files={"image": SCENE}), 404)["code"] == "unknown_version"
 
 
-async def test_an_image_that_is_none_fails_as_a_whole(analyzer: httpx.AsyncClient) -> None:
-    assert json(await analyzer.post("/analyze", content=b"junk"), 415)["code"] == "unsupported_format"
+async def test_an_image_that_is_none_fails_as_a_whole(faces: httpx.AsyncClient) -> None:
+    assert json(await faces.post("/analyze", content=b"junk"), 415)["code"] == "unsupported_format"
 
 
-async def test_results_of_a_batch_are_summaries(analyzer: httpx.AsyncClient) -> None:
+async def test_results_of_a_batch_are_summaries(faces: httpx.AsyncClient) -> None:
     """By default: text is read, and parts are returned, if that is wanted."""
     files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", EMPTY])]
-    answer = json(await analyzer.post("/v1/analyze/batch", files=files))
+    answer = json(await faces.post("/v1/analyze/batch", files=files))
 
     assert (answer["status"], answer["total_images"], answer["processed_images"], answer["failed_images"]) == ("partial", 3, 2, 1)
     assert (answer["total_detections"], answer["total_faces"], answer["images_with_text"]) == (2, 2, 0)
@@ -147,7 +134,7 @@ async def test_results_of_a_batch_are_summaries(analyzer: httpx.AsyncClient) -> 
         assert (result["num_detections"], result["has_text"], result["detections"], result["ocr"]) == (objects, False, None, None)
     assert [(failure["filename"], failure["index"]) for failure in answer["failures"]] == [("1.png", 1)]
 
-    full = json(await analyzer.post("/analyze/batch?enable_ocr=true&include_full_results=true&include_embedding=true", files=files))
+    full = json(await faces.post("/analyze/batch?enable_ocr=true&include_full_results=true&include_embedding=true", files=files))
     assert (full["images_with_text"], full["results"][0]["has_text"], full["results"][0]["ocr"]["texts"]) == (1, True, ["r"])
     assert [len(each["embedding"]) for each in full["results"][0]["detections"]] == [12, 12]
     assert [result["image_index"] for result in full["results"]] == [0, 2]

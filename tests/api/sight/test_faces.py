@@ -1,20 +1,15 @@
 """Faces: those that the detector finds, described and compared; off unless the setting is on."""
 
 from base64 import b64encode
-from collections.abc import AsyncIterator
 from io import BytesIO
 
 import httpx
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from app.embedded.server import EmbeddedTriton
-from app.main import create_app
-from app.settings.schema import Settings
 from tests.fakes.models import FACE, RECTANGLES, SIZE
-from tests.support import SCENE, json, started
+from tests.support import SCENE, json
 
 
 def bmp(image: Image.Image) -> bytes:
@@ -23,14 +18,6 @@ def bmp(image: Image.Image) -> bytes:
 
 
 NOBODY = bmp(Image.new("RGB", (64, 64), "white"))
-
-
-@pytest.fixture(scope="module")
-async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an application with faces."""
-    assert triton.poll() is None
-    async with started(create_app(msgspec.structs.replace(settings, faces=True))) as client:
-        yield client
 
 
 @pytest.mark.parametrize("route", ["detect", "recognize", "verify"])

@@ -99,8 +99,3 @@ async def test_a_batch_holds_so_many_images(client: httpx.AsyncClient) -> None:
     answer = json(await client.post("/ocr/batch", files=files))
     assert (answer["processed_images"], answer["status"], answer["images_with_text"]) == (64, "success", 0)
     assert "64" in json(await client.post("/ocr/batch", files=[*files, files[0]]), 400)["detail"]
-
-
-async def test_searches_are_not_there_yet(client: httpx.AsyncClient) -> None:
-    problem = json(await client.post("/v1/ocr/search?text=word&page=0&size=20&fuzzy=true"), 404)
-    assert (problem["code"], problem["detail"].startswith("/ocr/search is not there yet")) == ("not_offered", True)
