@@ -183,7 +183,7 @@ class _PairOperation(ImageOperation):
     media_types=MEDIA_TYPES,
     summary="Compare the faces in two images",
     operation_class=_PairOperation,
-    responses={**describe(200, VerifyResponse, "Whether they are those of the same person"), **PROBLEMS},
+    responses=describe(200, VerifyResponse, "Whether they are those of the same person") | PROBLEMS,
 )
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
