@@ -247,8 +247,10 @@ ROUTES = [
         _to_answer,
         response=FacesAnswer,
         summary="Detect faces in an image",
-        description="Detect faces and their landmarks. Needs `NEREID_FACES`, as all of `/faces`.",
+        description="Detect faces and their landmarks. Needs `NEREID_FACES`, as all of `/faces`. `Accept: image/jpeg` or "
+        "`image/png` gets the image with the faces drawn on it.",
         check=require_faces,
+        to_objects=lambda _, found: _faces_of(found),
     ),
     image_route(
         "/faces/recognize",
