@@ -212,7 +212,7 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
     for name, entry in entries.items():
         later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
-        say(f"POST /predict/{name} uses it {later}".rstrip())
+        _say_who_uses(name, repository, later)
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -242,8 +242,15 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
             raise Busy(f"Triton does not run now, and does not load {name}; try again")
         return later
 
-    name, later = add(request, Repository(Path(settings.model_repository)), load)
-    say(f"POST /predict/{name} uses it {later}".rstrip())
+    repository = Repository(Path(settings.model_repository))
+    name, later = add(request, repository, load)
+    _say_who_uses(name, repository, later)
+
+
+def _say_who_uses(name: str, repository: Repository, later: str) -> None:
+    found = repository.load(name)
+    is_step = found is not None and found.recipe.task.startswith("text_")  # models that /predict refuses
+    say(f"{'a cascade, such as POST /ocr/predict,' if is_step else f'POST /predict/{name}'} uses it {later}".rstrip())
 
 
 def _models(settings: Settings, _: argparse.Namespace) -> None:
@@ -254,7 +261,8 @@ def _models(settings: Settings, _: argparse.Namespace) -> None:
         width, height = found.recipe.size
         versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
         more = usage.get(name, "")
-        print(f"{name}: {len(found.labels)} classes, {width} x {height}, licence {found.licence}, versions {versions}{more}")
+        kind = f"{len(found.labels)} classes" if found.labels else found.recipe.task
+        print(f"{name}: {kind}, {width} x {height}, licence {found.licence}, versions {versions}{more}")
     for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
         print(f"{name}: cascade, {cascade.description}")
 

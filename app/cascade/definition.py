@@ -54,10 +54,10 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         known: dict[str, Step] = {}
         for name, step in self.steps.items():
             if step.of is not None and step.of not in known:
-                raise ValueError(f"{name}: `of` names no step before it")
+                raise ValueError(f"steps.{name}.of: there is no step {step.of} above it")
             turning = known.get(step.turned_by or "")
             if step.turned_by is not None and (turning is None or step.of is None or turning.of != step.of):
-                raise ValueError(f"{name}: `turned_by` names no step before it that is about the same objects")
+                raise ValueError(f"steps.{name}.turned_by: there is no step {step.turned_by} above it, of the same objects")
             known[name] = step
 
     @property

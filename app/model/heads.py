@@ -161,7 +161,7 @@ class EmbeddingHead(msgspec.Struct, frozen=True):
     """Output of a model that describes an image by a vector."""
 
     task: ClassVar[Task] = "embedding"
-    noun: ClassVar[str] = "embedding model"
+    noun: ClassVar[str] = "model of vectors"
     route: ClassVar[str] = "/embed/image"
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("stretch")

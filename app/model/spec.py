@@ -93,7 +93,8 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         own = self.head
         if own.task == kind.task and isinstance(own, kind):
             return own
-        raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route} or /predict/{self.name} asks it")
+        alone = "" if own.task.startswith("text_") else f" or /predict/{self.name}"
+        raise WrongTask(f"{self.name} is a {own.noun}, not a {kind.noun}; POST {own.route}{alone} asks it")
 
     @cached_property
     def meaning(self) -> bytes:

@@ -76,6 +76,7 @@ def _find_fault(name: str, step: Step, specs: dict[str, ModelSpec]) -> str:
         return f"crop: {source.name} is a {source.head.noun}, whose objects have no corners; expected box"
     landmarks = len(source.head.keypoint_names) if isinstance(source.head, PoseHead) else 0
     if step.crop == "landmarks" and not len(own.landmarks) == 2 * landmarks > 0:
-        return f"crop: {own.name} wants {len(own.landmarks) // 2} landmarks, and {source.name} finds {landmarks} of each object"
+        wanted = f"wants {len(own.landmarks) // 2} landmarks" if own.landmarks else "has no `landmarks` in its config"
+        return f"crop: {own.name} {wanted}, and {source.name} finds {landmarks or 'none'} of each object"
     unknown = next((wanted for wanted in step.classes if wanted not in source.labels), None)
     return "" if unknown is None else f"classes: {source.name} has no class {unknown}{suggestion(unknown, source.labels)}"

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from app.cascade.crops import crop, find_objects
+from app.cascade.crops import find_parts
 from app.cascade.definition import Step
 from app.detection.nms import Candidates
 from app.imaging.patch import Patch
@@ -41,7 +41,7 @@ def test_text_in_an_oriented_box_is_upright(degrees: int, *, is_high: bool) -> N
     found = Detections(enclose(corners), score, class_id, SIDE, SIDE, SPEC, "1", corners=corners)
 
     step = Step(model="reads", of="plates", crop="corners")
-    part = crop(Patch(image), find_objects([found], step, SPEC), 0, step)
+    [(_, part)] = find_parts(Patch(image), [found], step, SPEC)
 
     assert part is not None
     pixels = part.cut(SPEC)

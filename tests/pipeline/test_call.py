@@ -100,7 +100,8 @@ def test_a_map_of_text_has_the_size_of_the_input(shape: tuple[int, int]) -> None
     found = np.zeros(shape, np.uint8)
     found[100:120, 100:300] = 255
     decoded = call.decode(spec, InferResult({"map": found[None]}, "1"), transform)
-    read = call.TextDetectOptions(None).reader(spec).read
+    options: call.TaskOptions[results.TextRegions] = call.TaskOptions("text_detection", None)
+    read = options.reader(spec).read
     if shape == (736, 768):
         assert len(read(decoded, Deadline.after(60)).scores) == 1
     else:

@@ -42,7 +42,7 @@ _MAX_MEMBER_BYTES = 1 << 16
 # without white space, and decoded.
 _COPIES = {MULTIPART: 2, JSON: 3, URLENCODED: 3}
 _EXAMPLE = 'expected a JSON object such as {"image": "<base64>", "confidence": 0.4}'
-_SEVERAL = "POST /detect/batch takes several"
+_SEVERAL = "routes such as /detect/batch and /ocr/batch take several"
 _KINDS = {b'"': "a string", b"[": "a list", b"{": "an object", b"n": "null", b"t": "true", b"f": "false"}
 
 T = TypeVar("T")

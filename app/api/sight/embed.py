@@ -38,6 +38,13 @@ _MAX_TEXT_BYTES = 4096
 _EXAMPLE = 'expected a JSON object such as {"text": "a red car"}'
 _Fraction = Annotated[float, Meta(ge=0, le=1)]
 _Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
+_BoxesText = Annotated[
+    str | None,
+    Meta(
+        description=f"The parts: a JSON list of at most {_MAX_BOXES} boxes `[x1, y1, x2, y2]`, corners as fractions of the upright "
+        "image, such as `[[0, 0, 0.5, 1]]`."
+    ),
+]
 _Boxes = tuple[ImageSize, Sequence[Any]]
 
 
@@ -103,13 +110,7 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
     documents = frozenset({"boxes"})
     url: Url = None
-    boxes: Annotated[
-        str | None,
-        Meta(
-            description=f"The parts: a JSON list of at most {_MAX_BOXES} boxes `[x1, y1, x2, y2]`, corners as fractions of the "
-            "upright image, such as `[[0, 0, 0.5, 1]]`."
-        ),
-    ] = None
+    boxes: _BoxesText = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -201,7 +202,7 @@ class _TextOperation(ImageOperation):
     takes="text",
     summary="Describe a text by a vector",
     operation_class=_TextOperation,
-    responses={**describe(200, EmbedTextResponse, "The vector"), **PROBLEMS},
+    responses=describe(200, EmbedTextResponse, "The vector") | PROBLEMS,
 )
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.

@@ -185,7 +185,7 @@ class _PairOperation(ImageOperation):
     media_types=MEDIA_TYPES,
     summary="Compare the faces in two images",
     operation_class=_PairOperation,
-    responses={**describe(200, VerifyResponse, "Whether they are those of the same person"), **PROBLEMS},
+    responses=describe(200, VerifyResponse, "Whether they are those of the same person") | PROBLEMS,
 )
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
@@ -249,8 +249,10 @@ ROUTES = [
         _to_answer,
         response=FacesAnswer,
         summary="Detect faces in an image",
-        description="Detect faces and their landmarks. Needs `NEREID_FACES`, as all of `/faces`.",
+        description="Detect faces and their landmarks. Needs `NEREID_FACES`, as all of `/faces`. `Accept: image/jpeg` or "
+        "`image/png` gets the image with the faces drawn on it.",
         check=require_faces,
+        to_objects=lambda _, found: _faces_of(found),
     ),
     image_route(
         "/faces/recognize",

@@ -166,7 +166,7 @@ async def answer_image(  # noqa: PLR0913, PLR0917 - the properties of a route
 ) -> ASGIResponse:
     """Answer a request about one image, unless its client disconnects; arguments are those of `image_route`."""
     context, pipeline = context_of(request.scope), worker.pipeline
-    accepted = negotiate(context.accept, (JSON, *_PICTURES)) if to_objects else JSON
+    accepted = negotiate(context.accept, (JSON, *(_PICTURES if to_objects else ())))
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
         name, _ = split_reference(asking.first(worker, wanted))

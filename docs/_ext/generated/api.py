@@ -1,6 +1,7 @@
 """The routes and the schemas of responses, from the OpenAPI document and the types behind it."""
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -99,10 +100,14 @@ def _describe_responses(responses: dict[str, Any]) -> str:
 def render_schemas(*names: str) -> str:
     """Describe these schemas, or all that have no other page, with the comments of their fields."""
     schemas = _document()["components"]["schemas"]
-    types = {
-        kind.__name__: kind for kind in msgspec.Struct.__subclasses__() if kind.__module__.startswith(("app.api.", "app.routing."))
-    }
+    types = {kind.__name__: kind for kind in _derived(msgspec.Struct) if kind.__module__.startswith(("app.api.", "app.routing."))}
     return "\n".join(_describe_schema(types[name], schemas[name]) for name in names or sorted(schemas.keys() - _OWN_PAGE))
+
+
+def _derived(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _derived(each)
 
 
 def _describe_schema(kind: type[msgspec.Struct], schema: dict[str, Any]) -> str:

@@ -186,7 +186,7 @@ def test_json_members_are_parameters(value: object, text: str | list[str]) -> No
 
 NO_BASE64 = '"image" is not base64; to send a file, use curl -F image=@image.jpg$'
 ONE = r"expected one image in the field 'image' \(or 'file'\), found "
-SEVERAL = "; POST /detect/batch takes several$"
+SEVERAL = "; routes such as /detect/batch and /ocr/batch take several$"
 NO_BOUNDARY = "the Content-Type header has no boundary; let the HTTP client write "
 OTHER_BOUNDARY = "the boundary of the Content-Type header does not occur in the body; let the HTTP client write "
 AN_OBJECT = re.escape('expected a JSON object such as {"image": "<base64>", "confidence": 0.4}') + "$"

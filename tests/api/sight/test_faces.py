@@ -6,7 +6,7 @@ from io import BytesIO
 import httpx
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 from tests.fakes.models import FACE, RECTANGLES, SIZE
 from tests.support import SCENE, json
@@ -35,6 +35,17 @@ async def test_searches_are_not_there_yet(faces: httpx.AsyncClient, path: str) -
 
     assert problem["code"] == "not_offered"
     assert problem["detail"].startswith(f"{path.removeprefix('/v1').rstrip('/')} is not there yet")
+
+
+async def test_faces_are_drawn_where_accept_prefers_a_picture(faces: httpx.AsyncClient) -> None:
+    drawn = await faces.post("/faces/detect", content=SCENE, headers={"Accept": "image/png"})
+    vectors = await faces.post("/faces/recognize", content=SCENE, headers={"Accept": "image/png"})
+
+    assert drawn.headers["Content-Type"] == "image/png"
+    picture, scene = (Image.open(BytesIO(data)).convert("RGB") for data in (drawn.content, SCENE))
+    assert picture.size == scene.size
+    assert ImageChops.difference(picture, scene).getbbox() is not None
+    assert json(vectors, 406)["code"] == "not_acceptable"
 
 
 async def test_boxes_and_landmarks_are_fractions(faces: httpx.AsyncClient) -> None:
