@@ -14,13 +14,12 @@ from app.api.answering.schema import ClassifyResponse, CocoResult, DetectRespons
 from app.api.answering.vectors import EmbedResponse
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, describe, operation_for
+from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, PathCascade, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.routes import ModelRoute
 from app.cascade.definition import Cascade
 from app.cascade.run import run_cascade
 from app.model.heads import Task
@@ -37,31 +36,19 @@ def _route(
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         return await handle_image(request, worker, FORMS[task].parameters)
 
-    route = ModelRoute(
+    return own_route(
         path,
+        handle,
+        results,
+        f"The {FORMS[task].results}",
+        kinds=(FORMS[task].parameters,),
+        contents=pictures_of(task),
         task=task,
         summary=summary,
         description=f"{description}, with the default model for this, or with the one that the parameter `model` names.",
-        operation_class=operation_for(task),
-        responses={**describe(200, results, f"The {FORMS[task].results}"), **PROBLEMS},
     )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
 
 
-@ModelRoute(
-    "/predict/{model:str}",
-    summary="Ask a given model about an image",
-    operation_class=operation_for(*FORMS),
-    responses={
-        **describe(
-            200,
-            DetectResponse | list[CocoResult] | ClassifyResponse | EmbedResponse,
-            "The classes of a classifier, the vector of an embedding model, or the detections of another model",
-        ),
-        **PROBLEMS,
-    },
-)
 async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
 
@@ -81,7 +68,15 @@ ROUTES = [
     _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
     _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
     _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse),
-    predict,
+    own_route(
+        "/predict/{model:str}",
+        predict,
+        DetectResponse | list[CocoResult] | ClassifyResponse | EmbedResponse,
+        "The classes of a classifier, the vector of an embedding model, or the detections of another model",
+        kinds=tuple(form.parameters for form in FORMS.values()),
+        contents=pictures_of(*FORMS),
+        summary="Ask a given model about an image",
+    ),
 ]
 
 

@@ -36,6 +36,7 @@ _FRACTION_DIGITS = 6
 _BBOXES = ("coco", "cxcywh")
 # Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
 _MANY = 20_000
+_LARGE_BYTES = 1 << 18
 
 T = TypeVar("T")
 
@@ -149,6 +150,12 @@ async def respond_json(describe: Callable[[], object], found: TaskResult, pipeli
     """Respond with the object that `describe` makes of a result as JSON."""
     body = await convert(lambda: msgspec.json.encode(describe()), found, pipeline, call)
     return LargeResponse(body, "application/json", pipeline.admission.memory) if is_large(found) else JsonResponse(body)
+
+
+async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes as JSON; both are done in a thread."""
+    body = await pipeline.threads.run(lambda: msgspec.json.encode(describe()), call.deadline, turn=call.turn())
+    return LargeResponse(body, "application/json", pipeline.admission.memory) if len(body) > _LARGE_BYTES else JsonResponse(body)
 
 
 async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:

@@ -8,22 +8,15 @@ from litestar.response.base import ASGIResponse
 
 from app.api.answering import drawn, native
 from app.api.answering.format import Format, ResponseInput
-from app.api.answering.responses import JsonResponse, LargeResponse
 from app.api.answering.schema import BoxFormat
 from app.api.answering.vectors import to_vector
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.pipeline.results import Classifications, Detections, Embedding, StepResult, TextLine, TextRegions
 
-_LARGE_BYTES = 1 << 18
-
 
 def to_objects(cascade: Cascade, answer: CascadeAnswer) -> Detections:
-    """Return what the first step has found; what is read of each object, and its classes, are drawn beside it.
-
-    Raises:
-        GatewayError: The first step has failed.
-    """
+    """Return what the first step has found, with titles of what later steps say; raise the error of the first step."""
     first, *later = cascade.steps
     (found,) = answer.require(first).results
     assert isinstance(found, Detections)  # noqa: S101 - `PathCascade` rejects others
@@ -77,11 +70,7 @@ def _describe(given: ResponseInput[Detections], **more: object) -> Mapping[str, 
 
 
 async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    body = await given.pipeline.threads.run(
-        lambda: msgspec.json.encode(_describe(given)), given.call.deadline, turn=given.call.turn()
-    )
-    is_large = len(body) > _LARGE_BYTES
-    return LargeResponse(body, "application/json", given.pipeline.admission.memory) if is_large else JsonResponse(body)
+    return await native.respond_in_thread(lambda: _describe(given), given.pipeline, given.call)
 
 
 async def _respond_with_picture(given: ResponseInput[Detections]) -> ASGIResponse:

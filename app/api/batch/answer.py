@@ -13,6 +13,7 @@ from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed,
 from app.api.context import RequestContext
 from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
+from app.pipeline.batch_request import BatchRequest
 from app.pipeline.results import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
@@ -69,11 +70,13 @@ class BatchResponse(msgspec.Struct, frozen=True):
 class ImagesAnswer(Generic[R, T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
-    def __init__(self, images: int, convert: Callable[[int, R], Awaitable[T]], context: RequestContext, metrics: Metrics) -> None:
+    def __init__(
+        self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
+    ) -> None:
         """Prepare for a number of images.
 
-        `convert` makes what is kept of an image, given its index and its result, as soon as it is done: converting all images
-        together would block the event loop.
+        `convert` makes what is kept of an image from its index and its result, as soon as it is done: all together would block the
+        event loop. None keeps the result.
         """
         self.totals: Counter[str] = Counter()
         """Sums over the images that succeeded, by what they count; part of the log."""
@@ -99,7 +102,16 @@ class ImagesAnswer(Generic[R, T]):
 
     async def keep(self, index: int, found: R) -> None:
         """Add the result of an image without counting it in the metrics of batches."""
-        self.converted[index] = await self._convert(index, found)
+        kept: Any = found if self._convert is None else await self._convert(index, found)
+        self.converted[index] = kept
+
+    async def run(self, batch: BatchRequest[R]) -> None:
+        """Add what becomes of each image of a batch, and log where the images of addresses were fetched."""
+        async with batch.run(self.add) as done:
+            for image in done:
+                await image
+        if batch.url_hosts:
+            self._context.log_fields["url_hosts"] = batch.url_hosts
 
     def all_or_errors(self) -> list[T | Exception]:
         """Return what was made of each image, or its error."""

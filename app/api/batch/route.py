@@ -21,12 +21,11 @@ from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_enc
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
+from app.api.documentation.openapi import ENCODED, ImageOperation, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
-from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
@@ -86,17 +85,11 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         """
         return await _handle_batch(request, worker, kind)
 
-    route = ModelRoute(
-        path,
-        task=task,
-        takes="images",
-        media_types=MEDIA_TYPES,
-        summary=summary,
-        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,), "contents": _LINES}),
-        responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
+    options: dict[str, Any] = {"task": task, "takes": "images", "media_types": MEDIA_TYPES, "summary": summary}
+    response = BatchResponse | list[CocoResult]
+    return own_route(
+        path, handle, response, "What became of each image", kinds=(kind,), operation=ImagesOperation, contents=_LINES, **options
     )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
 
 
 async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources, kind: type[BatchParameters]) -> ASGIApp:
@@ -128,19 +121,17 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
             batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
         finally:
             context.log_fields |= pipeline.log_fields(model)
-        if any(isinstance(image, str) for image in content.images):
-            context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if media_type == LINES:
+            if any(isinstance(image, str) for image in content.images):
+                context.log_fields["url_hosts"] = batch.url_hosts
 
             async def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
                 await answer.add(index, found, timing)
                 return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
 
             return _respond_in_lines(batch.run(report), answer, stack.pop_all())
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
+        await answer.run(batch)
         is_list = wanted.format == "coco-results"
         document = b"[%b]" % b",".join(filter(None, answer.all())) if is_list else to_document(answer, names)
         return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)

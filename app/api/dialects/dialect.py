@@ -31,13 +31,13 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
-from app.api.sight.image import Asking, by_cascade, named_cascade
+from app.api.sight.image import MODEL, Asking, by_cascade, named_cascade
 from app.api.sight.images import open_batch
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
 from app.pipeline.results import Detections
 
@@ -149,7 +149,7 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
     respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
-    asking: Asking[P, Any] | None = None,
+    asking: Asking[Any, Any] = MODEL,
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
@@ -168,29 +168,18 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
-        model = asking.first(worker, wanted) if asking else wanted.options.model or pipeline.default_for(wanted.options.task)
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
+        is_single = len(images) == 1
         try:
-            if len(images) == 1 and isinstance(images[0], bytes):
-                asked = asking.ask(worker, images[0], wanted, call) if asking else pipeline.run(images[0], wanted.options, call)
-                await answer.keep(0, await asked)
+            if is_single and isinstance(images[0], bytes):
+                await answer.keep(0, await asking.ask(worker, images[0], wanted, call))
             else:
-                batch = await (
-                    open_batch(worker, images, wanted, call, asking)
-                    if asking
-                    else BatchRequest.open(pipeline, images, wanted.options, call)
-                )
-                is_single = len(images) == 1
-                async with batch.run(answer.add) as done:
-                    for image in done:
-                        await image
-                if batch.url_hosts:
-                    context.log_fields["url_hosts"] = batch.url_hosts
+                await answer.run(await open_batch(worker, images, wanted, call, asking))
                 if is_single:
                     answer.all()
         finally:
-            context.log_fields |= pipeline.log_fields(model)
+            context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
         answer.log()
         return await respond(answer, wanted, call)
 

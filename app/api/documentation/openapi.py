@@ -1,10 +1,11 @@
 """OpenAPI descriptions of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import (
     OpenAPIFormat,
@@ -25,6 +26,7 @@ from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
+from app.api.routes import ModelRoute
 from app.errors import GatewayError
 from app.model.heads import Task
 
@@ -150,11 +152,27 @@ class ImageOperation(ContentOperation):
         )
 
 
-def operation_for(*tasks: Task) -> type[ImageOperation]:
-    """Return the operation of routes for models of these tasks."""
-    forms = [FORMS[task] for task in tasks]
-    pictures = {kind: binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
-    return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})
+def own_route(  # noqa: PLR0913 - the properties of a route
+    path: str,
+    handle: Callable[..., object],
+    response: object,
+    says: str,
+    *,
+    kinds: tuple[type[Parameters], ...],
+    operation: type[ImageOperation] = ImageOperation,
+    contents: Mapping[str, Schema] | None = None,
+    **options: Any,  # noqa: ANN401 - those of `ModelRoute`
+) -> HTTPRouteHandler:
+    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described."""
+    handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
+    operation_class = type("Operation", (operation,), {"kinds": kinds, "contents": contents or {}})
+    responses = {**describe(200, response, says), **PROBLEMS}
+    return ModelRoute(path, operation_class=operation_class, responses=responses, **options)(handle)
+
+
+def pictures_of(*tasks: Task) -> dict[str, Schema]:
+    """Describe the pictures that can be the response of routes for models of these tasks."""
+    return {kind: binary(kind) for task in tasks for kind in media_types_of(FORMS[task].formats) if kind != JSON}
 
 
 def with_contents(contents: dict[str, Schema]) -> type[ContentOperation]:

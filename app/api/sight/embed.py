@@ -16,15 +16,14 @@ from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, ImageOperation, describe, describe_form
+from app.api.documentation.openapi import ImageOperation, describe_form, own_route
 from app.api.parameters.parse import ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_document
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
-from app.api.sight.image import Answer, Asking, image_route
+from app.api.sight.image import MODEL, Answer, Asking, image_route
 from app.api.sight.images import ImagesForm, Place, images_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
@@ -129,15 +128,6 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
         return boxes
 
 
-def _first(worker: WorkerResources, wanted: EmbeddingParameters) -> str:
-    options, pipeline = wanted.options, worker.pipeline
-    return pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
-
-
-async def _embed(worker: WorkerResources, image: bytes, wanted: EmbeddingParameters, call: CallContext) -> Embedding:
-    return await worker.pipeline.run(image, wanted.options, call)
-
-
 async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
     """Return the size of an image, and the vectors of the parts in its boxes."""
     width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
@@ -188,21 +178,11 @@ def _parse_text(data: bytes, _: str, kind: type[ModelParameters]) -> ParsedBody:
 class _TextOperation(ImageOperation):
     """Describes a body with a text."""
 
-    kinds = (ModelParameters,)
-
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
         return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
 
 
-@ModelRoute(
-    "/embed/text",
-    task=None,
-    takes="text",
-    summary="Describe a text by a vector",
-    operation_class=_TextOperation,
-    responses={**describe(200, EmbedTextResponse, "The vector"), **PROBLEMS},
-)
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
@@ -239,7 +219,7 @@ ROUTES = [
         "/embed/batch",
         "embedding",
         EmbeddingParameters,
-        Asking(_first, _embed),
+        MODEL,
         ImagesForm(_to_result, lambda _: {}, _to_document),
         response=EmbedBatchResponse,
         summary="Describe several images by vectors",
@@ -248,11 +228,21 @@ ROUTES = [
         "/embed/boxes",
         "embedding",
         BoxesParameters,
-        Asking(_first, _embed_boxes),
+        Asking(MODEL.first, _embed_boxes),
         _to_boxes,
         response=EmbedBoxesResponse,
         summary="Describe parts of an image by vectors",
         description="Decode an image once, and describe the part of it in each box by a vector.",
     ),
-    embed_text,
+    own_route(
+        "/embed/text",
+        embed_text,
+        EmbedTextResponse,
+        "The vector",
+        kinds=(ModelParameters,),
+        operation=_TextOperation,
+        task=None,
+        takes="text",
+        summary="Describe a text by a vector",
+    ),
 ]

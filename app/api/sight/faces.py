@@ -17,17 +17,16 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
-from app.api.batch.body import ParsedBatch, decode_text, parse_batch, refuse_large
+from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
+from app.api.documentation.openapi import ENCODED, ImageOperation, describe_form, own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.routes import ModelRoute
 from app.api.sight.face import Face, to_faces
 from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade
 from app.api.sight.images import open_batch
@@ -161,8 +160,6 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
 class _PairOperation(ImageOperation):
     """Describes a body with two images."""
 
-    kinds = (VerifyParameters,)
-
     def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
         file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
         pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
@@ -176,15 +173,6 @@ class _PairOperation(ImageOperation):
         )
 
 
-@ModelRoute(
-    "/faces/verify",
-    task=None,
-    takes="images",
-    media_types=MEDIA_TYPES,
-    summary="Compare the faces in two images",
-    operation_class=_PairOperation,
-    responses={**describe(200, VerifyResponse, "Whether they are those of the same person"), **PROBLEMS},
-)
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
@@ -192,16 +180,8 @@ async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespons
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
         context.log_fields |= worker.pipeline.log_fields(LARGEST.first(worker, wanted))
-
-        async def keep(_: int, found: CascadeAnswer) -> CascadeAnswer:
-            return found
-
-        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), keep, context, worker.metrics)
-        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        batch = await open_batch(worker, content.images, wanted, call, LARGEST)
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
+        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
+        await answer.run(await open_batch(worker, content.images, wanted, call, LARGEST))
         answer.log()
         response = compare(answer.all(), wanted.threshold, context)
     return JsonResponse(msgspec.json.encode(response))
@@ -210,10 +190,7 @@ async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespons
 def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestContext) -> VerifyResponse:
     """Compare the largest faces of two images, which `LARGEST` has described.
 
-    Raises:
-        NoFace: An image has none.
-        UnsupportedModel: Descriptions of the model cannot be compared.
-        GatewayError: A step has failed.
+    Raise NoFace if an image has none, UnsupportedModel if descriptions of the model cannot be compared, or the error of a step.
     """
     (one, vector), (other, other_vector) = map(_largest, _IMAGES, found)
     distance = vector.spec.match_distance
@@ -261,5 +238,16 @@ ROUTES = [
         description="Detect faces, and describe each by a vector that tells whose it is.",
         check=require_faces,
     ),
-    verify,
+    own_route(
+        "/faces/verify",
+        verify,
+        VerifyResponse,
+        "Whether they are those of the same person",
+        kinds=(VerifyParameters,),
+        operation=_PairOperation,
+        task=None,
+        takes="images",
+        media_types=MEDIA_TYPES,
+        summary="Compare the faces in two images",
+    ),
 ]

@@ -15,12 +15,11 @@ from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.route import MEDIA_TYPES, ImagesOperation
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, describe
+from app.api.documentation.openapi import own_route
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
-from app.api.sight.image import Answer, Asking, P, R
+from app.api.sight.image import MODEL, Answer, Asking, P, R
 from app.model.heads import Task
 from app.model.reference import split_reference
 from app.pipeline.batch_request import BatchRequest, Image
@@ -86,24 +85,23 @@ def images_route(  # noqa: PLR0913 - the properties of a route
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         return await _answer_images(request, worker, kind, asking, form)
 
-    route = ModelRoute(
-        path,
-        task=task,
-        takes="images",
-        media_types=MEDIA_TYPES,
-        summary=summary,
-        description=_DESCRIPTION,
-        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,)}),
-        responses={**describe(200, response, "What became of each image"), **PROBLEMS},
-    )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
+    options: dict[str, Any] = {
+        "task": task,
+        "takes": "images",
+        "media_types": MEDIA_TYPES,
+        "summary": summary,
+        "description": _DESCRIPTION,
+    }
+    return own_route(path, handle, response, "What became of each image", kinds=(kind,), operation=ImagesOperation, **options)
 
 
 async def open_batch(
     worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, R]
 ) -> BatchRequest[R]:
-    """Open a batch whose images are asked about by a route, with these parameters; errors are those of `BatchRequest.open_with`."""
+    """Open a batch of images, of which those that are too large fail; errors are those of `BatchRequest.open_with`."""
+    refuse_large(images, worker.deployment.body_limits.max_bytes)
+    if asking is MODEL:
+        return await BatchRequest.open(worker.pipeline, images, wanted.options, call)  # type: ignore[attr-defined]
 
     def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
         return asking.ask(worker, image, wanted, own_call)
@@ -138,13 +136,7 @@ async def _answer_images(
             return encoded
 
         answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
-        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        batch = await open_batch(worker, content.images, wanted, call, asking)
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
-        if batch.url_hosts:
-            context.log_fields["url_hosts"] = batch.url_hosts
+        await answer.run(await open_batch(worker, content.images, wanted, call, asking))
         answer.log()
         results = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
         document = form.document(results=results, failures=answer.failures(names), **answer.summary(), **answer.totals)
