@@ -1,6 +1,7 @@
 """POST /detect, /classify, /segment, /pose, /obb, /embed/image and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -101,18 +102,17 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         wanted: Any  # has what its task has
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, question = content.image, wanted.options
-        formats = FORMS[question.task].formats if cascade is None else steps.FORMATS
-        respond = respond or select(formats, wanted.format, context.accept).respond
-        model, answer = question.model or pipeline.default_for(question.task), None
+        respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
+        model, add_steps = question.model or pipeline.default_for(question.task), None
         try:
             if cascade is None:
                 found = await pipeline.run(image, question, call)
             else:
-                answer = cascade, await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
-                found = steps.to_objects(*answer)
+                answer = await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
+                found, add_steps = steps.to_objects(cascade, answer), partial(steps.add_steps, cascade, answer, wanted.boxes)
         finally:
             context.log_fields |= pipeline.log_fields(model)
         if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}
-        return await respond(ResponseInput(found, image, wanted, context, call, pipeline, answer))
+        return await respond(ResponseInput(found, image, wanted, context, call, pipeline, add_steps))

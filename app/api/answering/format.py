@@ -33,8 +33,8 @@ class ResponseInput(NamedTuple, Generic[Found]):
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
-    steps: Any = None
-    """Of a cascade, its definition and all that it has answered."""
+    add_steps: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Of a cascade, adds what its later steps say to the description of its first one's result."""
 
 
 class Format(NamedTuple):

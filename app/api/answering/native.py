@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from litestar.response.base import ASGIResponse
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from app.api.answering.format import Format, ResponseInput
@@ -44,15 +44,18 @@ T = TypeVar("T")
 def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
     """Describe the result of one request."""
     detections = to_detections(found, unit)
-    return DetectResponse(
-        detections=detections,
-        num_detections=len(detections),
-        status="success",
-        image=ImageSize(found.width, found.height),
-        model=ModelUsed.of(found),
-        total_time_ms=round(total_time_ms, 2),
-        request_id=request_id,
-    )
+    return DetectResponse(detections, len(detections), **_ending(found, total_time_ms, request_id))
+
+
+def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
+    """Return the fields of a `ResultOfModel`."""
+    size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
+    return {"image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
+
+
+def ending_of(given: ResponseInput[Any]) -> dict[str, Any]:
+    """Return the fields of a `ResultOfModel` for the result of a request."""
+    return _ending(given.found, given.context.timing.total, given.context.request_id)
 
 
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
@@ -158,11 +161,17 @@ async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, 
     return LargeResponse(body, "application/json", pipeline.admission.memory) if len(body) > _LARGE_BYTES else JsonResponse(body)
 
 
-async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    def describe() -> DetectResponse:
-        return to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
+def describe(given: ResponseInput[Detections], visualization: bytes | UnsetType = UNSET) -> DetectResponse | dict[str, Any]:
+    """Describe the result of a request, and of a cascade what its later steps say; add the picture, if any."""
+    response = to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
+    response = msgspec.structs.replace(response, visualization=visualization)
+    return response if given.add_steps is None else given.add_steps(msgspec.to_builtins(response))
 
-    return await respond_json(describe, given.found, given.pipeline, given.call)
+
+async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
+    if given.add_steps is not None:
+        return await respond_in_thread(partial(describe, given), given.pipeline, given.call)
+    return await respond_json(partial(describe, given), given.found, given.pipeline, given.call)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -177,18 +186,8 @@ def to_classifications(found: Classifications) -> list[Classification]:
 
 
 async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    found = given.found
-    classifications = to_classifications(found)
-    response = ClassifyResponse(
-        classifications=classifications,
-        num_classifications=len(classifications),
-        status="success",
-        image=ImageSize(found.width, found.height),
-        model=ModelUsed.of(found),
-        total_time_ms=round(given.context.timing.total, 2),
-        request_id=given.context.request_id,
-    )
-    return JsonResponse(msgspec.json.encode(response))
+    classifications = to_classifications(given.found)
+    return JsonResponse(msgspec.json.encode(ClassifyResponse(classifications, len(classifications), **ending_of(given))))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)

@@ -79,16 +79,28 @@ class ModelUsed(msgspec.Struct, frozen=True):
         return cls(found.spec.name, found.version, "triton", found.spec.device)
 
 
-class DetectResponse(msgspec.Struct, frozen=True):
-    """Detections, by descending confidence."""
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer ends with."""
 
-    detections: list[Detection]
-    num_detections: int
-    status: Literal["success"]
+    total_time_ms: float
+    request_id: str
+
+
+class ResultOfModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer of one model about one image ends with."""
+
+    status: Literal["success"] = "success"
     image: ImageSize
     model: ModelUsed
     total_time_ms: float
     request_id: str
+
+
+class DetectResponse(ResultOfModel, frozen=True):
+    """Detections, by descending confidence."""
+
+    detections: list[Detection]
+    num_detections: int
     visualization: bytes | UnsetType = UNSET
     """The picture with the detections drawn on it, in base64; only for `format=image_and_json`."""
 
@@ -116,16 +128,11 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
 
 
-class ClassifyResponse(msgspec.Struct, frozen=True):
+class ClassifyResponse(ResultOfModel, frozen=True):
     """Classes, by descending confidence."""
 
     classifications: list[Classification]
     num_classifications: int
-    status: Literal["success"]
-    image: ImageSize
-    model: ModelUsed
-    total_time_ms: float
-    request_id: str
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from app.api.answering import problems
 from app.api.answering.native import to_coco_results, to_detections
-from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed, Problem
+from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed, Problem, Timed
 from app.api.context import RequestContext
 from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
@@ -51,7 +51,7 @@ class BatchFailure(msgspec.Struct, frozen=True):
     """The response, including the status, that the image would get in a request of its own."""
 
 
-class BatchResponse(msgspec.Struct, frozen=True):
+class BatchResponse(Timed, frozen=True):
     """The results and the failures of a batch, each in the order of the request."""
 
     total_images: int
@@ -63,8 +63,6 @@ class BatchResponse(msgspec.Struct, frozen=True):
     """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
     model: ModelUsed | None
     """The model that produced the results; null if all images failed."""
-    total_time_ms: float
-    request_id: str
 
 
 class ImagesAnswer(Generic[R, T]):

@@ -14,9 +14,9 @@ from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import ModelParameters
 from app.api.parameters.tasks import Url
-from app.api.sight.face import Face, to_faces
+from app.api.sight.faces import Face, to_faces
 from app.api.sight.image import Answer, Asking, image_route, named_cascade
-from app.api.sight.images import Documents, form_of, images_route
+from app.api.sight.images import Documents, images_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.definition import Cascade, Step
 from app.cascade.run import CascadeAnswer, StepAnswer, run_cascade
@@ -114,8 +114,13 @@ class AnalyzeAnswer(Answer, kw_only=True):
         self.timing = {f"{step}_ms": round(end - begin, 2) for step, (begin, end) in context.timing.steps.items()}
         return super().complete(context)
 
+    def totals(self) -> dict[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        totals = {"total_detections": self.num_detections, "total_faces": self.num_faces}
+        return totals | {"images_with_text": int(self.has_text)}
 
-class AnalyzeDocument(Documents, kw_only=True):
+
+class AnalyzeDocument(Documents, frozen=True, kw_only=True):
     """What is known of several images."""
 
     results: list[AnalyzeAnswer]
@@ -218,11 +223,6 @@ _PARTS: dict[str, tuple[str, Callable[[AnalyzeAnswer, CascadeAnswer, StepAnswer]
 """By step, in this order: the part of the answer that it is about, and what describes it there."""
 
 
-def _totals(answer: AnalyzeAnswer) -> dict[str, int]:
-    totals = {"total_detections": answer.num_detections, "total_faces": answer.num_faces}
-    return totals | {"images_with_text": int(answer.has_text)}
-
-
 ROUTES = [
     image_route(
         "/analyze",
@@ -240,7 +240,8 @@ ROUTES = [
         DetectionHead.task,
         AnalyzeBatchParameters,
         Asking(_detector, _ask),
-        form_of(_to_answer, _totals, AnalyzeDocument),
+        _to_answer,
+        AnalyzeDocument,
         response=AnalyzeDocument,
         summary="Find objects, faces and text in several images",
     ),

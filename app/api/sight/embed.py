@@ -11,7 +11,7 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize, ModelUsed, Problem
+from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
@@ -24,7 +24,7 @@ from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_docume
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.sight.image import MODEL, Answer, Asking, image_route
-from app.api.sight.images import ImagesForm, Place, images_route
+from app.api.sight.images import images_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
@@ -40,11 +40,11 @@ _Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
 _Boxes = tuple[ImageSize, Sequence[Any]]
 
 
-class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddedImage(msgspec.Struct, kw_only=True):
     """The vector of one image of a batch, of length 1, or why there is none."""
 
-    index: int
-    filename: str | None
+    index: int = 0
+    filename: str | None = None
     embedding: list[float] | None = None
     embedding_norm: float | None = None
     model: ModelUsed | None = None
@@ -53,8 +53,16 @@ class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
     problem: Problem | None = None
     """The response, including the status, that the image would get in a request of its own."""
 
+    def put(self, index: int, filename: str | None) -> None:
+        """Set the place in the batch."""
+        self.index, self.filename = index, filename
 
-class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
+    def totals(self) -> dict[str, int]:
+        """Return that there are no sums."""
+        return {}
+
+
+class EmbedBatchResponse(Timed, frozen=True, kw_only=True):
     """The vectors of several images, in the order of the request."""
 
     total: int
@@ -62,8 +70,6 @@ class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     results: list[EmbeddedImage]
     status: Literal["success", "partial", "all_failed"]
-    total_time_ms: float
-    request_id: str
 
 
 class EmbeddedBox(msgspec.Struct, frozen=True):
@@ -85,7 +91,7 @@ class EmbedBoxesResponse(Answer, kw_only=True):
     """The model that described them; null without boxes."""
 
 
-class EmbedTextResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedTextResponse(Timed, frozen=True, kw_only=True):
     """The vector of a text, of length 1."""
 
     embedding: list[float]
@@ -93,8 +99,6 @@ class EmbedTextResponse(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     status: Literal["success"] = "success"
     model: ModelUsed
-    total_time_ms: float
-    request_id: str
 
 
 class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -134,14 +138,8 @@ async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParam
     return ImageSize(width, height), found
 
 
-def _to_result(_: EmbeddingParameters, found: Embedding, place: Place) -> EmbeddedImage:
-    return EmbeddedImage(
-        index=place.image_index,
-        filename=place.filename,
-        embedding=to_vector(found.vector),
-        embedding_norm=to_norm(found.norm),
-        model=ModelUsed.of(found),
-    )
+def _to_result(_: EmbeddingParameters, found: Embedding) -> EmbeddedImage:
+    return EmbeddedImage(embedding=to_vector(found.vector), embedding_norm=to_norm(found.norm), model=ModelUsed.of(found))
 
 
 def _to_document(
@@ -220,7 +218,8 @@ ROUTES = [
         "embedding",
         EmbeddingParameters,
         MODEL,
-        ImagesForm(_to_result, lambda _: {}, _to_document),
+        _to_result,
+        _to_document,
         response=EmbedBatchResponse,
         summary="Describe several images by vectors",
     ),

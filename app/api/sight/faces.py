@@ -11,10 +11,11 @@ import msgspec
 from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize
+from app.api.answering.schema import ImageSize, Timed
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
@@ -27,16 +28,16 @@ from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.sight.face import Face, to_faces
-from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade
+from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade, to_fractions
 from app.api.sight.images import open_batch
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.embedding.outputs import similarity
 from app.errors import MalformedRequest, NoFace, NotOffered, UnsupportedModel
-from app.pipeline.results import Detections, Embedding
+from app.pipeline.results import Detections, Embedding, StepResult
 
 _IMAGES = ("image1", "image2")
+_LANDMARKS = 5
 _Score = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -56,6 +57,21 @@ class VerifyParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True,
     threshold: Annotated[
         _Score, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
     ] = 0.6
+
+
+class Face(msgspec.Struct):
+    """A face."""
+
+    box: list[float]
+    """x1 y1 x2 y2 as fractions of the upright image."""
+    landmarks: list[float]
+    """x y of both eyes, the nose and the corners of the mouth, as fractions of the image; the left ones are first."""
+    score: float
+    """Of the detector, from 0 to 1."""
+    quality: float
+    """How suitable the face is for telling whose it is, from 0 to 1: how certain, large and frontal it is."""
+    embedding: list[float] | UnsetType | None = UNSET
+    """In `/analyze`: the vector that tells whose it is, of length 1; null if it is not wanted, or there is none."""
 
 
 class FacesAnswer(Answer, kw_only=True):
@@ -81,7 +97,7 @@ class VerifiedImage(msgspec.Struct, frozen=True):
     """Index of the face that was compared, the largest one, by descending score."""
 
 
-class VerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyResponse(Timed, frozen=True, kw_only=True):
     """Whether the largest faces of two images are those of the same person."""
 
     match: bool
@@ -91,8 +107,6 @@ class VerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     image1: VerifiedImage
     image2: VerifiedImage
-    total_time_ms: float
-    request_id: str
 
 
 def require_faces(worker: WorkerResources) -> None:
@@ -112,6 +126,16 @@ LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
     lambda worker, wanted: _choose(worker, wanted).vary(descriptions={"max_crops": 1, "order": "size"})
 )
 """Asks for the faces of an image, and for the vector of the largest one; the parameters have a `confidence`."""
+
+
+def to_faces(found: StepResult) -> list[Face]:
+    """Convert faces to their JSON objects, by descending score; raise UnsupportedModel if they do not have five landmarks."""
+    if not isinstance(found, Detections) or found.keypoints is None or found.keypoints.shape[1] != _LANDMARKS:
+        raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
+    points = found.keypoints
+    boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
+    qualities = to_scores(found.qualities)
+    return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
 
 
 def _faces_of(found: CascadeAnswer) -> Detections:

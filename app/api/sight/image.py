@@ -1,8 +1,8 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +39,16 @@ P = TypeVar("P", bound=Parameters)
 R = TypeVar("R")
 
 
+class Placed(Protocol):
+    """What is said of an image of a batch."""
+
+    def put(self, index: int, filename: str | None) -> None:
+        """Set its place in the batch."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Return what it adds to the sums over all images."""
+
+
 class Answer(msgspec.Struct, kw_only=True):
     """What every answer about an image has: in a batch its place there, otherwise time and id of the request."""
 
@@ -55,6 +65,14 @@ class Answer(msgspec.Struct, kw_only=True):
         """Set what the answer to a request about one image ends with; return the answer."""
         self.total_time_ms, self.request_id = round(context.timing.total, 2), context.request_id
         return self
+
+    def put(self, index: int, filename: str | None) -> None:
+        """Set the place in the batch."""
+        self.image_index, self.filename = index, filename
+
+    def totals(self) -> Mapping[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {}
 
 
 class Asking(NamedTuple, Generic[P, R]):

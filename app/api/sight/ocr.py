@@ -12,7 +12,7 @@ from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import Url
 from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
-from app.api.sight.images import Documents, form_of, images_route
+from app.api.sight.images import Documents, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.model.heads import TextDetectionHead
@@ -66,8 +66,12 @@ class OcrAnswer(Answer, kw_only=True):
     """The texts, one a line."""
     num_texts: int
 
+    def totals(self) -> dict[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {"total_text_regions": self.num_texts, "images_with_text": int(self.num_texts > 0)}
 
-class OcrDocument(Documents, kw_only=True):
+
+class OcrDocument(Documents, frozen=True, kw_only=True):
     """The text in several images."""
 
     results: list[OcrAnswer]
@@ -117,10 +121,6 @@ def _to_answer(wanted: OcrBatchParameters, found: CascadeAnswer) -> OcrAnswer:
     return OcrAnswer(regions=regions, image=ImageSize(found.width, found.height), truncated=found.truncated, **texts_of(regions))
 
 
-def _totals(answer: OcrAnswer) -> dict[str, int]:
-    return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
-
-
 def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
     """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
     read = _to_answer(wanted, found).regions
@@ -149,7 +149,8 @@ ROUTES = [
         TextDetectionHead.task,
         OcrBatchParameters,
         by_cascade(_choose),
-        form_of(_to_answer, _totals, OcrDocument),
+        _to_answer,
+        OcrDocument,
         response=OcrDocument,
         summary="Read the text in several images",
     ),
