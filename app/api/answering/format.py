@@ -53,11 +53,7 @@ def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:
 
 
 def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format:
-    """Choose a format by name, or by the header `Accept` if it is None; the first is the default.
-
-    Raises:
-        NotAcceptable: The header allows none of the media types.
-    """
+    """Choose a format by name, or by the header `Accept` if it is None; raise NotAcceptable if that allows none of them."""
     if name is not None:
         return next(format_ for format_ in formats if format_.name == name)
     by_type = media_types_of(formats)

@@ -43,12 +43,7 @@ class ParsedBatch(NamedTuple):
 
 
 def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
-    """Parse a multipart or JSON body, depending on its `Content-Type`, with parameters of a kind.
-
-    Raises:
-        MalformedRequest: The body is not well formed, or contains no image or too many.
-        InvalidParameter: A parameter in the body is unknown or not text.
-    """
+    """Parse a multipart or JSON body, depending on its `Content-Type`; errors are those of `parse_body`."""
     parsed = _parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else _parse_json(data, kind)
     if not parsed.images:
         raise MalformedRequest(

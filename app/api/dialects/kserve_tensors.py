@@ -83,9 +83,7 @@ class InferRequest(NamedTuple):
     def parse(cls, data: bytes, header_length: str) -> "InferRequest":
         """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
 
-        Raises:
-            MalformedRequest: It is no request with one input, or with one image; or the sizes do not fit.
-            InvalidParameter: A parameter is not supported.
+        Raise MalformedRequest unless it has one input and the sizes fit, InvalidParameter if a parameter is not supported.
         """
         is_number = header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS
         nbytes = int(header_length) if is_number else len(data)

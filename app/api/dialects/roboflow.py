@@ -117,14 +117,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
         )
 
 
-class _SegmentationParameters(_V1Parameters, frozen=True, kw_only=True):
-    task = "segmentation"
-
-
-class _KeypointParameters(_V1Parameters, frozen=True, kw_only=True):
-    task = "pose"
-
-
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     confidence: Annotated[float, Meta(ge=0, le=100)] | Usual = _DEFAULTS.confidence
     """A fraction below 1, otherwise a percentage."""
@@ -182,8 +174,9 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
-def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
+def _infer_route(path: str, task: Task) -> HTTPRouteHandler:
     """Make a route of v1. Its task only chooses the default model: the answer is that of the model."""
+    kind: Any = msgspec.defstruct("_Parameters", (), bases=(_V1Parameters,), namespace={"task": task}, frozen=True, kw_only=True)
 
     async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
@@ -251,9 +244,9 @@ def _is_v0(scope: HTTPScope) -> bool:
 
 
 _INFER = [
-    _infer_route("/infer/object_detection", _V1Parameters),
-    _infer_route("/infer/instance_segmentation", _SegmentationParameters),
-    _infer_route("/infer/keypoints_detection", _KeypointParameters),
+    _infer_route("/infer/object_detection", "detection"),
+    _infer_route("/infer/instance_segmentation", "segmentation"),
+    _infer_route("/infer/keypoints_detection", "pose"),
 ]
 DIALECT = Dialect(
     "roboflow", [list_models, add_model, *_INFER, *roboflow_core.ROUTES, infer_v0], write_error, applies={_V0: _is_v0}

@@ -106,12 +106,7 @@ def split_classes(classes: str | list[str] | None) -> list[str] | None:
 
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
-    """Convert name-value pairs to parameters of a kind.
-
-    Raises:
-        InvalidParameter: A name is unknown or repeated, or a value is not valid.
-        UnknownModel: No model can have this name.
-    """
+    """Convert name-value pairs to parameters of a kind; raise InvalidParameter, or UnknownModel for what can be no model's name."""
     if not pairs:
         defaults: P = _defaults(kind)
         return defaults

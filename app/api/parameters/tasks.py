@@ -262,11 +262,7 @@ class PathModel:
         return None if spec is None else self._kind_of(spec)
 
     async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
-        """Return the type of the parameters; ask Triton for the task if necessary.
-
-        Raises:
-            GatewayError: As `Pipeline.prepare` and `_kind_of` say.
-        """
+        """Return the type of the parameters; ask Triton for the task if necessary; errors are those of `Pipeline.prepare`, too."""
         spec = await self._pipeline.prepare(self._reference, deadline, caller)
         return self._kind_of(spec)
 
