@@ -9,7 +9,6 @@ from app.model.heads import Task
 from app.pipeline.results import TaskResult
 
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
-"""How boxes are written."""
 
 
 class Rle(msgspec.Struct, frozen=True):
@@ -51,7 +50,6 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     mask_offset: tuple[int, int] | UnsetType = UNSET
     """Column and row of the image at which the PNG begins."""
     keypoints: list[Keypoint] | UnsetType = UNSET
-    """Of a pose."""
     rotation: float | UnsetType = UNSET
     """Of an oriented box: the angle of its first edge, a long one, in radians from 0 to pi, clockwise."""
     corners: list[tuple[float, float]] | UnsetType = UNSET
@@ -167,7 +165,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     status: str = "UNAVAILABLE"
     """Triton's state of the model, such as `READY`; `UNAVAILABLE` also if Triton does not have the model or reports no state."""
     backend: str | None = None
-    """The Triton backend that runs it."""
     max_batch_size: int | None = None
     has_labels: bool = False
     num_classes: int | None = None

@@ -31,7 +31,6 @@ class BatchResult(msgspec.Struct, frozen=True):
     image_index: int
     """Position in the request, from 0."""
     detections: list[Detection]
-    """The detections, by descending confidence."""
     num_detections: int
     status: Literal["success"]
     pipeline: None
@@ -46,7 +45,6 @@ class BatchFailure(msgspec.Struct, frozen=True):
     filename: str | None
     index: int
     error: str
-    """The problem's detail."""
     problem: Problem
     """The response, including the status, that the image would get in a request of its own."""
 

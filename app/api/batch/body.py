@@ -16,7 +16,6 @@ from app.remote.address import is_address
 
 MAX_IMAGES = 64
 FIELDS = ("images", "image", "file")
-"""Names of form fields that contain an image."""
 
 _MAX_PARAMETERS = 16
 _EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
@@ -35,11 +34,8 @@ class ParsedBatch(NamedTuple):
     """A parsed batch."""
 
     images: list[Image]
-    """The images, at least one."""
     names: list[str | None]
-    """The file name of each image, or None."""
     parameters: Pairs
-    """Name and value of each parameter in the body."""
 
 
 def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:

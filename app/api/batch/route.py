@@ -35,7 +35,6 @@ from app.telemetry.timing import Timing
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
 MEDIA_TYPES = frozenset({MULTIPART, JSON, URLENCODED})
-"""The types of bodies with several images."""
 
 
 @dataclass

@@ -25,7 +25,7 @@ from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
-from app.api.parameters.parse import ModelParameters, Pairs
+from app.api.parameters.parse import Fraction, ModelParameters, Pairs
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
@@ -45,11 +45,8 @@ AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-
 
 READING: Asking[Any, CascadeAnswer] = by_cascade(lambda worker, _: named_cascade(worker, "ocr", "lines", "text"))
-"""Asks for the text in an image."""
 
 
 class Dialect(NamedTuple):
@@ -58,7 +55,6 @@ class Dialect(NamedTuple):
     name: str
     """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
-    """Route handlers, with the paths of the other service."""
     write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
     """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
@@ -91,7 +87,6 @@ class OptionsByModel(DetectOptions):
 
     __slots__ = ()
     tasks: ClassVar[Container[Task]] = HEADS
-    """The tasks that the dialect has."""
 
     def reader(self, spec: ModelSpec) -> Reader[Detections]:
         """Return the reader of detections; errors are those of `DetectOptions.reader`."""
@@ -115,7 +110,6 @@ class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
     """Parameters of dialects with a minimum score; subclasses set its name and default."""
 
     kind: ClassVar[type[DetectOptions]] = DetectOptions
-    """Type of the options."""
     confidence: Fraction = 0.5
 
     @property

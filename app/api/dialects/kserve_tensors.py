@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from app.api.parameters.parse import Pairs
+from app.api.parameters.parse import Fraction, Pairs
 from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import MAX_DETECTIONS
@@ -25,7 +25,6 @@ _EXAMPLE = '{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "da
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 _Name = Annotated[str, Meta(max_length=256)]
-_Fraction = Annotated[float, Meta(ge=0, le=1)]
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**31)], ...], Meta(min_length=1, max_length=8)]
 
 
@@ -33,8 +32,8 @@ class Parameters(msgspec.Struct, frozen=True):
     """Parameters of a request; others are ignored."""
 
     binary_data_output: bool = False
-    confidence: _Fraction = 0.25
-    iou: _Fraction | None = None
+    confidence: Fraction = 0.25
+    iou: Fraction | None = None
     max_detections: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = 100
     """For a classifier, the maximum number of classes."""
 

@@ -30,7 +30,6 @@ from app.api.dialects.dialect import (
     AnyRequest,
     Dialect,
     DialectParameters,
-    Fraction,
     OptionsByModel,
     answer_each,
     detectors,
@@ -39,7 +38,7 @@ from app.api.dialects.dialect import (
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
-from app.api.parameters.parse import check_model_name, split_classes
+from app.api.parameters.parse import Fraction, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
@@ -96,7 +95,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     repeatable = frozenset({"class_filter"})
     confidence: Fraction | Usual = _DEFAULTS.confidence
     keypoint_confidence: Fraction = 0.0
-    """Minimum confidence of a keypoint."""
     iou_threshold: Fraction | None = None
     class_filter: str | list[str] | None = None
     class_agnostic_nms: bool = False

@@ -28,7 +28,6 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     generate_bounding_boxes: bool | None = None
     """Whether the answer has the place of each line; None for the default of the path."""
     url: str | None = None
-    """The URL of the image."""
 
     @property
     def options(self) -> EmbedOptions:  # type: ignore[override]  # only of the routes for vectors

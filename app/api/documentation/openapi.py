@@ -98,7 +98,6 @@ def binary(media_type: str) -> Schema:
 
 
 ENCODED = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address")
-"""An image in JSON."""
 
 
 def describe_form(fields: dict[str, Schema], required: list[str] | None = None) -> OpenAPIMediaType:
@@ -111,7 +110,6 @@ class ContentOperation(Operation):
     """Adds content to the response, which Litestar cannot derive from the type that the handler returns."""
 
     contents: ClassVar[Mapping[str, Schema]] = {}
-    """Schemas by media type."""
 
     def __post_init__(self) -> None:
         if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
@@ -123,7 +121,6 @@ class ImageOperation(ContentOperation):
     """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
-    """Types of the parameters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,7 +34,6 @@ Url = Annotated[
         "fetch from that host."
     ),
 ]
-"""The parameter `url`."""
 
 
 class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -251,7 +250,6 @@ class PathModel:
         """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
-        """These parameters."""
         self._reference = pipeline.refer_to(name, self.common.version)
         self._pipeline = pipeline
 

@@ -35,7 +35,6 @@ class ClientWatch(Interruption):
         self._loop = asyncio.get_running_loop()
         self._start = self._progress = self._loop.time()
         self._waiting: asyncio.Task[None] | None = None
-        """Waits for the client to disconnect."""
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(_FIRST_CHECK_SECONDS, self._check)

@@ -12,7 +12,7 @@ from app.api.answering.schema import ImageSize
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
-from app.api.parameters.parse import ModelParameters
+from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.faces import Face, to_faces
 from app.api.sight.image import Answer, Asking, image_route, named_cascade
@@ -26,14 +26,12 @@ from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections, Embedding, StepResult
 
-_Score = Annotated[float, Meta(ge=0, le=1)]
-
 
 class _Parameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_embedding: Annotated[bool, Meta(description="Whether the image and each object get a vector.")] = False
     include_face_embeddings: Annotated[bool, Meta(description="Whether each face gets a vector.")] = False
-    confidence: Annotated[_Score, Meta(description="Minimum confidence of an object.")] = 0.25
-    face_confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of an object.")] = 0.25
+    face_confidence: Annotated[Fraction, Meta(description="Minimum score of a face.")] = 0.5
     enable_ocr: Annotated[bool, Meta(description="Whether text is read.")] = True
 
 

@@ -17,13 +17,13 @@ from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ImageOperation, describe_form, own_route
-from app.api.parameters.parse import ModelParameters
+from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_document
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.sight.image import MODEL, Answer, Asking, image_route
+from app.api.sight.image import MODEL, Answer, Asking, Placed, image_route
 from app.api.sight.images import images_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
@@ -35,16 +35,14 @@ _TEXT_MODEL = "embedding_text"
 _MAX_BOXES = 100
 _MAX_TEXT_BYTES = 4096
 _EXAMPLE = 'expected a JSON object such as {"text": "a red car"}'
-_Fraction = Annotated[float, Meta(ge=0, le=1)]
-_Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
+_Box = tuple[Fraction, Fraction, Fraction, Fraction]
 _Boxes = tuple[ImageSize, Sequence[Any]]
 
 
-class EmbeddedImage(msgspec.Struct, kw_only=True):
+class EmbeddedImage(Placed, kw_only=True):
     """The vector of one image of a batch, of length 1, or why there is none."""
 
-    index: int = 0
-    filename: str | None = None
+    image_index: int = msgspec.field(default=0, name="index")
     embedding: list[float] | None = None
     embedding_norm: float | None = None
     model: ModelUsed | None = None
@@ -52,14 +50,6 @@ class EmbeddedImage(msgspec.Struct, kw_only=True):
     error: str | None = None
     problem: Problem | None = None
     """The response, including the status, that the image would get in a request of its own."""
-
-    def put(self, index: int, filename: str | None) -> None:
-        """Set the place in the batch."""
-        self.index, self.filename = index, filename
-
-    def totals(self) -> dict[str, int]:
-        """Return that there are no sums."""
-        return {}
 
 
 class EmbedBatchResponse(Timed, frozen=True, kw_only=True):
@@ -153,7 +143,7 @@ def _to_document(
     failed = {one.index: one for one in failures or ()}
     succeeded = iter(results)
     every: list[Any] = [
-        EmbeddedImage(index=index, filename=one.filename, status="error", error=one.error, problem=one.problem)
+        EmbeddedImage(image_index=index, filename=one.filename, status="error", error=one.error, problem=one.problem)
         if (one := failed.get(index))
         else next(succeeded)
         for index in range(total_images)

@@ -23,7 +23,7 @@ from app.api.batch.route import MEDIA_TYPES
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import ENCODED, ImageOperation, describe_form, own_route
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
@@ -38,11 +38,10 @@ from app.pipeline.results import Detections, Embedding, StepResult
 
 _IMAGES = ("image1", "image2")
 _LANDMARKS = 5
-_Score = Annotated[float, Meta(ge=0, le=1)]
 
 
 class _FaceParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+    confidence: Annotated[Fraction, Meta(description="Minimum score of a face.")] = 0.5
 
 
 class FaceParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,7 +54,7 @@ class VerifyParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True,
     """Parameters of a comparison of two faces."""
 
     threshold: Annotated[
-        _Score, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
+        Fraction, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
     ] = 0.6
 
 

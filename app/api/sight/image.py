@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,25 +39,24 @@ P = TypeVar("P", bound=Parameters)
 R = TypeVar("R")
 
 
-class Placed(Protocol):
-    """What is said of an image of a batch."""
+class Placed(msgspec.Struct, kw_only=True):
+    """What is said of an image, with its place if it is one of a batch."""
 
-    def put(self, index: int, filename: str | None) -> None:
-        """Set its place in the batch."""
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+    """Position in the request, from 0."""
 
     def totals(self) -> Mapping[str, int]:
-        """Return what it adds to the sums over all images."""
+        """Return what the image adds to the sums over a batch."""
+        return {}
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class Answer(Placed, kw_only=True):
     """What every answer about an image has: in a batch its place there, otherwise time and id of the request."""
 
     image: ImageSize
     truncated: bool = False
     """Whether there was more in the image than a request is answered about."""
-    filename: str | UnsetType | None = UNSET
-    image_index: int | UnsetType = UNSET
-    """Position in the request, from 0."""
     total_time_ms: float | UnsetType = UNSET
     request_id: str | UnsetType = UNSET
 
@@ -66,14 +65,6 @@ class Answer(msgspec.Struct, kw_only=True):
         self.total_time_ms, self.request_id = round(context.timing.total, 2), context.request_id
         return self
 
-    def put(self, index: int, filename: str | None) -> None:
-        """Set the place in the batch."""
-        self.image_index, self.filename = index, filename
-
-    def totals(self) -> Mapping[str, int]:
-        """Return what the image adds to the sums over a batch."""
-        return {}
-
 
 class Asking(NamedTuple, Generic[P, R]):
     """How a route asks about an image."""
@@ -81,7 +72,6 @@ class Asking(NamedTuple, Generic[P, R]):
     first: Callable[[WorkerResources, P], str]
     """Returns the reference of the model that is asked first."""
     ask: Callable[[WorkerResources, bytes, P, CallContext], Awaitable[R]]
-    """Answers about an encoded image."""
 
 
 MODEL: Asking[Any, Any] = Asking(

@@ -91,7 +91,7 @@ def images_route(  # noqa: PLR0913, PLR0917 - the properties of a route
             async def convert(index: int, found: R) -> bytes:
                 def encode() -> tuple[bytes, Mapping[str, int]]:
                     result = to_answer(wanted, found)
-                    result.put(index, names[index])
+                    result.image_index, result.filename = index, names[index]
                     return msgspec.json.encode(result), result.totals()
 
                 encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call._replace(is_batch=True).turn())

@@ -9,7 +9,7 @@ from msgspec import Meta
 from app.api.answering.native import rounded, to_scores
 from app.api.answering.schema import ImageSize
 from app.api.dependencies import WorkerResources
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
 from app.api.sight.images import Documents, images_route
@@ -19,15 +19,13 @@ from app.model.heads import TextDetectionHead
 from app.pipeline.results import Detections, TextLine, TextRegions
 
 MIN_SCORE = 0.8
-"""Default of the minimum score of a text."""
-_Score = Annotated[float, Meta(ge=0, le=1)]
 
 
 class OcrBatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a request for the text in several images."""
 
-    min_det_score: Annotated[_Score, Meta(description="Minimum score of the place of a line of text.")] = 0.5
-    min_rec_score: Annotated[_Score, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
+    min_det_score: Annotated[Fraction, Meta(description="Minimum score of the place of a line of text.")] = 0.5
+    min_rec_score: Annotated[Fraction, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
     filter_by_score: Annotated[
         bool,
         Meta(description="`false`: both minimum scores are ignored, and lines in which nothing was read are returned, too."),
