@@ -50,7 +50,7 @@ def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, reques
 def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
     """Return the fields of a `ResultOfModel`."""
     size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
-    return {"image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
+    return {"status": "success", "image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
 
 
 def ending_of(given: ResponseInput[Any]) -> dict[str, Any]:

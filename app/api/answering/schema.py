@@ -87,7 +87,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 class ResultOfModel(msgspec.Struct, frozen=True, kw_only=True):
     """What the answer of one model about one image ends with."""
 
-    status: Literal["success"] = "success"
+    status: Literal["success"]
     image: ImageSize
     model: ModelUsed
     total_time_ms: float

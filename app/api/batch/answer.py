@@ -78,6 +78,8 @@ class ImagesAnswer(Generic[R, T]):
         """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
+        self.model: ModelUsed | None = None
+        """The model that has found objects."""
         self._images = images
         self._convert = convert
         self._context = context
@@ -98,6 +100,9 @@ class ImagesAnswer(Generic[R, T]):
 
     async def keep(self, index: int, found: R) -> None:
         """Add the result of an image without counting it in the metrics of batches."""
+        if isinstance(found, Detections):
+            self.totals["detections"] += len(found.scores)
+            self.model = ModelUsed.of(found)
         kept: Any = found if self._convert is None else await self._convert(index, found)
         self.converted[index] = kept
 
@@ -147,32 +152,18 @@ class ImagesAnswer(Generic[R, T]):
         return [BatchFailure(names[index], index, problem.detail, problem) for index, problem in problems] or None
 
 
-class BatchAnswer(ImagesAnswer[Detections, T]):
-    """Keeps what becomes of each image of a batch of detections."""
-
-    _model: ModelUsed | None = None
-
-    async def keep(self, index: int, found: Detections) -> None:
-        """Add the detections in an image without counting it in the metrics of batches."""
-        await super().keep(index, found)
-        self.totals["detections"] += len(found.scores)
-        self._model = ModelUsed.of(found)
-
-    def summary(self) -> dict[str, Any]:
-        """Return what the response says of all images."""
-        return super().summary() | {"model": self._model}
-
-
 def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
     """Encode the result of an image for a document."""
     detections, size = to_detections(found, unit), ImageSize(found.width, found.height)
     return msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size))
 
 
-def to_document(answer: BatchAnswer[bytes], names: Sequence[str | None]) -> bytes:
+def to_document(answer: ImagesAnswer[Detections, bytes], names: Sequence[str | None]) -> bytes:
     """Encode a whole document."""
     results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-    return msgspec.json.encode(BatchResponse(results=results, failures=answer.failures(names), **answer.summary()))
+    return msgspec.json.encode(
+        BatchResponse(results=results, failures=answer.failures(names), model=answer.model, **answer.summary())
+    )
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

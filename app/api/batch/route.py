@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,11 @@ from app.api.answering import native
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse, LargeResponse
 from app.api.answering.schema import CocoResult
-from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
+from app.api.batch.answer import BatchResponse, ImagesAnswer, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, ImageOperation, describe_form, own_route
+from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
@@ -37,22 +37,18 @@ LINES = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MULTIPART, JSON, URLENCODED})
 
 
-@dataclass
-class ImagesOperation(ImageOperation):
-    """Describes a body with several images."""
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body with the images and these parameters."""
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
-        return RequestBody(
-            required=True,
-            description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
-            content={
-                kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
-                for kind, image in ((MULTIPART, file), (JSON, ENCODED))
-            },
-        )
+def describe_images(fields: dict[str, Schema]) -> RequestBody:
+    """Describe the body with the images and these parameters."""
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+    images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
+    return RequestBody(
+        required=True,
+        description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
+        content={
+            kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
+            for kind, image in ((MULTIPART, file), (JSON, ENCODED))
+        },
+    )
 
 
 _LINES = {
@@ -87,7 +83,7 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
     options: dict[str, Any] = {"task": task, "takes": "images", "media_types": MEDIA_TYPES, "summary": summary}
     response = BatchResponse | list[CocoResult]
     return own_route(
-        path, handle, response, "What became of each image", kinds=(kind,), operation=ImagesOperation, contents=_LINES, **options
+        path, handle, response, "What became of each image", kinds=(kind,), body=describe_images, contents=_LINES, **options
     )
 
 
@@ -112,7 +108,7 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
             memory.add(len(encoded) if native.is_large(found) else 0)
             return encoded
 
-        answer: BatchAnswer[bytes] = BatchAnswer(len(names), convert, context, worker.metrics)
+        answer: ImagesAnswer[Detections, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
@@ -137,7 +133,7 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
 
 
 def _respond_in_lines(
-    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
+    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: ImagesAnswer[Detections, bytes], request: ExitStack
 ) -> ASGIApp:
     """Send a line for each image as soon as it is done, then a summary; stop if the client has gone or does not read for too long.
 
@@ -152,7 +148,7 @@ def _respond_in_lines(
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
                         await _send_line(send, await line)
-                await _send_line(send, msgspec.json.encode(answer.summary()) + b"\n", more_body=False)
+                await _send_line(send, msgspec.json.encode(answer.summary() | {"model": answer.model}) + b"\n", more_body=False)
         except ClientGone:
             if not context.status:
                 raise

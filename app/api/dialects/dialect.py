@@ -156,7 +156,6 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
         if isinstance(found, Detections):
             memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
-            answer.totals["detections"] += len(found.scores)
         return found
 
     with ClientWatch(request.receive, context.body_limits) as client, memory:

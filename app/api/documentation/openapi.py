@@ -105,6 +105,9 @@ def describe_form(fields: dict[str, Schema], required: list[str] | None = None) 
     return OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={**fields}, required=required))
 
 
+DescribeBody = Callable[[dict[str, Schema]], RequestBody]
+
+
 @dataclass
 class ContentOperation(Operation):
     """Adds content to the response, which Litestar cannot derive from the type that the handler returns."""
@@ -116,10 +119,25 @@ class ContentOperation(Operation):
             found.content |= {kind: OpenAPIMediaType(schema=schema) for kind, schema in self.contents.items()}
 
 
+def _describe_image(fields: dict[str, Schema]) -> RequestBody:
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
+    return RequestBody(
+        required=False,
+        description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
+        content={
+            **{kind: OpenAPIMediaType(schema=binary(kind)) for kind in _RAW_TYPES},
+            MULTIPART: describe_form({"image": file, **fields}),
+            **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
+        },
+    )
+
+
 @dataclass
 class ImageOperation(ContentOperation):
     """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
+    describe_body: ClassVar[DescribeBody] = staticmethod(_describe_image)
+    """Describes the body with these parameters."""
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
 
     def __post_init__(self) -> None:
@@ -133,20 +151,7 @@ class ImageOperation(ContentOperation):
                 for name, schema in fields.items()
             ),
         ]
-        self.request_body = self.describe_body(fields)
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body with the image and these parameters."""
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        return RequestBody(
-            required=False,
-            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
-            content={
-                **{kind: OpenAPIMediaType(schema=binary(kind)) for kind in _RAW_TYPES},
-                MULTIPART: describe_form({"image": file, **fields}),
-                **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
-            },
-        )
+        self.request_body = type(self).describe_body(fields)
 
 
 def own_route(  # noqa: PLR0913 - the properties of a route
@@ -156,13 +161,14 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     says: str,
     *,
     kinds: tuple[type[Parameters], ...],
-    operation: type[ImageOperation] = ImageOperation,
+    body: DescribeBody = _describe_image,
     contents: Mapping[str, Schema] | None = None,
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
     """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described."""
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
-    operation_class = type("Operation", (operation,), {"kinds": kinds, "contents": contents or {}})
+    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
+    operation_class = type("Operation", (ImageOperation,), own)
     responses = {**describe(200, response, says), **PROBLEMS}
     return ModelRoute(path, operation_class=operation_class, responses=responses, **options)(handle)
 

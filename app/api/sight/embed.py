@@ -1,7 +1,6 @@
 """POST /embed/batch, /embed/boxes and /embed/text: vectors of several images, of parts of one, and of a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +15,7 @@ from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ImageOperation, describe_form, own_route
+from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
@@ -42,7 +41,8 @@ _Boxes = tuple[ImageSize, Sequence[Any]]
 class EmbeddedImage(Placed, kw_only=True):
     """The vector of one image of a batch, of length 1, or why there is none."""
 
-    image_index: int = msgspec.field(default=0, name="index")
+    image_index: int = msgspec.field(name="index")
+    filename: str | None
     embedding: list[float] | None = None
     embedding_norm: float | None = None
     model: ModelUsed | None = None
@@ -129,7 +129,8 @@ async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParam
 
 
 def _to_result(_: EmbeddingParameters, found: Embedding) -> EmbeddedImage:
-    return EmbeddedImage(embedding=to_vector(found.vector), embedding_norm=to_norm(found.norm), model=ModelUsed.of(found))
+    vector, norm, model = to_vector(found.vector), to_norm(found.norm), ModelUsed.of(found)
+    return EmbeddedImage(image_index=0, filename=None, embedding=vector, embedding_norm=norm, model=model)
 
 
 def _to_document(
@@ -162,13 +163,9 @@ def _parse_text(data: bytes, _: str, kind: type[ModelParameters]) -> ParsedBody:
     return ParsedBody(decode(content, str, _EXAMPLE).encode(), pairs)
 
 
-@dataclass
-class _TextOperation(ImageOperation):
-    """Describes a body with a text."""
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
-        return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
+def _describe_text(fields: dict[str, Schema]) -> RequestBody:
+    text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
+    return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
 
 
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
@@ -229,7 +226,7 @@ ROUTES = [
         EmbedTextResponse,
         "The vector",
         kinds=(ModelParameters,),
-        operation=_TextOperation,
+        body=_describe_text,
         task=None,
         takes="text",
         summary="Describe a text by a vector",

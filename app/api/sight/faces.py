@@ -4,7 +4,6 @@ They are off unless the setting `faces` is on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -22,7 +21,7 @@ from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, ImageOperation, describe_form, own_route
+from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
@@ -179,21 +178,17 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
     return parsed
 
 
-@dataclass
-class _PairOperation(ImageOperation):
-    """Describes a body with two images."""
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
-        return RequestBody(
-            required=True,
-            description="Two images: as form fields image1 and image2, or as a list in JSON.",
-            content={
-                MULTIPART: describe_form({**dict.fromkeys(_IMAGES, file), **fields}, [*_IMAGES]),
-                JSON: describe_form({"images": pair, **fields}, ["images"]),
-            },
-        )
+def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+    pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
+    return RequestBody(
+        required=True,
+        description="Two images: as form fields image1 and image2, or as a list in JSON.",
+        content={
+            MULTIPART: describe_form({**dict.fromkeys(_IMAGES, file), **fields}, [*_IMAGES]),
+            JSON: describe_form({"images": pair, **fields}, ["images"]),
+        },
+    )
 
 
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
@@ -267,7 +262,7 @@ ROUTES = [
         VerifyResponse,
         "Whether they are those of the same person",
         kinds=(VerifyParameters,),
-        operation=_PairOperation,
+        body=_describe_pair,
         task=None,
         takes="images",
         media_types=MEDIA_TYPES,

@@ -13,7 +13,7 @@ from app.api.answering.responses import LargeResponse
 from app.api.answering.schema import Timed
 from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.body import parse_batch, refuse_large
-from app.api.batch.route import MEDIA_TYPES, ImagesOperation
+from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
@@ -113,4 +113,4 @@ def images_route(  # noqa: PLR0913, PLR0917 - the properties of a route
         "summary": summary,
         "description": _DESCRIPTION,
     }
-    return own_route(path, handle, response, "What became of each image", kinds=(kind,), operation=ImagesOperation, **options)
+    return own_route(path, handle, response, "What became of each image", kinds=(kind,), body=describe_images, **options)
