@@ -41,14 +41,15 @@ _LARGE_BYTES = 1 << 18
 T = TypeVar("T")
 
 
-def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
-    """Describe the result of one request."""
+def to_response(
+    found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str, visualization: bytes | UnsetType = UNSET
+) -> DetectResponse:
+    """Describe the result of one request; add its picture, if any."""
     detections = to_detections(found, unit)
-    return DetectResponse(detections, len(detections), **_ending(found, total_time_ms, request_id))
+    return DetectResponse(detections, len(detections), visualization, **_ending(found, total_time_ms, request_id))
 
 
 def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
-    """Return the fields of a `ResultOfModel`."""
     size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
     return {"status": "success", "image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
 
@@ -163,8 +164,8 @@ async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, 
 
 def describe(given: ResponseInput[Detections], visualization: bytes | UnsetType = UNSET) -> DetectResponse | dict[str, Any]:
     """Describe the result of a request, and of a cascade what its later steps say; add the picture, if any."""
-    response = to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
-    response = msgspec.structs.replace(response, visualization=visualization)
+    context = given.context
+    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id, visualization)
     return response if given.add_steps is None else given.add_steps(msgspec.to_builtins(response))
 
 

@@ -155,7 +155,6 @@ async def _ask(worker: WorkerResources, image: bytes, wanted: _Parameters, call:
 
 
 def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
-    """Describe each part; one that failed is empty."""
     answer = AnalyzeAnswer(errors={}, image=ImageSize(found.width, found.height), truncated=found.truncated)
     for step, (part, describe) in _PARTS.items():
         try:

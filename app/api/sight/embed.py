@@ -123,7 +123,6 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
 
 async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
-    """Return the size of an image, and the vectors of the parts in its boxes."""
     width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
 

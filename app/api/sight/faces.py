@@ -144,7 +144,6 @@ def _faces_of(found: CascadeAnswer) -> Detections:
 
 
 def _vectors_of(found: CascadeAnswer) -> dict[int, Embedding]:
-    """Return the vectors by the index of the face."""
     answer = found.require("descriptions")
     return {index: one for index, one in zip(answer.objects, answer.results, strict=True) if isinstance(one, Embedding)}
 

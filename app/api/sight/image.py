@@ -75,7 +75,9 @@ class Asking(NamedTuple, Generic[P, R]):
 
 
 MODEL: Asking[Any, Any] = Asking(
-    lambda worker, wanted: refer_to(wanted.options.model or worker.pipeline.default_for(wanted.options.task), wanted.version),
+    lambda worker, wanted: refer_to(
+        wanted.options.model or worker.pipeline.default_for(wanted.options.task), wanted.options.version
+    ),
     lambda worker, image, wanted, call: worker.pipeline.run(image, wanted.options, call),
 )
 """Asks the model that the parameters name, or the default model of their task."""
