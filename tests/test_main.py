@@ -15,7 +15,7 @@ from PIL import Image
 
 from app import main
 from app.main import create_app, open_resources
-from app.pipeline import pipeline
+from app.pipeline import preprocess
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings, SettingsError
@@ -168,7 +168,7 @@ async def test_work_that_outlives_its_request_ends_before_the_application(
     monkeypatch.setattr(DecodeThreads, "close", open_and_close)  # the end of the application has come so far
     async with serving(fake) as port, started(create_app(with_triton(settings, port))) as client:
         if how == "decoding":
-            gate.block(monkeypatch, pipeline, "fill_input")
+            gate.block(monkeypatch, preprocess, "fill_input")
         else:
             fake.may_answer.clear()
         assert (await client.post("/detect?timeout_ms=300", content=SCENE)).status_code == 504

@@ -30,7 +30,6 @@ class RequestContext:
     status = 0
     """Status of the response; 0 until it is sent."""
     request_bytes = 0
-    """Bytes of the body received so far."""
     response_bytes = 0
     """Bytes of the response body sent so far."""
     has_model_route = False
@@ -51,11 +50,9 @@ class RequestContext:
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
     is_body_received = False
-    """Whether the body has been received completely."""
     is_client_gone = False
     """Whether the client disconnected before the request or the response was complete."""
     is_detail_logged = True
-    """Whether the log line includes the `detail` of an error."""
     error = ""
     """The code of the error in the response; empty without an error."""
     failed_stage = ""
@@ -71,9 +68,7 @@ class RequestContext:
         """The `Content-Encoding` header; empty if absent."""
         self.timing = Timing()
         self.after_answer: list[Callable[[], object]] = []
-        """What begins once the response has been sent."""
         self.log_fields: dict[str, Any] = {}
-        """Fields to add to the log line of the request."""
 
     def end_answer(self) -> None:
         """Begin what waits until the response has been sent."""

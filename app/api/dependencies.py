@@ -29,7 +29,6 @@ class LimitsInForce(msgspec.Struct, frozen=True):
     timeout_seconds: float
     max_timeout_seconds: float
     requests: dict[str, int] = {}
-    """Limit of requests in progress, by model."""
 
 
 class Deployment(NamedTuple):
@@ -37,9 +36,7 @@ class Deployment(NamedTuple):
 
     body_limits: BodyLimits
     batch_limits: BodyLimits
-    """Limits of bodies with several images."""
     limits: LimitsInForce
-    """Limits in the health report."""
     triton_metrics_urls: tuple[str, ...]
     """Metrics endpoints of the Tritons, as far as they are known."""
     slow_request_ms: float
@@ -48,17 +45,13 @@ class Deployment(NamedTuple):
     has_page: bool = True
     """Whether `/` serves a page to browsers."""
     dialects: Sequence[str] = ()
-    """Names of the enabled dialects."""
     allowed_origins: Sequence[str] = ()
     """Origins whose pages may call the API; `*` is every origin."""
     workers: int = 1
     """Number of workers that the host should have."""
     model_repository: Path = Path()
-    """Folder in which models are added."""
     max_model_bytes: int = 0
-    """Maximum size of a network to add."""
     has_faces: bool = False
-    """Whether faces are detected, described and compared."""
 
 
 class WorkerResources:
@@ -68,7 +61,6 @@ class WorkerResources:
     pipeline: Pipeline
     metrics: Metrics
     is_draining = False
-    """Whether the worker is about to stop."""
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
         self.deployment = deployment
@@ -86,7 +78,6 @@ class WorkerResources:
 
 
 Worker = NamedDependency[WorkerResources]
-"""A handler's parameter `worker`."""
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:

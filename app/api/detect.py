@@ -1,6 +1,7 @@
 """POST /detect, /classify, /segment, /pose, /obb, /embed/image and /predict/{model}: routes that run a model on one image."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -14,13 +15,12 @@ from app.api.answering.schema import ClassifyResponse, CocoResult, DetectRespons
 from app.api.answering.vectors import EmbedResponse
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, describe, operation_for
+from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, PathCascade, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
-from app.api.routes import ModelRoute
 from app.cascade.definition import Cascade
 from app.cascade.run import run_cascade
 from app.model.heads import Task
@@ -37,31 +37,19 @@ def _route(
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         return await handle_image(request, worker, FORMS[task].parameters)
 
-    route = ModelRoute(
+    return own_route(
         path,
+        handle,
+        results,
+        f"The {FORMS[task].results}",
+        kinds=(FORMS[task].parameters,),
+        contents=pictures_of(task),
         task=task,
         summary=summary,
         description=f"{description}, with the default model for this, or with the one that the parameter `model` names.",
-        operation_class=operation_for(task),
-        responses={**describe(200, results, f"The {FORMS[task].results}"), **PROBLEMS},
     )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
 
 
-@ModelRoute(
-    "/predict/{model:str}",
-    summary="Ask a given model about an image",
-    operation_class=operation_for(*FORMS),
-    responses={
-        **describe(
-            200,
-            DetectResponse | list[CocoResult] | ClassifyResponse | EmbedResponse,
-            "The classes of a classifier, the vector of an embedding model, or the detections of another model",
-        ),
-        **PROBLEMS,
-    },
-)
 async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
     """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
 
@@ -81,7 +69,15 @@ ROUTES = [
     _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
     _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
     _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse),
-    predict,
+    own_route(
+        "/predict/{model:str}",
+        predict,
+        DetectResponse | list[CocoResult] | ClassifyResponse | EmbedResponse,
+        "The classes of a classifier, the vector of an embedding model, or the detections of another model",
+        kinds=tuple(form.parameters for form in FORMS.values()),
+        contents=pictures_of(*FORMS),
+        summary="Ask a given model about an image",
+    ),
 ]
 
 
@@ -106,18 +102,17 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         wanted: Any  # has what its task has
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, question = content.image, wanted.options
-        formats = FORMS[question.task].formats if cascade is None else steps.FORMATS
-        respond = respond or select(formats, wanted.format, context.accept).respond
-        model, answer = question.model or pipeline.default_for(question.task), None
+        respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
+        model, add_steps = question.model or pipeline.default_for(question.task), None
         try:
             if cascade is None:
                 found = await pipeline.run(image, question, call)
             else:
-                answer = cascade, await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
-                found = steps.to_objects(*answer)
+                answer = await run_cascade(pipeline, cascade, image, call, worker.metrics, question=question)
+                found, add_steps = steps.to_objects(cascade, answer), partial(steps.add_steps, cascade, answer, wanted.boxes)
         finally:
             context.log_fields |= pipeline.log_fields(model)
         if "route_name" in context.log_fields:
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}
-        return await respond(ResponseInput(found, image, wanted, context, call, pipeline, answer))
+        return await respond(ResponseInput(found, image, wanted, context, call, pipeline, add_steps))

@@ -13,7 +13,6 @@ from litestar.utils import normalize_path
 from app.model.heads import DetectionHead, Task
 
 API_VERSION = "v1"
-"""Version of the HTTP API."""
 VERSION = f"/{API_VERSION}"
 """Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"

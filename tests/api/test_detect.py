@@ -17,7 +17,7 @@ from app.api.admission import middleware
 from app.api.context import RequestContext
 from app.api.receiving import body
 from app.main import create_app
-from app.pipeline import pipeline
+from app.pipeline import preprocess
 from app.settings.schema import Settings
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
@@ -286,7 +286,7 @@ async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(monkeypatch: pyt
     fake = FakeTriton()
     async with serving(fake), started(create_app(settings_for(fake.url, decode_threads=1, timeout_seconds=0.2))) as client:
         fake.requests.clear()
-        gate.block(monkeypatch, pipeline, "fill_input")
+        gate.block(monkeypatch, preprocess, "fill_input")
         blocking = asyncio.ensure_future(client.post("/detect?timeout_ms=20000", content=CAT))
         assert await eventually(gate.reached.is_set)
         assert json(await client.post("/detect", **form), 504)["code"] == "deadline_passed"

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.api.answering.format import Format, ResponseInput, best
-from app.api.answering.native import to_response
+from app.api.answering.native import describe
 from app.api.answering.responses import LargeResponse
-from app.api.answering.schema import DetectResponse
 from app.pipeline.call import CallContext
 from app.pipeline.draw import PictureType, draw
 from app.pipeline.pipeline import Pipeline
@@ -24,24 +23,20 @@ async def _respond_image(given: ResponseInput[Detections]) -> LargeResponse:
 
 
 async def _respond_image_and_json(given: ResponseInput[Detections]) -> LargeResponse:
-    def describe(pictures: list[bytes]) -> DetectResponse:
-        context = given.context
-        response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id)
-        return msgspec.structs.replace(response, visualization=pictures[0])
-
-    return await respond_with_pictures(given.pipeline, given.call, [(given.image, given.found)], describe, picture_type(given))
+    images, kind = [(given.image, given.found)], picture_type(given)
+    return await respond_with_pictures(given.pipeline, given.call, images, lambda pictures: describe(given, *pictures), kind)
 
 
 async def respond_with_pictures(
     pipeline: Pipeline,
     call: CallContext,
     images: Sequence[tuple[bytes, Detections]],
-    describe: Callable[[list[bytes]], object],
+    to_content: Callable[[list[bytes]], object],
     picture_type: PictureType = "image/jpeg",
 ) -> LargeResponse:
     """Respond with JSON that contains a picture of each encoded image with its detections, in base64.
 
-    `describe` takes the encoded pictures and returns the object to encode as JSON. Errors are those of `draw`.
+    `to_content` takes the encoded pictures and returns the object to encode as JSON. Errors are those of `draw`.
     """
     lease, memory = Lease(), pipeline.admission.memory.reserve(call.caller)
     pictures: list[bytes] = []
@@ -51,7 +46,7 @@ async def respond_with_pictures(
         for image, found in images:
             pictures.append(await draw(pipeline, image, found, picture_type, call))
             memory.add(3 * len(pictures[-1]))  # the picture and its base64 text
-        body = await pipeline.threads.run(lambda: msgspec.json.encode(describe(pictures)), call.deadline, lease, turn=call.turn())
+        body = await pipeline.threads.run(lambda: msgspec.json.encode(to_content(pictures)), call.deadline, lease, turn=call.turn())
     return LargeResponse(body, "application/json", pipeline.admission.memory)
 
 

@@ -27,14 +27,13 @@ class ResponseInput(NamedTuple, Generic[Found]):
 
     found: Found
     image: bytes
-    """The encoded image."""
     wanted: Any
     """The parameters of the request: `format`, `boxes`, `image_id`, as far as its task has them."""
     context: RequestContext
     call: CallContext
     pipeline: Pipeline
-    steps: Any = None
-    """Of a cascade, its definition and all that it has answered."""
+    add_steps: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Of a cascade, adds what its later steps say to the description of its first one's result."""
 
 
 class Format(NamedTuple):
@@ -53,11 +52,7 @@ def media_types_of(formats: Iterable[Format]) -> dict[str, Format]:
 
 
 def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format:
-    """Choose a format by name, or by the header `Accept` if it is None; the first is the default.
-
-    Raises:
-        NotAcceptable: The header allows none of the media types.
-    """
+    """Choose a format by name, or by the header `Accept` if it is None; raise NotAcceptable if that allows none of them."""
     if name is not None:
         return next(format_ for format_ in formats if format_.name == name)
     by_type = media_types_of(formats)

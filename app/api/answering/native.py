@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from litestar.response.base import ASGIResponse
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from numpy.typing import NDArray
 
 from app.api.answering.format import Format, ResponseInput
@@ -36,22 +36,27 @@ _FRACTION_DIGITS = 6
 _BBOXES = ("coco", "cxcywh")
 # Coordinates and confidences of keypoints whose conversion takes the event loop 5 ms.
 _MANY = 20_000
+_LARGE_BYTES = 1 << 18
 
 T = TypeVar("T")
 
 
-def to_response(found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str) -> DetectResponse:
-    """Describe the result of one request."""
+def to_response(
+    found: Detections, unit: BoxFormat, total_time_ms: float, request_id: str, visualization: bytes | UnsetType = UNSET
+) -> DetectResponse:
+    """Describe the result of one request; add its picture, if any."""
     detections = to_detections(found, unit)
-    return DetectResponse(
-        detections=detections,
-        num_detections=len(detections),
-        status="success",
-        image=ImageSize(found.width, found.height),
-        model=ModelUsed.of(found),
-        total_time_ms=round(total_time_ms, 2),
-        request_id=request_id,
-    )
+    return DetectResponse(detections, len(detections), visualization, **_ending(found, total_time_ms, request_id))
+
+
+def _ending(found: TaskResult, total_time_ms: float, request_id: str) -> dict[str, Any]:
+    size, total = ImageSize(found.width, found.height), round(total_time_ms, 2)
+    return {"status": "success", "image": size, "model": ModelUsed.of(found), "total_time_ms": total, "request_id": request_id}
+
+
+def ending_of(given: ResponseInput[Any]) -> dict[str, Any]:
+    """Return the fields of a `ResultOfModel` for the result of a request."""
+    return _ending(given.found, given.context.timing.total, given.context.request_id)
 
 
 def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
@@ -151,11 +156,23 @@ async def respond_json(describe: Callable[[], object], found: TaskResult, pipeli
     return LargeResponse(body, "application/json", pipeline.admission.memory) if is_large(found) else JsonResponse(body)
 
 
-async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    def describe() -> DetectResponse:
-        return to_response(given.found, given.wanted.boxes, given.context.timing.total, given.context.request_id)
+async def respond_in_thread(describe: Callable[[], object], pipeline: Pipeline, call: CallContext) -> ASGIResponse:
+    """Respond with the object that `describe` makes as JSON; both are done in a thread."""
+    body = await pipeline.threads.run(lambda: msgspec.json.encode(describe()), call.deadline, turn=call.turn())
+    return LargeResponse(body, "application/json", pipeline.admission.memory) if len(body) > _LARGE_BYTES else JsonResponse(body)
 
-    return await respond_json(describe, given.found, given.pipeline, given.call)
+
+def describe(given: ResponseInput[Detections], visualization: bytes | UnsetType = UNSET) -> DetectResponse | dict[str, Any]:
+    """Describe the result of a request, and of a cascade what its later steps say; add the picture, if any."""
+    context = given.context
+    response = to_response(given.found, given.wanted.boxes, context.timing.total, context.request_id, visualization)
+    return response if given.add_steps is None else given.add_steps(msgspec.to_builtins(response))
+
+
+async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
+    if given.add_steps is not None:
+        return await respond_in_thread(partial(describe, given), given.pipeline, given.call)
+    return await respond_json(partial(describe, given), given.found, given.pipeline, given.call)
 
 
 JSON = Format("json", ("application/json",), _respond)
@@ -170,18 +187,8 @@ def to_classifications(found: Classifications) -> list[Classification]:
 
 
 async def _respond_with_classes(given: ResponseInput[Classifications]) -> JsonResponse:
-    found = given.found
-    classifications = to_classifications(found)
-    response = ClassifyResponse(
-        classifications=classifications,
-        num_classifications=len(classifications),
-        status="success",
-        image=ImageSize(found.width, found.height),
-        model=ModelUsed.of(found),
-        total_time_ms=round(given.context.timing.total, 2),
-        request_id=given.context.request_id,
-    )
-    return JsonResponse(msgspec.json.encode(response))
+    classifications = to_classifications(given.found)
+    return JsonResponse(msgspec.json.encode(ClassifyResponse(classifications, len(classifications), **ending_of(given))))
 
 
 CLASSES_JSON = Format("json", ("application/json",), _respond_with_classes)

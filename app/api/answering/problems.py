@@ -155,7 +155,6 @@ def with_head(allow: str) -> str:
 
 
 def _note(context: RequestContext, problem: Problem) -> None:
-    """Store a problem for the log."""
     context.error = context.log_fields["code"] = problem.code
     if context.is_detail_logged:
         context.log_fields["detail"] = problem.detail

@@ -14,7 +14,6 @@ from app.resilience.memory import MemoryBudget
 Header = tuple[bytes, bytes]
 
 VARY: Header = b"vary", b"Accept"
-"""The `Vary` header of responses that depend on `Accept`."""
 _CHUNK_BYTES = 1 << 18
 
 

@@ -9,7 +9,6 @@ from app.model.heads import Task
 from app.pipeline.results import TaskResult
 
 BoxFormat = Literal["normalized", "pixel", "coco", "cxcywh"]
-"""How boxes are written."""
 
 
 class Rle(msgspec.Struct, frozen=True):
@@ -51,7 +50,6 @@ class Detection(msgspec.Struct, frozen=True, kw_only=True):
     mask_offset: tuple[int, int] | UnsetType = UNSET
     """Column and row of the image at which the PNG begins."""
     keypoints: list[Keypoint] | UnsetType = UNSET
-    """Of a pose."""
     rotation: float | UnsetType = UNSET
     """Of an oriented box: the angle of its first edge, a long one, in radians from 0 to pi, clockwise."""
     corners: list[tuple[float, float]] | UnsetType = UNSET
@@ -79,16 +77,28 @@ class ModelUsed(msgspec.Struct, frozen=True):
         return cls(found.spec.name, found.version, "triton", found.spec.device)
 
 
-class DetectResponse(msgspec.Struct, frozen=True):
-    """Detections, by descending confidence."""
+class Timed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer ends with."""
 
-    detections: list[Detection]
-    num_detections: int
+    total_time_ms: float
+    request_id: str
+
+
+class ResultOfModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What the answer of one model about one image ends with."""
+
     status: Literal["success"]
     image: ImageSize
     model: ModelUsed
     total_time_ms: float
     request_id: str
+
+
+class DetectResponse(ResultOfModel, frozen=True):
+    """Detections, by descending confidence."""
+
+    detections: list[Detection]
+    num_detections: int
     visualization: bytes | UnsetType = UNSET
     """The picture with the detections drawn on it, in base64; only for `format=image_and_json`."""
 
@@ -116,16 +126,11 @@ class Classification(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float
 
 
-class ClassifyResponse(msgspec.Struct, frozen=True):
+class ClassifyResponse(ResultOfModel, frozen=True):
     """Classes, by descending confidence."""
 
     classifications: list[Classification]
     num_classifications: int
-    status: Literal["success"]
-    image: ImageSize
-    model: ModelUsed
-    total_time_ms: float
-    request_id: str
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -160,7 +165,6 @@ class ModelInfo(msgspec.Struct, frozen=True):
     status: str = "UNAVAILABLE"
     """Triton's state of the model, such as `READY`; `UNAVAILABLE` also if Triton does not have the model or reports no state."""
     backend: str | None = None
-    """The Triton backend that runs it."""
     max_batch_size: int | None = None
     has_labels: bool = False
     num_classes: int | None = None

@@ -1,29 +1,19 @@
 """The answer of a cascade: the detections of its first step, each with what the later steps say about it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar.response.base import ASGIResponse
 
-from app.api.answering import drawn, native
-from app.api.answering.format import Format, ResponseInput
-from app.api.answering.responses import JsonResponse, LargeResponse
+from app.api.answering import native
 from app.api.answering.schema import BoxFormat
 from app.api.answering.vectors import to_vector
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.pipeline.results import Classifications, Detections, Embedding, StepResult, TextLine, TextRegions
 
-_LARGE_BYTES = 1 << 18
-
 
 def to_objects(cascade: Cascade, answer: CascadeAnswer) -> Detections:
-    """Return what the first step has found; what is read of each object, and its classes, are drawn beside it.
-
-    Raises:
-        GatewayError: The first step has failed.
-    """
+    """Return what the first step has found, with titles of what later steps say; raise the error of the first step."""
     first, *later = cascade.steps
     (found,) = answer.require(first).results
     assert isinstance(found, Detections)  # noqa: S101 - `PathCascade` rejects others
@@ -56,11 +46,8 @@ def describe(found: StepResult, unit: BoxFormat) -> Any:  # noqa: ANN401 - any J
     return msgspec.to_builtins(native.to_detections(found, unit))
 
 
-def _describe(given: ResponseInput[Detections], **more: object) -> Mapping[str, Any]:
-    """Return the usual answer, with what later steps say in the objects that they are about, and what has failed in `errors`."""
-    cascade, answer = given.steps
-    unit, context = given.wanted.boxes, given.context
-    content = msgspec.to_builtins(native.to_response(given.found, unit, context.timing.total, context.request_id))
+def add_steps(cascade: Cascade, answer: CascadeAnswer, unit: BoxFormat, content: dict[str, Any]) -> dict[str, Any]:
+    """Add what later steps say to the objects in `content` that they are about, and what has failed as `errors`."""
     first, *later = cascade.steps
     objects, errors = {first: content["detections"]}, {}
     for name in later:
@@ -68,36 +55,9 @@ def _describe(given: ResponseInput[Detections], **more: object) -> Mapping[str, 
         described = [describe(result, unit) for result in own.results]
         objects[name] = [each for result in described if isinstance(result, list) for each in result]
         for index, result in zip(own.objects, described, strict=False):
-            objects[of][index][name] = result
+            objects[str(of)][index][name] = result
         if own.error is not None:
             errors[name] = {"code": own.error.code, "detail": own.error.detail}
         elif of is None:
             content[name] = described[0]
-    return {**content, "truncated": answer.truncated, **({"errors": errors} if errors else {}), **more}
-
-
-async def _respond(given: ResponseInput[Detections]) -> ASGIResponse:
-    body = await given.pipeline.threads.run(
-        lambda: msgspec.json.encode(_describe(given)), given.call.deadline, turn=given.call.turn()
-    )
-    is_large = len(body) > _LARGE_BYTES
-    return LargeResponse(body, "application/json", given.pipeline.admission.memory) if is_large else JsonResponse(body)
-
-
-async def _respond_with_picture(given: ResponseInput[Detections]) -> ASGIResponse:
-    return await drawn.respond_with_pictures(
-        given.pipeline,
-        given.call,
-        [(given.image, given.found)],
-        lambda pictures: _describe(given, visualization=pictures[0]),
-        drawn.picture_type(given),
-    )
-
-
-FORMATS = (
-    Format("json", ("application/json",), _respond),
-    drawn.IMAGE,
-    Format("image_and_json", (), _respond_with_picture),
-    native.COCO_RESULTS,
-)
-"""Those of a cascade whose first step finds objects."""
+    return {**content, "truncated": answer.truncated, **({"errors": errors} if errors else {})}

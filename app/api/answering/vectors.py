@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.api.answering.format import Format, ResponseInput
-from app.api.answering.native import rounded
+from app.api.answering.native import ending_of, rounded
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize, ModelUsed
+from app.api.answering.schema import ResultOfModel
 from app.errors import WrongTask
 from app.pipeline.results import Embedding, StepResult
 
@@ -17,22 +17,17 @@ from app.pipeline.results import Embedding, StepResult
 _DIGITS = 7
 
 
-class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedResponse(ResultOfModel, frozen=True):
     """The vector that describes an image."""
 
     embedding: list[float]
     """Of length 1. Its size is that of the model; only vectors of the same model can be compared."""
     embedding_norm: float
     """Length of the model's own vector."""
-    indexed: Literal[False] = False
-    """Constant: the gateway keeps no vectors."""
     image_id: str | None
     """That of the request."""
-    status: Literal["success"] = "success"
-    image: ImageSize
-    model: ModelUsed
-    total_time_ms: float
-    request_id: str
+    indexed: Literal[False] = False
+    """Constant: the gateway keeps no vectors."""
 
 
 def to_vector(vector: NDArray[np.float32]) -> list[float]:
@@ -53,16 +48,8 @@ def expect_vector(found: StepResult) -> Embedding:
 
 
 async def _respond(given: ResponseInput[Embedding]) -> JsonResponse:
-    response = EmbedResponse(
-        embedding=to_vector(given.found.vector),
-        embedding_norm=to_norm(given.found.norm),
-        image_id=given.wanted.image_id,
-        image=ImageSize(given.found.width, given.found.height),
-        model=ModelUsed.of(given.found),
-        total_time_ms=round(given.context.timing.total, 2),
-        request_id=given.context.request_id,
-    )
-    return JsonResponse(msgspec.json.encode(response))
+    vector, norm = to_vector(given.found.vector), to_norm(given.found.norm)
+    return JsonResponse(msgspec.json.encode(EmbedResponse(vector, norm, given.wanted.image_id, **ending_of(given))))
 
 
 JSON = Format("json", ("application/json",), _respond)

@@ -9,10 +9,11 @@ import msgspec
 
 from app.api.answering import problems
 from app.api.answering.native import to_coco_results, to_detections
-from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed, Problem
+from app.api.answering.schema import BoxFormat, Detection, ImageSize, ModelUsed, Problem, Timed
 from app.api.context import RequestContext
 from app.api.reports.metrics import count_batch_image
 from app.errors import GatewayError
+from app.pipeline.batch_request import BatchRequest
 from app.pipeline.results import Detections
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import Timing
@@ -30,7 +31,6 @@ class BatchResult(msgspec.Struct, frozen=True):
     image_index: int
     """Position in the request, from 0."""
     detections: list[Detection]
-    """The detections, by descending confidence."""
     num_detections: int
     status: Literal["success"]
     pipeline: None
@@ -45,12 +45,11 @@ class BatchFailure(msgspec.Struct, frozen=True):
     filename: str | None
     index: int
     error: str
-    """The problem's detail."""
     problem: Problem
     """The response, including the status, that the image would get in a request of its own."""
 
 
-class BatchResponse(msgspec.Struct, frozen=True):
+class BatchResponse(Timed, frozen=True):
     """The results and the failures of a batch, each in the order of the request."""
 
     total_images: int
@@ -62,23 +61,25 @@ class BatchResponse(msgspec.Struct, frozen=True):
     """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
     model: ModelUsed | None
     """The model that produced the results; null if all images failed."""
-    total_time_ms: float
-    request_id: str
 
 
 class ImagesAnswer(Generic[R, T]):
     """Keeps what becomes of each image of a batch, and counts images for metrics and log."""
 
-    def __init__(self, images: int, convert: Callable[[int, R], Awaitable[T]], context: RequestContext, metrics: Metrics) -> None:
+    def __init__(
+        self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
+    ) -> None:
         """Prepare for a number of images.
 
-        `convert` makes what is kept of an image, given its index and its result, as soon as it is done: converting all images
-        together would block the event loop.
+        `convert` makes what is kept of an image from its index and its result, as soon as it is done: all together would block the
+        event loop. None keeps the result.
         """
         self.totals: Counter[str] = Counter()
         """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
+        self.model: ModelUsed | None = None
+        """The model that has found objects."""
         self._images = images
         self._convert = convert
         self._context = context
@@ -99,7 +100,19 @@ class ImagesAnswer(Generic[R, T]):
 
     async def keep(self, index: int, found: R) -> None:
         """Add the result of an image without counting it in the metrics of batches."""
-        self.converted[index] = await self._convert(index, found)
+        if isinstance(found, Detections):
+            self.totals["detections"] += len(found.scores)
+            self.model = ModelUsed.of(found)
+        kept: Any = found if self._convert is None else await self._convert(index, found)
+        self.converted[index] = kept
+
+    async def run(self, batch: BatchRequest[R]) -> None:
+        """Add what becomes of each image of a batch, and log where the images of addresses were fetched."""
+        async with batch.run(self.add) as done:
+            for image in done:
+                await image
+        if batch.url_hosts:
+            self._context.log_fields["url_hosts"] = batch.url_hosts
 
     def all_or_errors(self) -> list[T | Exception]:
         """Return what was made of each image, or its error."""
@@ -139,32 +152,18 @@ class ImagesAnswer(Generic[R, T]):
         return [BatchFailure(names[index], index, problem.detail, problem) for index, problem in problems] or None
 
 
-class BatchAnswer(ImagesAnswer[Detections, T]):
-    """Keeps what becomes of each image of a batch of detections."""
-
-    _model: ModelUsed | None = None
-
-    async def keep(self, index: int, found: Detections) -> None:
-        """Add the detections in an image without counting it in the metrics of batches."""
-        await super().keep(index, found)
-        self.totals["detections"] += len(found.scores)
-        self._model = ModelUsed.of(found)
-
-    def summary(self) -> dict[str, Any]:
-        """Return what the response says of all images."""
-        return super().summary() | {"model": self._model}
-
-
 def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections) -> bytes:
     """Encode the result of an image for a document."""
     detections, size = to_detections(found, unit), ImageSize(found.width, found.height)
     return msgspec.json.encode(BatchResult(names[index], index, detections, len(detections), "success", None, size))
 
 
-def to_document(answer: BatchAnswer[bytes], names: Sequence[str | None]) -> bytes:
+def to_document(answer: ImagesAnswer[Detections, bytes], names: Sequence[str | None]) -> bytes:
     """Encode a whole document."""
     results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-    return msgspec.json.encode(BatchResponse(results=results, failures=answer.failures(names), **answer.summary()))
+    return msgspec.json.encode(
+        BatchResponse(results=results, failures=answer.failures(names), model=answer.model, **answer.summary())
+    )
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

@@ -16,7 +16,6 @@ from app.remote.address import is_address
 
 MAX_IMAGES = 64
 FIELDS = ("images", "image", "file")
-"""Names of form fields that contain an image."""
 
 _MAX_PARAMETERS = 16
 _EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
@@ -35,20 +34,12 @@ class ParsedBatch(NamedTuple):
     """A parsed batch."""
 
     images: list[Image]
-    """The images, at least one."""
     names: list[str | None]
-    """The file name of each image, or None."""
     parameters: Pairs
-    """Name and value of each parameter in the body."""
 
 
 def parse_batch(data: bytes, content_type: str, kind: type[Parameters] = BatchParameters) -> ParsedBatch:
-    """Parse a multipart or JSON body, depending on its `Content-Type`, with parameters of a kind.
-
-    Raises:
-        MalformedRequest: The body is not well formed, or contains no image or too many.
-        InvalidParameter: A parameter in the body is unknown or not text.
-    """
+    """Parse a multipart or JSON body, depending on its `Content-Type`; errors are those of `parse_body`."""
     parsed = _parse_multipart(data, content_type) if media_type(content_type) == MULTIPART else _parse_json(data, kind)
     if not parsed.images:
         raise MalformedRequest(

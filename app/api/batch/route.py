@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,16 +17,15 @@ from app.api.answering import native
 from app.api.answering.format import negotiate
 from app.api.answering.responses import VARY, JsonResponse, LargeResponse
 from app.api.answering.schema import CocoResult
-from app.api.batch.answer import BatchAnswer, BatchResponse, to_document, to_encoded_results, to_line, to_result
+from app.api.batch.answer import BatchResponse, ImagesAnswer, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
+from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
-from app.api.routes import ModelRoute
 from app.errors import ClientGone
 from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
@@ -36,25 +35,20 @@ from app.telemetry.timing import Timing
 LINES = "application/x-ndjson"
 """The media type of a response in lines."""
 MEDIA_TYPES = frozenset({MULTIPART, JSON, URLENCODED})
-"""The types of bodies with several images."""
 
 
-@dataclass
-class ImagesOperation(ImageOperation):
-    """Describes a body with several images."""
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body with the images and these parameters."""
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
-        return RequestBody(
-            required=True,
-            description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
-            content={
-                kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
-                for kind, image in ((MULTIPART, file), (JSON, ENCODED))
-            },
-        )
+def describe_images(fields: dict[str, Schema]) -> RequestBody:
+    """Describe the body with the images and these parameters."""
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+    images = Schema(type=OpenAPIType.ARRAY, min_items=1, max_items=MAX_IMAGES, description="The images")
+    return RequestBody(
+        required=True,
+        description=f"Up to {MAX_IMAGES} images: as form fields {', '.join(FIELDS)}, or in JSON.",
+        content={
+            kind: describe_form({"images": replace(images, items=image), **fields}, ["images"])
+            for kind, image in ((MULTIPART, file), (JSON, ENCODED))
+        },
+    )
 
 
 _LINES = {
@@ -86,17 +80,11 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         """
         return await _handle_batch(request, worker, kind)
 
-    route = ModelRoute(
-        path,
-        task=task,
-        takes="images",
-        media_types=MEDIA_TYPES,
-        summary=summary,
-        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,), "contents": _LINES}),
-        responses={**describe(200, BatchResponse | list[CocoResult], "What became of each image"), **PROBLEMS},
+    options: dict[str, Any] = {"task": task, "takes": "images", "media_types": MEDIA_TYPES, "summary": summary}
+    response = BatchResponse | list[CocoResult]
+    return own_route(
+        path, handle, response, "What became of each image", kinds=(kind,), body=describe_images, contents=_LINES, **options
     )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
 
 
 async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources, kind: type[BatchParameters]) -> ASGIApp:
@@ -120,7 +108,7 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
             memory.add(len(encoded) if native.is_large(found) else 0)
             return encoded
 
-        answer: BatchAnswer[bytes] = BatchAnswer(len(names), convert, context, worker.metrics)
+        answer: ImagesAnswer[Detections, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
         stack.callback(answer.log)
         refuse_large(content.images, worker.deployment.body_limits.max_bytes)
         model = wanted.options.model or pipeline.default_for(wanted.options.task)
@@ -128,26 +116,24 @@ async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources
             batch = await BatchRequest.open(pipeline, content.images, wanted.options, call)
         finally:
             context.log_fields |= pipeline.log_fields(model)
-        if any(isinstance(image, str) for image in content.images):
-            context.log_fields["url_hosts"] = batch.url_hosts
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
         if media_type == LINES:
+            if any(isinstance(image, str) for image in content.images):
+                context.log_fields["url_hosts"] = batch.url_hosts
 
             async def report(index: int, found: Detections | Exception, timing: Timing) -> bytes:
                 await answer.add(index, found, timing)
                 return answer.converted.get(index) or to_line(names, wanted.boxes, index, answer.problems[index])
 
             return _respond_in_lines(batch.run(report), answer, stack.pop_all())
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
+        await answer.run(batch)
         is_list = wanted.format == "coco-results"
         document = b"[%b]" % b",".join(filter(None, answer.all())) if is_list else to_document(answer, names)
         return LargeResponse(document, JSON, pipeline.admission.memory) if memory.nbytes else JsonResponse(document)
 
 
 def _respond_in_lines(
-    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: BatchAnswer[bytes], request: ExitStack
+    running: AbstractAsyncContextManager[Iterator[Awaitable[bytes]]], answer: ImagesAnswer[Detections, bytes], request: ExitStack
 ) -> ASGIApp:
     """Send a line for each image as soon as it is done, then a summary; stop if the client has gone or does not read for too long.
 
@@ -162,7 +148,7 @@ def _respond_in_lines(
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     for line in done:
                         await _send_line(send, await line)
-                await _send_line(send, msgspec.json.encode(answer.summary()) + b"\n", more_body=False)
+                await _send_line(send, msgspec.json.encode(answer.summary() | {"model": answer.model}) + b"\n", more_body=False)
         except ClientGone:
             if not context.status:
                 raise

@@ -42,12 +42,7 @@ def guard_scope(keys: ApiKeys | None, wanted: Scope) -> Guard:
 
 
 def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, is_dialect: bool) -> None:
-    """Reject a request without a key in its headers that has this scope.
-
-    Raises:
-        Unauthorized: There is no key, more than one, or a wrong one.
-        Forbidden: The key does not have the scope.
-    """
+    """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have the scope."""
     if keys is None:
         return
     context = context_of(connection.scope)

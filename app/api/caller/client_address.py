@@ -6,7 +6,6 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from litestar.types import HTTPScope
 
 Proxies = tuple[IPv4Network | IPv6Network, ...]
-"""Networks of trusted proxies."""
 
 
 def client_address(scope: HTTPScope, headers: Mapping[bytes, bytes], proxies: Proxies) -> str:

@@ -22,12 +22,12 @@ from app.api.dialects.dialect import (
     AnyRequest,
     ConfidenceParameters,
     Dialect,
-    Fraction,
     OptionsByModel,
     detect,
     detectors,
     side_lengths,
 )
+from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_body
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
@@ -39,7 +39,6 @@ from app.pipeline.results import Detections
 _LABEL_TYPES: dict[Task, str] = {"segmentation": "polygon", "pose": "skeleton"}
 _ROTATION_DIGITS = 4
 _FUNCTION = b"x-nuclio-function-name"
-"""The header that names the function."""
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):

@@ -29,13 +29,12 @@ from app.api.dialects.dialect import (
     AnyRequest,
     Dialect,
     DialectParameters,
-    Fraction,
     answer_each,
     detect,
     detectors,
     receive_text,
 )
-from app.api.parameters.parse import split_classes
+from app.api.parameters.parse import Fraction, split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type

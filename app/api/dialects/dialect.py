@@ -25,19 +25,19 @@ from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
-from app.api.parameters.parse import ModelParameters, Pairs
+from app.api.parameters.parse import Fraction, ModelParameters, Pairs
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
-from app.api.sight.image import Asking, by_cascade, named_cascade
+from app.api.sight.image import MODEL, Asking, by_cascade, named_cascade
 from app.api.sight.images import open_batch
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.batch_request import BatchRequest
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
 from app.pipeline.results import Detections
 
@@ -45,11 +45,8 @@ AnyRequest = Request[Any, Any, Any]
 C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-
 
 READING: Asking[Any, CascadeAnswer] = by_cascade(lambda worker, _: named_cascade(worker, "ocr", "lines", "text"))
-"""Asks for the text in an image."""
 
 
 class Dialect(NamedTuple):
@@ -58,7 +55,6 @@ class Dialect(NamedTuple):
     name: str
     """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
-    """Route handlers, with the paths of the other service."""
     write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
     """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
@@ -91,7 +87,6 @@ class OptionsByModel(DetectOptions):
 
     __slots__ = ()
     tasks: ClassVar[Container[Task]] = HEADS
-    """The tasks that the dialect has."""
 
     def reader(self, spec: ModelSpec) -> Reader[Detections]:
         """Return the reader of detections; errors are those of `DetectOptions.reader`."""
@@ -115,7 +110,6 @@ class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
     """Parameters of dialects with a minimum score; subclasses set its name and default."""
 
     kind: ClassVar[type[DetectOptions]] = DetectOptions
-    """Type of the options."""
     confidence: Fraction = 0.5
 
     @property
@@ -149,7 +143,7 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
     respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
-    asking: Asking[P, Any] | None = None,
+    asking: Asking[Any, Any] = MODEL,
 ) -> ASGIResponse:
     """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
 
@@ -162,35 +156,23 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
         if isinstance(found, Detections):
             memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
-            answer.totals["detections"] += len(found.scores)
         return found
 
     with ClientWatch(request.receive, context.body_limits) as client, memory:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
         images = content.images
-        model = asking.first(worker, wanted) if asking else wanted.options.model or pipeline.default_for(wanted.options.task)
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
+        is_single = len(images) == 1
         try:
-            if len(images) == 1 and isinstance(images[0], bytes):
-                asked = asking.ask(worker, images[0], wanted, call) if asking else pipeline.run(images[0], wanted.options, call)
-                await answer.keep(0, await asked)
+            if is_single and isinstance(images[0], bytes):
+                await answer.keep(0, await asking.ask(worker, images[0], wanted, call))
             else:
-                batch = await (
-                    open_batch(worker, images, wanted, call, asking)
-                    if asking
-                    else BatchRequest.open(pipeline, images, wanted.options, call)
-                )
-                is_single = len(images) == 1
-                async with batch.run(answer.add) as done:
-                    for image in done:
-                        await image
-                if batch.url_hosts:
-                    context.log_fields["url_hosts"] = batch.url_hosts
+                await answer.run(await open_batch(worker, images, wanted, call, asking))
                 if is_single:
                     answer.all()
         finally:
-            context.log_fields |= pipeline.log_fields(model)
+            context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
         answer.log()
         return await respond(answer, wanted, call)
 

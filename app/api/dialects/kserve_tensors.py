@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from app.api.parameters.parse import Pairs
+from app.api.parameters.parse import Fraction, Pairs
 from app.api.receiving.body import JSON_ERRORS, decode, decode_base64, view_document
 from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import MAX_DETECTIONS
@@ -25,7 +25,6 @@ _EXAMPLE = '{"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "da
 _EXPECTED = f"expected a JSON object such as {_EXAMPLE}"
 
 _Name = Annotated[str, Meta(max_length=256)]
-_Fraction = Annotated[float, Meta(ge=0, le=1)]
 _Shape = Annotated[tuple[Annotated[int, Meta(ge=1, lt=2**31)], ...], Meta(min_length=1, max_length=8)]
 
 
@@ -33,8 +32,8 @@ class Parameters(msgspec.Struct, frozen=True):
     """Parameters of a request; others are ignored."""
 
     binary_data_output: bool = False
-    confidence: _Fraction = 0.25
-    iou: _Fraction | None = None
+    confidence: Fraction = 0.25
+    iou: Fraction | None = None
     max_detections: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] = 100
     """For a classifier, the maximum number of classes."""
 
@@ -83,9 +82,7 @@ class InferRequest(NamedTuple):
     def parse(cls, data: bytes, header_length: str) -> "InferRequest":
         """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
 
-        Raises:
-            MalformedRequest: It is no request with one input, or with one image; or the sizes do not fit.
-            InvalidParameter: A parameter is not supported.
+        Raise MalformedRequest unless it has one input and the sizes fit, InvalidParameter if a parameter is not supported.
         """
         is_number = header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS
         nbytes = int(header_length) if is_number else len(data)

@@ -24,7 +24,6 @@ from app.api.dialects.dialect import (
     AnyRequest,
     ConfidenceParameters,
     Dialect,
-    Fraction,
     OptionsByModel,
     answer_each,
     detectors,
@@ -33,6 +32,7 @@ from app.api.dialects.dialect import (
 )
 from app.api.dialects.label_studio_regions import describe, estimate_bytes
 from app.api.dialects.labeling_config import DEFAULT_THRESHOLD, KINDS, Control
+from app.api.parameters.parse import Fraction
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode_base64, decode_json
 from app.api.receiving.content_type import JSON, media_type
 from app.api.routes import ModelRoute
@@ -51,7 +51,6 @@ _JPEG = "/9j/"
 """Prefix of a JPEG in base64, which must not be taken for a path."""
 _EXAMPLE = '{"tasks": [{"data": {"image": "https://..."}}], "label_config": "<View>...</View>"}'
 _USER_AGENT = b"heartex/"
-"""Prefix of Label Studio's `User-Agent`."""
 _FEW_BYTES = 150_000
 """Up to this estimate, responses are encoded on the event loop; thousands of regions take half a second."""
 _TASKS: dict[str, Task] = {"PolygonLabels": "segmentation", "BrushLabels": "segmentation", "KeyPointLabels": "pose"}

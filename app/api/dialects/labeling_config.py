@@ -43,12 +43,10 @@ class Control(NamedTuple):
     key: str
     """Key of the image in the data of a task."""
     threshold: float
-    """Minimum score of an object."""
     model: str | None
     """Name of the model; None for the default model."""
     labels: list[Label]
     point_threshold: float
-    """Minimum confidence of a keypoint."""
     box_name: str | None
     """Name of the `RectangleLabels` for the boxes around keypoints; None for no boxes."""
 

@@ -21,7 +21,8 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, answer_each, detectors
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, answer_each, detectors
+from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models

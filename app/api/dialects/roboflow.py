@@ -30,7 +30,6 @@ from app.api.dialects.dialect import (
     AnyRequest,
     Dialect,
     DialectParameters,
-    Fraction,
     OptionsByModel,
     answer_each,
     detectors,
@@ -39,7 +38,7 @@ from app.api.dialects.dialect import (
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
-from app.api.parameters.parse import check_model_name, split_classes
+from app.api.parameters.parse import Fraction, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
@@ -96,7 +95,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     repeatable = frozenset({"class_filter"})
     confidence: Fraction | Usual = _DEFAULTS.confidence
     keypoint_confidence: Fraction = 0.0
-    """Minimum confidence of a keypoint."""
     iou_threshold: Fraction | None = None
     class_filter: str | list[str] | None = None
     class_agnostic_nms: bool = False
@@ -115,14 +113,6 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
             iou=self.iou_threshold,
             agnostic=self.class_agnostic_nms,
         )
-
-
-class _SegmentationParameters(_V1Parameters, frozen=True, kw_only=True):
-    task = "segmentation"
-
-
-class _KeypointParameters(_V1Parameters, frozen=True, kw_only=True):
-    task = "pose"
 
 
 class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
@@ -182,8 +172,9 @@ async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
-def _infer_route(path: str, kind: type[_V1Parameters]) -> HTTPRouteHandler:
+def _infer_route(path: str, task: Task) -> HTTPRouteHandler:
     """Make a route of v1. Its task only chooses the default model: the answer is that of the model."""
+    kind: Any = msgspec.defstruct("_Parameters", (), bases=(_V1Parameters,), namespace={"task": task}, frozen=True, kw_only=True)
 
     async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
@@ -251,9 +242,9 @@ def _is_v0(scope: HTTPScope) -> bool:
 
 
 _INFER = [
-    _infer_route("/infer/object_detection", _V1Parameters),
-    _infer_route("/infer/instance_segmentation", _SegmentationParameters),
-    _infer_route("/infer/keypoints_detection", _KeypointParameters),
+    _infer_route("/infer/object_detection", "detection"),
+    _infer_route("/infer/instance_segmentation", "segmentation"),
+    _infer_route("/infer/keypoints_detection", "pose"),
 ]
 DIALECT = Dialect(
     "roboflow", [list_models, add_model, *_INFER, *roboflow_core.ROUTES, infer_v0], write_error, applies={_V0: _is_v0}

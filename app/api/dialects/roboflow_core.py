@@ -9,7 +9,7 @@ from typing import Any
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
-from app.api.answering import drawn
+from app.api.answering.native import respond_in_thread
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import RequestContext, context_of
@@ -28,7 +28,6 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     generate_bounding_boxes: bool | None = None
     """Whether the answer has the place of each line; None for the default of the path."""
     url: str | None = None
-    """The URL of the image."""
 
     @property
     def options(self) -> TaskOptions[Embedding]:  # type: ignore[override]  # only of the routes for vectors
@@ -46,11 +45,11 @@ def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
             found = answer.all()
             shows = has_boxes if wanted.generate_bounding_boxes is None else wanted.generate_bounding_boxes
 
-            def describe(_: object) -> object:
+            def describe() -> object:
                 described = [_to_text(one, context, has_boxes=shows) for one in found]
                 return described if body.is_list else described[0]
 
-            return await drawn.respond_with_pictures(worker.pipeline, call, [], describe)
+            return await respond_in_thread(describe, worker.pipeline, call)
 
         return await answer_each(request, worker, _Parameters, body.parse, respond, READING)
 
@@ -63,7 +62,7 @@ async def embed_image(request: AnyRequest, worker: Worker) -> ASGIResponse:
 
     async def respond(answer: ImagesAnswer[Any, Embedding], _: _Parameters, call: CallContext) -> ASGIResponse:
         describe = partial(_to_vectors, answer.all(), context_of(request.scope))
-        return await drawn.respond_with_pictures(worker.pipeline, call, [], describe)
+        return await respond_in_thread(describe, worker.pipeline, call)
 
     return await answer_each(request, worker, _Parameters, InferenceBody().parse, respond)
 
@@ -96,7 +95,7 @@ def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) 
     }
 
 
-def _to_vectors(found: list[Embedding], context: RequestContext, _: object) -> dict[str, Any]:
+def _to_vectors(found: list[Embedding], context: RequestContext) -> dict[str, Any]:
     vectors = [to_vector(one.vector) for one in found]
     return {"inference_id": context.request_id, "frame_id": None, "time": _seconds(context), "embeddings": vectors}
 

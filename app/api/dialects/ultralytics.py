@@ -24,7 +24,8 @@ from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
 from app.api.context import context_of
 from app.api.dependencies import Worker
-from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, Fraction, OptionsByModel, detect
+from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, OptionsByModel, detect
+from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
 from app.api.receiving.content_type import JSON, media_type
 from app.api.reports.models import describe_model

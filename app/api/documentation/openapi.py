@@ -1,10 +1,11 @@
 """OpenAPI descriptions of bodies, parameters and errors, which Litestar cannot derive from the handlers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import msgspec
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import (
     OpenAPIFormat,
@@ -25,6 +26,7 @@ from app.api.answering.schema import Problem
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
+from app.api.routes import ModelRoute
 from app.errors import GatewayError
 from app.model.heads import Task
 
@@ -96,7 +98,6 @@ def binary(media_type: str) -> Schema:
 
 
 ENCODED = Schema(type=OpenAPIType.STRING, content_encoding="base64", description="The image in base64, or its https address")
-"""An image in JSON."""
 
 
 def describe_form(fields: dict[str, Schema], required: list[str] | None = None) -> OpenAPIMediaType:
@@ -104,24 +105,40 @@ def describe_form(fields: dict[str, Schema], required: list[str] | None = None) 
     return OpenAPIMediaType(schema=Schema(type=OpenAPIType.OBJECT, properties={**fields}, required=required))
 
 
+DescribeBody = Callable[[dict[str, Schema]], RequestBody]
+
+
 @dataclass
 class ContentOperation(Operation):
     """Adds content to the response, which Litestar cannot derive from the type that the handler returns."""
 
     contents: ClassVar[Mapping[str, Schema]] = {}
-    """Schemas by media type."""
 
     def __post_init__(self) -> None:
         if self.responses and isinstance(found := self.responses["200"], OpenAPIResponse) and found.content is not None:
             found.content |= {kind: OpenAPIMediaType(schema=schema) for kind, schema in self.contents.items()}
 
 
+def _describe_image(fields: dict[str, Schema]) -> RequestBody:
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
+    return RequestBody(
+        required=False,
+        description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
+        content={
+            **{kind: OpenAPIMediaType(schema=binary(kind)) for kind in _RAW_TYPES},
+            MULTIPART: describe_form({"image": file, **fields}),
+            **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
+        },
+    )
+
+
 @dataclass
 class ImageOperation(ContentOperation):
     """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
+    describe_body: ClassVar[DescribeBody] = staticmethod(_describe_image)
+    """Describes the body with these parameters."""
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
-    """Types of the parameters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,27 +151,31 @@ class ImageOperation(ContentOperation):
                 for name, schema in fields.items()
             ),
         ]
-        self.request_body = self.describe_body(fields)
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        """Describe the body with the image and these parameters."""
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream", description="The image")
-        return RequestBody(
-            required=False,
-            description="The image: as it is, as a form field, or in JSON. No body is needed if the query has its `url`.",
-            content={
-                **{kind: OpenAPIMediaType(schema=binary(kind)) for kind in _RAW_TYPES},
-                MULTIPART: describe_form({"image": file, **fields}),
-                **dict.fromkeys((JSON, URLENCODED), describe_form({"image": ENCODED, **fields})),
-            },
-        )
+        self.request_body = type(self).describe_body(fields)
 
 
-def operation_for(*tasks: Task) -> type[ImageOperation]:
-    """Return the operation of routes for models of these tasks."""
-    forms = [FORMS[task] for task in tasks]
-    pictures = {kind: binary(kind) for form in forms for kind in media_types_of(form.formats) if kind != JSON}
-    return type("Operation", (ImageOperation,), {"kinds": tuple(form.parameters for form in forms), "contents": pictures})
+def own_route(  # noqa: PLR0913 - the properties of a route
+    path: str,
+    handle: Callable[..., object],
+    response: object,
+    says: str,
+    *,
+    kinds: tuple[type[Parameters], ...],
+    body: DescribeBody = _describe_image,
+    contents: Mapping[str, Schema] | None = None,
+    **options: Any,  # noqa: ANN401 - those of `ModelRoute`
+) -> HTTPRouteHandler:
+    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described."""
+    handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
+    own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
+    operation_class = type("Operation", (ImageOperation,), own)
+    responses = {**describe(200, response, says), **PROBLEMS}
+    return ModelRoute(path, operation_class=operation_class, responses=responses, **options)(handle)
+
+
+def pictures_of(*tasks: Task) -> dict[str, Schema]:
+    """Describe the pictures that can be the response of routes for models of these tasks."""
+    return {kind: binary(kind) for task in tasks for kind in media_types_of(FORMS[task].formats) if kind != JSON}
 
 
 def with_contents(contents: dict[str, Schema]) -> type[ContentOperation]:

@@ -20,12 +20,12 @@ from app.pipeline.results import TaskResult
 Pair = tuple[str, str | list[str]]
 """Name and value of a parameter; a list only in JSON."""
 Pairs = Sequence[Pair]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
 _IGNORED = {"shared_client", "max_workers"}  # choices that OpenProcessor offers its clients
 MODEL_NAMES = ("model", "model_name")
-"""Names of the parameter `model`, including its alias."""
 _MAX_LENGTH, _MAX_DOCUMENT = 4096, 1 << 15
 # Names of the image, for which no similar parameter is suggested.
 _IMAGE_NAMES = {"image", "images", "file"}
@@ -38,7 +38,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Parameters of every inference request."""
 
     ignores_unknown: ClassVar[bool] = False
-    """Whether unknown parameters are ignored instead of rejected."""
     repeatable: ClassVar[frozenset[str]] = frozenset()
     """Names of parameters that may be given several times, or as a list."""
     documents: ClassVar[frozenset[str]] = frozenset()
@@ -106,12 +105,7 @@ def split_classes(classes: str | list[str] | None) -> list[str] | None:
 
 
 def parse_parameters(pairs: Pairs, kind: type[P]) -> P:
-    """Convert name-value pairs to parameters of a kind.
-
-    Raises:
-        InvalidParameter: A name is unknown or repeated, or a value is not valid.
-        UnknownModel: No model can have this name.
-    """
+    """Convert name-value pairs to parameters of a kind; raise InvalidParameter, or UnknownModel for what can be no model's name."""
     if not pairs:
         defaults: P = _defaults(kind)
         return defaults

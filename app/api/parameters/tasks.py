@@ -35,7 +35,6 @@ Url = Annotated[
         "fetch from that host."
     ),
 ]
-"""The parameter `url`."""
 
 
 class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -252,7 +251,6 @@ class PathModel:
         """Refer to the model with this name, in the version that the query names; errors are those of `parse_parameters`."""
         common = [("model", name), *(pair for pair in query if pair[0] in names(_CommonParameters))]
         self.common: Any = parse_parameters(common, _CommonParameters)
-        """These parameters."""
         self._reference = pipeline.refer_to(name, self.common.version)
         self._pipeline = pipeline
 
@@ -263,11 +261,7 @@ class PathModel:
         return None if spec is None else self._kind_of(spec)
 
     async def find_kind(self, deadline: Deadline, caller: Caller) -> type[Any]:
-        """Return the type of the parameters; ask Triton for the task if necessary.
-
-        Raises:
-            GatewayError: As `Pipeline.prepare` and `_kind_of` say.
-        """
+        """Return the type of the parameters; ask Triton for the task if necessary; errors are those of `Pipeline.prepare`, too."""
         spec = await self._pipeline.prepare(self._reference, deadline, caller)
         return self._kind_of(spec)
 

@@ -72,11 +72,8 @@ def parse_body(
 ) -> ParsedBody:
     """Parse a body with parameters of a kind: a form, JSON or the image itself, depending on its `Content-Type` header.
 
-    In a form, one of the `fields` contains the image or its URL.
-
-    Raises:
-        MalformedRequest: The body is not well formed, or does not contain exactly one image or URL.
-        InvalidParameter: A parameter in the body is not text.
+    In a form, one of the `fields` contains the image or its URL. Raise MalformedRequest if the body is not well formed, or does not
+    contain exactly one image or URL; InvalidParameter if a parameter in it is unknown or not text.
     """
     declared = body_type(content_type, data)
     if declared == MULTIPART:
@@ -135,9 +132,7 @@ def _outline(content: str, kind: type[Parameters]) -> Any:  # noqa: ANN401 - a S
 def parse_document(data: bytes, content: str, kind: type[Parameters], example: str) -> tuple[msgspec.Raw, Pairs]:
     """Parse a JSON object; return its member `content`, empty if it is missing, and the parameters beside it.
 
-    Raises:
-        MalformedRequest: It is not a JSON object as in the example, or the parameters are too large or of another type.
-        InvalidParameter: A parameter is unknown, or a member is given more than once.
+    Raise MalformedRequest if it is not as in the example, InvalidParameter if a parameter is unknown, or given more than once.
     """
     document = view_document(data)
     try:

@@ -35,7 +35,6 @@ class ClientWatch(Interruption):
         self._loop = asyncio.get_running_loop()
         self._start = self._progress = self._loop.time()
         self._waiting: asyncio.Task[None] | None = None
-        """Waits for the client to disconnect."""
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(_FIRST_CHECK_SECONDS, self._check)
@@ -51,16 +50,9 @@ class ClientWatch(Interruption):
     async def read_body(self, upload: Upload, *, may_be_empty: bool = False, is_last: bool = True) -> bytes:
         """Receive the whole body.
 
-        Args:
-            upload: Counts the received bytes while more are expected; small bodies are not counted.
-            may_be_empty: Whether the body may be empty.
-            is_last: Whether the time limit ends with the body; if not, it ends when the caller sets `is_body_complete`.
-
-        Raises:
-            MalformedRequest: The body is empty, but must not be.
-            BodyTooLarge: The body exceeds the limit.
-            GatewayFull: Too many bytes of bodies are being received.
-            ClientGone: The client disconnected before the end of the body.
+        `upload` counts the received bytes while more are expected, which may raise GatewayFull; small bodies are not counted. The
+        time limit ends with the body if `is_last`, and otherwise when the caller sets `is_body_complete`. Raise MalformedRequest if
+        the body must not be empty, but is; BodyTooLarge; or ClientGone, before its end.
         """
         receive, max_bytes = self._receive, self._limits.max_bytes
         chunks: list[bytes | bytearray] = []

@@ -33,10 +33,7 @@ def decode(data: bytes, content_encoding: str, max_bytes: int, count: Callable[[
 
     The result has at most `max_bytes`, above 1 MiB also at most 25 times the size of the body. `count` is called with the size of
     each piece of it, and may raise an error if memory is exhausted.
-
-    Raises:
-        BodyTooLarge: The result would exceed a limit.
-        MalformedRequest: The body is truncated or corrupt, or has trailing data.
+    Raise BodyTooLarge above a limit, MalformedRequest if the body is truncated or corrupt, or has trailing data.
     """
     if is_plain(content_encoding):
         return data

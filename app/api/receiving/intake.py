@@ -50,21 +50,10 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
 ) -> tuple[C, P, CallContext]:
     """Receive a request; return the parsed body, the parameters in path, query and body, and the context of the calls.
 
-    Args:
-        client: Watches the client and reads its body.
-        scope: The scope of the request.
-        worker: The resources of the worker, with the keys and the threads for parsing.
-        pairs: Parameters in the path.
-        kind: The parameters that it may have. Those of a `PathModel` are found after the body has been read: only then does the
-            server tell that the client has left.
-        parse: Gets the body as it was before it was compressed, its `Content-Type` header and `kind`; takes next to no time where
-            `body.needs_parsing` is false. An image that was fetched is parsed as a body without that header.
-        may_be_empty: Whether a request may have no body.
-
-    Raises:
-        InvalidParameter, UnknownModel: As `parse_parameters` says; before the body is read if the query is the cause.
-        GatewayError: As `PathModel.find_kind`, `ClientWatch.read_body`, `content_encoding.decode`, `parse`,
-            `admit_with_body`, `Fetcher.parse` and `Fetcher.fetch` say.
+    `pairs` are parameters in the path, `kind` those that it may have: of a `PathModel` they are found after the body has been read,
+    because only then does the server tell that the client has left. `parse` gets the body as it was before it was compressed, its
+    `Content-Type` header and `kind`; it takes next to no time where `body.needs_parsing` is false. An image that was fetched is
+    parsed as a body without that header. Raises a GatewayError; before the body is read if parameters in the query are the cause.
     """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:

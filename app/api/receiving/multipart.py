@@ -14,7 +14,6 @@ class Part(NamedTuple):
     """A part of a form."""
 
     name: str
-    """Name of the field."""
     file_name: str | None
     """The file name; None if the part is not a file."""
     content: bytes

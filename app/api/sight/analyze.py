@@ -12,11 +12,11 @@ from app.api.answering.schema import ImageSize
 from app.api.answering.vectors import expect_vector, to_norm, to_vector
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
-from app.api.parameters.parse import ModelParameters
+from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
-from app.api.sight.face import Face, to_faces
+from app.api.sight.faces import Face, to_faces
 from app.api.sight.image import Answer, Asking, image_route, named_cascade
-from app.api.sight.images import Documents, form_of, images_route
+from app.api.sight.images import Documents, images_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.definition import Cascade, Step
 from app.cascade.run import CascadeAnswer, StepAnswer, run_cascade
@@ -26,14 +26,12 @@ from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 
-_Score = Annotated[float, Meta(ge=0, le=1)]
-
 
 class _Parameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_embedding: Annotated[bool, Meta(description="Whether the image and each object get a vector.")] = False
     include_face_embeddings: Annotated[bool, Meta(description="Whether each face gets a vector.")] = False
-    confidence: Annotated[_Score, Meta(description="Minimum confidence of an object.")] = 0.25
-    face_confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+    confidence: Annotated[Fraction, Meta(description="Minimum confidence of an object.")] = 0.25
+    face_confidence: Annotated[Fraction, Meta(description="Minimum score of a face.")] = 0.5
     enable_ocr: Annotated[bool, Meta(description="Whether text is read.")] = True
 
 
@@ -114,8 +112,13 @@ class AnalyzeAnswer(Answer, kw_only=True):
         self.timing = {f"{step}_ms": round(end - begin, 2) for step, (begin, end) in context.timing.steps.items()}
         return super().complete(context)
 
+    def totals(self) -> dict[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        totals = {"total_detections": self.num_detections, "total_faces": self.num_faces}
+        return totals | {"images_with_text": int(self.has_text)}
 
-class AnalyzeDocument(Documents, kw_only=True):
+
+class AnalyzeDocument(Documents, frozen=True, kw_only=True):
     """What is known of several images."""
 
     results: list[AnalyzeAnswer]
@@ -152,7 +155,6 @@ async def _ask(worker: WorkerResources, image: bytes, wanted: _Parameters, call:
 
 
 def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
-    """Describe each part; one that failed is empty."""
     answer = AnalyzeAnswer(errors={}, image=ImageSize(found.width, found.height), truncated=found.truncated)
     for step, (part, describe) in _PARTS.items():
         try:
@@ -212,11 +214,6 @@ _PARTS: dict[str, tuple[str, Callable[[AnalyzeAnswer, CascadeAnswer, StepAnswer]
 """By step, in this order: the part of the answer that it is about, and what describes it there."""
 
 
-def _totals(answer: AnalyzeAnswer) -> dict[str, int]:
-    totals = {"total_detections": answer.num_detections, "total_faces": answer.num_faces}
-    return totals | {"images_with_text": int(answer.has_text)}
-
-
 ROUTES = [
     image_route(
         "/analyze",
@@ -234,7 +231,8 @@ ROUTES = [
         DetectionHead.task,
         AnalyzeBatchParameters,
         Asking(_detector, _ask),
-        form_of(_to_answer, _totals, AnalyzeDocument),
+        _to_answer,
+        AnalyzeDocument,
         response=AnalyzeDocument,
         summary="Find objects, faces and text in several images",
     ),

@@ -1,7 +1,6 @@
 """POST /embed/batch, /embed/boxes and /embed/text: vectors of several images, of parts of one, and of a text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,21 +10,20 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize, ModelUsed, Problem
+from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, ImageOperation, describe, describe_form
-from app.api.parameters.parse import ModelParameters
+from app.api.documentation.openapi import describe_form, own_route
+from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
 from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_document
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
-from app.api.sight.image import Answer, Asking, image_route
-from app.api.sight.images import ImagesForm, Place, images_route
+from app.api.sight.image import MODEL, Answer, Asking, Placed, image_route
+from app.api.sight.images import images_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
@@ -36,8 +34,7 @@ _TEXT_MODEL = "embedding_text"
 _MAX_BOXES = 100
 _MAX_TEXT_BYTES = 4096
 _EXAMPLE = 'expected a JSON object such as {"text": "a red car"}'
-_Fraction = Annotated[float, Meta(ge=0, le=1)]
-_Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
+_Box = tuple[Fraction, Fraction, Fraction, Fraction]
 _BoxesText = Annotated[
     str | None,
     Meta(
@@ -48,10 +45,10 @@ _BoxesText = Annotated[
 _Boxes = tuple[ImageSize, Sequence[Any]]
 
 
-class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
+class EmbeddedImage(Placed, kw_only=True):
     """The vector of one image of a batch, of length 1, or why there is none."""
 
-    index: int
+    image_index: int = msgspec.field(name="index")
     filename: str | None
     embedding: list[float] | None = None
     embedding_norm: float | None = None
@@ -62,7 +59,7 @@ class EmbeddedImage(msgspec.Struct, frozen=True, kw_only=True):
     """The response, including the status, that the image would get in a request of its own."""
 
 
-class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedBatchResponse(Timed, frozen=True, kw_only=True):
     """The vectors of several images, in the order of the request."""
 
     total: int
@@ -70,8 +67,6 @@ class EmbedBatchResponse(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     results: list[EmbeddedImage]
     status: Literal["success", "partial", "all_failed"]
-    total_time_ms: float
-    request_id: str
 
 
 class EmbeddedBox(msgspec.Struct, frozen=True):
@@ -93,7 +88,7 @@ class EmbedBoxesResponse(Answer, kw_only=True):
     """The model that described them; null without boxes."""
 
 
-class EmbedTextResponse(msgspec.Struct, frozen=True, kw_only=True):
+class EmbedTextResponse(Timed, frozen=True, kw_only=True):
     """The vector of a text, of length 1."""
 
     embedding: list[float]
@@ -101,8 +96,6 @@ class EmbedTextResponse(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     status: Literal["success"] = "success"
     model: ModelUsed
-    total_time_ms: float
-    request_id: str
 
 
 class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,29 +123,14 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
         return boxes
 
 
-def _first(worker: WorkerResources, wanted: EmbeddingParameters) -> str:
-    options, pipeline = wanted.options, worker.pipeline
-    return pipeline.refer_to(options.model or pipeline.default_for(options.task), options.version)
-
-
-async def _embed(worker: WorkerResources, image: bytes, wanted: EmbeddingParameters, call: CallContext) -> Embedding:
-    return await worker.pipeline.run(image, wanted.options, call)
-
-
 async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
-    """Return the size of an image, and the vectors of the parts in its boxes."""
     width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
 
 
-def _to_result(_: EmbeddingParameters, found: Embedding, place: Place) -> EmbeddedImage:
-    return EmbeddedImage(
-        index=place.image_index,
-        filename=place.filename,
-        embedding=to_vector(found.vector),
-        embedding_norm=to_norm(found.norm),
-        model=ModelUsed.of(found),
-    )
+def _to_result(_: EmbeddingParameters, found: Embedding) -> EmbeddedImage:
+    vector, norm, model = to_vector(found.vector), to_norm(found.norm), ModelUsed.of(found)
+    return EmbeddedImage(image_index=0, filename=None, embedding=vector, embedding_norm=norm, model=model)
 
 
 def _to_document(
@@ -166,7 +144,7 @@ def _to_document(
     failed = {one.index: one for one in failures or ()}
     succeeded = iter(results)
     every: list[Any] = [
-        EmbeddedImage(index=index, filename=one.filename, status="error", error=one.error, problem=one.problem)
+        EmbeddedImage(image_index=index, filename=one.filename, status="error", error=one.error, problem=one.problem)
         if (one := failed.get(index))
         else next(succeeded)
         for index in range(total_images)
@@ -185,25 +163,11 @@ def _parse_text(data: bytes, _: str, kind: type[ModelParameters]) -> ParsedBody:
     return ParsedBody(decode(content, str, _EXAMPLE).encode(), pairs)
 
 
-@dataclass
-class _TextOperation(ImageOperation):
-    """Describes a body with a text."""
-
-    kinds = (ModelParameters,)
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
-        return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
+def _describe_text(fields: dict[str, Schema]) -> RequestBody:
+    text = Schema(type=OpenAPIType.STRING, min_length=1, max_length=_MAX_TEXT_BYTES)
+    return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
 
 
-@ModelRoute(
-    "/embed/text",
-    task=None,
-    takes="text",
-    summary="Describe a text by a vector",
-    operation_class=_TextOperation,
-    responses=describe(200, EmbedTextResponse, "The vector") | PROBLEMS,
-)
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
@@ -240,8 +204,9 @@ ROUTES = [
         "/embed/batch",
         "embedding",
         EmbeddingParameters,
-        Asking(_first, _embed),
-        ImagesForm(_to_result, lambda _: {}, _to_document),
+        MODEL,
+        _to_result,
+        _to_document,
         response=EmbedBatchResponse,
         summary="Describe several images by vectors",
     ),
@@ -249,11 +214,21 @@ ROUTES = [
         "/embed/boxes",
         "embedding",
         BoxesParameters,
-        Asking(_first, _embed_boxes),
+        Asking(MODEL.first, _embed_boxes),
         _to_boxes,
         response=EmbedBoxesResponse,
         summary="Describe parts of an image by vectors",
         description="Decode an image once, and describe the part of it in each box by a vector.",
     ),
-    embed_text,
+    own_route(
+        "/embed/text",
+        embed_text,
+        EmbedTextResponse,
+        "The vector",
+        kinds=(ModelParameters,),
+        body=_describe_text,
+        task=None,
+        takes="text",
+        summary="Describe a text by a vector",
+    ),
 ]

@@ -4,45 +4,43 @@ They are off unless the setting `faces` is on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Request
 from litestar.openapi.spec import OpenAPIType, RequestBody, Schema
 from litestar.response.base import ASGIResponse
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
+from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse
-from app.api.answering.schema import ImageSize
+from app.api.answering.schema import ImageSize, Timed
 from app.api.answering.vectors import expect_vector, to_vector
 from app.api.batch.answer import ImagesAnswer
-from app.api.batch.body import ParsedBatch, decode_text, parse_batch, refuse_large
+from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import ENCODED, PROBLEMS, ImageOperation, describe, describe_form
-from app.api.parameters.parse import Parameters
+from app.api.documentation.openapi import ENCODED, describe_form, own_route
+from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.routes import ModelRoute
-from app.api.sight.face import Face, to_faces
-from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade
+from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade, to_fractions
 from app.api.sight.images import open_batch
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.embedding.outputs import similarity
 from app.errors import MalformedRequest, NoFace, NotOffered, UnsupportedModel
-from app.pipeline.results import Detections, Embedding
+from app.pipeline.results import Detections, Embedding, StepResult
 
 _IMAGES = ("image1", "image2")
-_Score = Annotated[float, Meta(ge=0, le=1)]
+_LANDMARKS = 5
 
 
 class _FaceParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    confidence: Annotated[_Score, Meta(description="Minimum score of a face.")] = 0.5
+    confidence: Annotated[Fraction, Meta(description="Minimum score of a face.")] = 0.5
 
 
 class FaceParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,8 +53,23 @@ class VerifyParameters(_FaceParameters, frozen=True, forbid_unknown_fields=True,
     """Parameters of a comparison of two faces."""
 
     threshold: Annotated[
-        _Score, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
+        Fraction, Meta(description="Minimum similarity of two faces that match. 0.6 is the distance for which the model was made.")
     ] = 0.6
+
+
+class Face(msgspec.Struct):
+    """A face."""
+
+    box: list[float]
+    """x1 y1 x2 y2 as fractions of the upright image."""
+    landmarks: list[float]
+    """x y of both eyes, the nose and the corners of the mouth, as fractions of the image; the left ones are first."""
+    score: float
+    """Of the detector, from 0 to 1."""
+    quality: float
+    """How suitable the face is for telling whose it is, from 0 to 1: how certain, large and frontal it is."""
+    embedding: list[float] | UnsetType | None = UNSET
+    """In `/analyze`: the vector that tells whose it is, of length 1; null if it is not wanted, or there is none."""
 
 
 class FacesAnswer(Answer, kw_only=True):
@@ -82,7 +95,7 @@ class VerifiedImage(msgspec.Struct, frozen=True):
     """Index of the face that was compared, the largest one, by descending score."""
 
 
-class VerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyResponse(Timed, frozen=True, kw_only=True):
     """Whether the largest faces of two images are those of the same person."""
 
     match: bool
@@ -92,8 +105,6 @@ class VerifyResponse(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     image1: VerifiedImage
     image2: VerifiedImage
-    total_time_ms: float
-    request_id: str
 
 
 def require_faces(worker: WorkerResources) -> None:
@@ -115,6 +126,16 @@ LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
 """Asks for the faces of an image, and for the vector of the largest one; the parameters have a `confidence`."""
 
 
+def to_faces(found: StepResult) -> list[Face]:
+    """Convert faces to their JSON objects, by descending score; raise UnsupportedModel if they do not have five landmarks."""
+    if not isinstance(found, Detections) or found.keypoints is None or found.keypoints.shape[1] != _LANDMARKS:
+        raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
+    points = found.keypoints
+    boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
+    qualities = to_scores(found.qualities)
+    return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
+
+
 def _faces_of(found: CascadeAnswer) -> Detections:
     (faces,) = found.require("faces").results
     if not isinstance(faces, Detections):
@@ -123,7 +144,6 @@ def _faces_of(found: CascadeAnswer) -> Detections:
 
 
 def _vectors_of(found: CascadeAnswer) -> dict[int, Embedding]:
-    """Return the vectors by the index of the face."""
     answer = found.require("descriptions")
     return dict(zip(answer.objects, map(expect_vector, answer.results), strict=True))
 
@@ -159,34 +179,19 @@ def parse_pair(data: bytes, content_type: str, kind: type[Parameters]) -> Parsed
     return parsed
 
 
-@dataclass
-class _PairOperation(ImageOperation):
-    """Describes a body with two images."""
-
-    kinds = (VerifyParameters,)
-
-    def describe_body(self, fields: dict[str, Schema]) -> RequestBody:
-        file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
-        pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
-        return RequestBody(
-            required=True,
-            description="Two images: as form fields image1 and image2, or as a list in JSON.",
-            content={
-                MULTIPART: describe_form({**dict.fromkeys(_IMAGES, file), **fields}, [*_IMAGES]),
-                JSON: describe_form({"images": pair, **fields}, ["images"]),
-            },
-        )
+def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
+    file = Schema(type=OpenAPIType.STRING, content_media_type="application/octet-stream")
+    pair = Schema(type=OpenAPIType.ARRAY, min_items=2, max_items=2, items=ENCODED)
+    return RequestBody(
+        required=True,
+        description="Two images: as form fields image1 and image2, or as a list in JSON.",
+        content={
+            MULTIPART: describe_form({**dict.fromkeys(_IMAGES, file), **fields}, [*_IMAGES]),
+            JSON: describe_form({"images": pair, **fields}, ["images"]),
+        },
+    )
 
 
-@ModelRoute(
-    "/faces/verify",
-    task=None,
-    takes="images",
-    media_types=MEDIA_TYPES,
-    summary="Compare the faces in two images",
-    operation_class=_PairOperation,
-    responses=describe(200, VerifyResponse, "Whether they are those of the same person") | PROBLEMS,
-)
 async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
@@ -194,16 +199,8 @@ async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespons
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
         context.log_fields |= worker.pipeline.log_fields(LARGEST.first(worker, wanted))
-
-        async def keep(_: int, found: CascadeAnswer) -> CascadeAnswer:
-            return found
-
-        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), keep, context, worker.metrics)
-        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        batch = await open_batch(worker, content.images, wanted, call, LARGEST)
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
+        answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
+        await answer.run(await open_batch(worker, content.images, wanted, call, LARGEST))
         answer.log()
         response = compare(answer.all(), wanted.threshold, context)
     return JsonResponse(msgspec.json.encode(response))
@@ -212,10 +209,7 @@ async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIRespons
 def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestContext) -> VerifyResponse:
     """Compare the largest faces of two images, which `LARGEST` has described.
 
-    Raises:
-        NoFace: An image has none.
-        UnsupportedModel: Descriptions of the model cannot be compared.
-        GatewayError: A step has failed.
+    Raise NoFace if an image has none, UnsupportedModel if descriptions of the model cannot be compared, or the error of a step.
     """
     (one, vector), (other, other_vector) = map(_largest, _IMAGES, found)
     distance = vector.spec.match_distance
@@ -265,5 +259,16 @@ ROUTES = [
         description="Detect faces, and describe each by a vector that tells whose it is.",
         check=require_faces,
     ),
-    verify,
+    own_route(
+        "/faces/verify",
+        verify,
+        VerifyResponse,
+        "Whether they are those of the same person",
+        kinds=(VerifyParameters,),
+        body=_describe_pair,
+        task=None,
+        takes="images",
+        media_types=MEDIA_TYPES,
+        summary="Compare the faces in two images",
+    ),
 ]

@@ -1,7 +1,7 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -14,53 +14,52 @@ from numpy.typing import NDArray
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput, negotiate
-from app.api.answering.native import rounded
-from app.api.answering.responses import JsonResponse, LargeResponse
+from app.api.answering.native import respond_in_thread, rounded
 from app.api.answering.schema import ImageSize
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, ImageOperation, binary, describe
+from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Parameters
-from app.api.parameters.tasks import Url
 from app.api.receiving import body, intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
 from app.cascade.catalog import BUILT_IN
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer, run_cascade
 from app.errors import UnsupportedModel
-from app.model.heads import Task
-from app.model.reference import split_reference
+from app.model.heads import DetectionHead, Task
+from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
 
 _DEFAULT_OF: dict[str, Task] = {"ocr_detection": "text_detection", "ocr_recognition": "text_recognition", "embedding": "embedding"}
 """For which task a model of the program's cascades is the default one, instead of which the settings may name another."""
-_LARGE_BYTES = 1 << 18
 _FRACTION_DIGITS = 6
 
-_PICTURES = {media_type: binary(media_type) for media_type in drawn.IMAGE.media_types}
+_PICTURES = pictures_of(DetectionHead.task)
 
 P = TypeVar("P", bound=Parameters)
 R = TypeVar("R")
 
 
-class ImageParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters of a request about one image."""
+class Placed(msgspec.Struct, kw_only=True):
+    """What is said of an image, with its place if it is one of a batch."""
 
-    url: Url = None
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+    """Position in the request, from 0."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {}
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class Answer(Placed, kw_only=True):
     """What every answer about an image has: in a batch its place there, otherwise time and id of the request."""
 
     image: ImageSize
     truncated: bool = False
     """Whether there was more in the image than a request is answered about."""
-    filename: str | UnsetType | None = UNSET
-    image_index: int | UnsetType = UNSET
-    """Position in the request, from 0."""
     total_time_ms: float | UnsetType = UNSET
     request_id: str | UnsetType = UNSET
 
@@ -76,7 +75,15 @@ class Asking(NamedTuple, Generic[P, R]):
     first: Callable[[WorkerResources, P], str]
     """Returns the reference of the model that is asked first."""
     ask: Callable[[WorkerResources, bytes, P, CallContext], Awaitable[R]]
-    """Answers about an encoded image."""
+
+
+MODEL: Asking[Any, Any] = Asking(
+    lambda worker, wanted: refer_to(
+        wanted.options.model or worker.pipeline.default_for(wanted.options.task), wanted.options.version
+    ),
+    lambda worker, image, wanted, call: worker.pipeline.run(image, wanted.options, call),
+)
+"""Asks the model that the parameters name, or the default model of their task."""
 
 
 def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, CascadeAnswer]:
@@ -120,70 +127,42 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     to_answer: Callable[[P, R], Answer],
     *,
     response: type[Answer],
-    summary: str,
-    description: str,
     check: Callable[[WorkerResources], object] = lambda _: None,
     to_objects: Callable[[P, R], Detections] | None = None,
+    **described: Any,  # noqa: ANN401 - for OpenAPI
 ) -> HTTPRouteHandler:
-    """Make a route for one image, in any of the forms that the gateway's own routes accept.
+    """Make a route for one image, in any of the forms that the gateway's own routes accept, with parameters of a kind.
 
-    Args:
-        path: The path.
-        task: The task of the model that is asked first; None for a model that is the default of no task.
-        kind: The type of the parameters.
-        asking: How to ask about the image.
-        to_answer: Makes the answer, in a thread; raises a GatewayError if there is none.
-        response: The type of the answer, for OpenAPI.
-        summary: A title, for OpenAPI.
-        description: The description, for OpenAPI.
-        check: Raises a GatewayError, before the body is received, if the route cannot be used.
-        to_objects: Returns what is drawn on the image if `Accept` prefers a picture; None if there are no pictures.
+    `task` is that of the model that is asked first; None for one that is the default of no task. `to_answer` is called in a thread,
+    and may raise a GatewayError, as may `check`, before the body is received. `to_objects` returns what is drawn on the image if
+    `Accept` prefers a picture; None if there are no pictures.
     """
+    pictures = _PICTURES if to_objects else {}
 
     async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
         check(worker)
-        return await answer_image(request, worker, kind, asking, to_answer, to_objects)
+        context, pipeline = context_of(request.scope), worker.pipeline
+        accepted = negotiate(context.accept, (JSON, *pictures))
+        with ClientWatch(request.receive, context.body_limits) as client:
+            content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
+            name, _ = split_reference(asking.first(worker, wanted))
+            context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
+            found = await asking.ask(worker, content.image, wanted, call)
+            if to_objects and accepted != JSON:
+                drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
+                return await drawn.IMAGE.respond(drawing)
+            counts: dict[str, int] = {}
 
-    route = ModelRoute(
-        path,
-        task=task,
-        summary=summary,
-        description=description,
-        operation_class=type("Operation", (ImageOperation,), {"kinds": (kind,), "contents": _PICTURES if to_objects else {}}),
-        responses={**describe(200, response, "The answer"), **PROBLEMS},
-    )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
+            def describe() -> Answer:
+                answer = to_answer(wanted, found).complete(context)
+                counts.update(counts_of(answer))
+                return answer
 
+            response = await respond_in_thread(describe, pipeline, call)
+            context.log_fields |= counts
+            return response
 
-async def answer_image(  # noqa: PLR0913, PLR0917 - the properties of a route
-    request: Request[Any, Any, Any],
-    worker: WorkerResources,
-    kind: type[P],
-    asking: Asking[P, R],
-    to_answer: Callable[[P, R], Answer],
-    to_objects: Callable[[P, R], Detections] | None = None,
-) -> ASGIResponse:
-    """Answer a request about one image, unless its client disconnects; arguments are those of `image_route`."""
-    context, pipeline = context_of(request.scope), worker.pipeline
-    accepted = negotiate(context.accept, (JSON, *(_PICTURES if to_objects else ())))
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
-        name, _ = split_reference(asking.first(worker, wanted))
-        context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
-        found = await asking.ask(worker, content.image, wanted, call)
-        if to_objects and accepted != JSON:
-            drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
-            return await drawn.IMAGE.respond(drawing)
-
-        def encode() -> tuple[bytes, dict[str, int]]:
-            answer = to_answer(wanted, found).complete(context)
-            return msgspec.json.encode(answer), counts_of(answer)
-
-        encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call.turn())
-        context.log_fields |= counts
-        large = len(encoded) > _LARGE_BYTES
-        return LargeResponse(encoded, JSON, pipeline.admission.memory) if large else JsonResponse(encoded)
+    return own_route(path, handle, response, "The answer", kinds=(kind,), contents=pictures, task=task, **described)
 
 
 def counts_of(answer: msgspec.Struct) -> dict[str, int]:

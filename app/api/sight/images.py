@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from litestar import Request
@@ -10,17 +10,17 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.responses import LargeResponse
+from app.api.answering.schema import Timed
 from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.body import parse_batch, refuse_large
-from app.api.batch.route import MEDIA_TYPES, ImagesOperation
+from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import PROBLEMS, describe
+from app.api.documentation.openapi import own_route
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.routes import ModelRoute
-from app.api.sight.image import Answer, Asking, P, R
+from app.api.sight.image import MODEL, Asking, P, Placed, R
 from app.model.heads import Task
 from app.model.reference import split_reference
 from app.pipeline.batch_request import BatchRequest, Image
@@ -32,14 +32,7 @@ done by then fail with 504. Without `timeout_ms`, it is the default deadline of 
 further image, up to the maximum of `timeout_ms`."""
 
 
-class Place(NamedTuple):
-    """Which image of a batch a result is about."""
-
-    image_index: int
-    filename: str | None
-
-
-class Documents(msgspec.Struct, kw_only=True):
+class Documents(Timed, frozen=True, kw_only=True):
     """The results and the failures of a batch, each in the order of the request."""
 
     status: Literal["success", "partial", "all_failed"]
@@ -49,61 +42,15 @@ class Documents(msgspec.Struct, kw_only=True):
     failed_images: int
     results: Sequence[Any] = ()
     failures: list[BatchFailure] | None = None
-    total_time_ms: float
-    request_id: str
-
-
-class ImagesForm(NamedTuple):
-    """What a route answers about several images."""
-
-    to_result: Callable[[Any, Any, Place], msgspec.Struct]
-    """Makes the result of an image, in a thread, from the parameters and what the cascade has answered; raises a GatewayError if
-    there is none."""
-    totals: Callable[[Any], Mapping[str, int]]
-    """Returns what a result adds to the document's totals."""
-    document: Callable[..., msgspec.Struct]
-    """Makes the document, such as one of `Documents`, from its fields."""
-
-
-def form_of(
-    to_answer: Callable[[Any, R], Answer], totals: Callable[[Any], Mapping[str, int]], document: Callable[..., Documents]
-) -> ImagesForm:
-    """Return the form of a batch whose results are what `to_answer` makes for a request about one image."""
-
-    def to_result(wanted: object, found: R, place: Place) -> Answer:
-        answer = to_answer(wanted, found)
-        answer.image_index, answer.filename = place
-        return answer
-
-    return ImagesForm(to_result, totals, document)
-
-
-def images_route(  # noqa: PLR0913 - the properties of a route
-    path: str, task: Task, kind: type[P], asking: Asking[P, R], form: ImagesForm, *, response: type[msgspec.Struct], summary: str
-) -> HTTPRouteHandler:
-    """Make a route for several images, in any of the forms that `/detect/batch` accepts; arguments are those of `image_route`."""
-
-    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
-        return await _answer_images(request, worker, kind, asking, form)
-
-    route = ModelRoute(
-        path,
-        task=task,
-        takes="images",
-        media_types=MEDIA_TYPES,
-        summary=summary,
-        description=_DESCRIPTION,
-        operation_class=type("Operation", (ImagesOperation,), {"kinds": (kind,)}),
-        responses={**describe(200, response, "What became of each image"), **PROBLEMS},
-    )
-    handle.__name__ = path.strip("/").replace("/", "_")
-    return route(handle)
 
 
 async def open_batch(
     worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, R]
 ) -> BatchRequest[R]:
-    """Open a batch whose images are asked about by a route, with these parameters; errors are those of `BatchRequest.open_with`."""
+    """Open a batch of images, of which those that are too large fail; errors are those of `BatchRequest.open_with`."""
+    refuse_large(images, worker.deployment.body_limits.max_bytes)
+    if asking is MODEL:
+        return await BatchRequest.open(worker.pipeline, images, wanted.options, call)  # type: ignore[attr-defined]
 
     def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
         return asking.ask(worker, image, wanted, own_call)
@@ -115,38 +62,56 @@ async def open_batch(
     return await BatchRequest.open_with(pipeline, images, model, ask, call, slots=slots)
 
 
-async def _answer_images(
-    request: Request[Any, Any, Any], worker: WorkerResources, kind: type[P], asking: Asking[P, R], form: ImagesForm
-) -> ASGIResponse:
-    context, pipeline = context_of(request.scope), worker.pipeline
-    with (
-        ClientWatch(request.receive, context.body_limits) as client,
-        pipeline.admission.memory.reserve(context.caller, "the results of this batch") as memory,
-    ):
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
-        names = content.names
-        context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
-        context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
+def images_route(  # noqa: PLR0913, PLR0917 - the properties of a route
+    path: str,
+    task: Task,
+    kind: type[P],
+    asking: Asking[P, R],
+    to_answer: Callable[[P, R], Placed],
+    to_document: Callable[..., msgspec.Struct],
+    *,
+    response: type[msgspec.Struct],
+    summary: str,
+) -> HTTPRouteHandler:
+    """Make a route for several images, in any of the forms that `/detect/batch` accepts; arguments are those of `image_route`.
 
-        async def convert(index: int, found: R) -> bytes:
-            def encode() -> tuple[bytes, Mapping[str, int]]:
-                result = form.to_result(wanted, found, Place(index, names[index]))
-                return msgspec.json.encode(result), form.totals(result)
+    `to_document` makes the response from the fields of `Documents`, which the results add totals to.
+    """
 
-            encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call._replace(is_batch=True).turn())
-            memory.add(len(encoded))
-            answer.totals.update(counts)
-            return encoded
+    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+        context, pipeline = context_of(request.scope), worker.pipeline
+        with (
+            ClientWatch(request.receive, context.body_limits) as client,
+            pipeline.admission.memory.reserve(context.caller, "the results of this batch") as memory,
+        ):
+            content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse_batch)
+            names = content.names
+            context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
+            context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
 
-        answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
-        refuse_large(content.images, worker.deployment.body_limits.max_bytes)
-        batch = await open_batch(worker, content.images, wanted, call, asking)
-        async with batch.run(answer.add) as done:
-            for image in done:
-                await image
-        if batch.url_hosts:
-            context.log_fields["url_hosts"] = batch.url_hosts
-        answer.log()
-        results = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-        document = form.document(results=results, failures=answer.failures(names), **answer.summary(), **answer.totals)
-        return LargeResponse(msgspec.json.encode(document), JSON, pipeline.admission.memory)
+            async def convert(index: int, found: R) -> bytes:
+                def encode() -> tuple[bytes, Mapping[str, int]]:
+                    result = to_answer(wanted, found)
+                    result.image_index, result.filename = index, names[index]
+                    return msgspec.json.encode(result), result.totals()
+
+                encoded, counts = await pipeline.threads.run(encode, call.deadline, turn=call._replace(is_batch=True).turn())
+                memory.add(len(encoded))
+                answer.totals.update(counts)
+                return encoded
+
+            answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
+            await answer.run(await open_batch(worker, content.images, wanted, call, asking))
+            answer.log()
+            results = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
+            document = to_document(results=results, failures=answer.failures(names), **answer.summary(), **answer.totals)
+            return LargeResponse(msgspec.json.encode(document), JSON, pipeline.admission.memory)
+
+    options: dict[str, Any] = {
+        "task": task,
+        "takes": "images",
+        "media_types": MEDIA_TYPES,
+        "summary": summary,
+        "description": _DESCRIPTION,
+    }
+    return own_route(path, handle, response, "What became of each image", kinds=(kind,), body=describe_images, **options)

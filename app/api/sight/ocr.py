@@ -9,10 +9,10 @@ from msgspec import Meta
 from app.api.answering.native import rounded, to_scores
 from app.api.answering.schema import ImageSize
 from app.api.dependencies import WorkerResources
-from app.api.parameters.parse import Parameters
+from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
-from app.api.sight.images import Documents, form_of, images_route
+from app.api.sight.images import Documents, images_route
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import WrongTask
@@ -20,15 +20,13 @@ from app.model.heads import TextDetectionHead
 from app.pipeline.results import Detections, StepResult, TextLine, TextRegions
 
 MIN_SCORE = 0.8
-"""Default of the minimum score of a text."""
-_Score = Annotated[float, Meta(ge=0, le=1)]
 
 
 class OcrBatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a request for the text in several images."""
 
-    min_det_score: Annotated[_Score, Meta(description="Minimum score of the place of a line of text.")] = 0.5
-    min_rec_score: Annotated[_Score, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
+    min_det_score: Annotated[Fraction, Meta(description="Minimum score of the place of a line of text.")] = 0.5
+    min_rec_score: Annotated[Fraction, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
     filter_by_score: Annotated[
         bool,
         Meta(description="`false`: both minimum scores are ignored, and lines in which nothing was read are returned, too."),
@@ -67,8 +65,12 @@ class OcrAnswer(Answer, kw_only=True):
     """The texts, one a line."""
     num_texts: int
 
+    def totals(self) -> dict[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {"total_text_regions": self.num_texts, "images_with_text": int(self.num_texts > 0)}
 
-class OcrDocument(Documents, kw_only=True):
+
+class OcrDocument(Documents, frozen=True, kw_only=True):
     """The text in several images."""
 
     results: list[OcrAnswer]
@@ -128,10 +130,6 @@ def _to_answer(wanted: OcrBatchParameters, found: CascadeAnswer) -> OcrAnswer:
     return OcrAnswer(regions=regions, image=ImageSize(found.width, found.height), truncated=found.truncated, **texts_of(regions))
 
 
-def _totals(answer: OcrAnswer) -> dict[str, int]:
-    return {"total_text_regions": answer.num_texts, "images_with_text": int(answer.num_texts > 0)}
-
-
 def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
     """Return the lines that `_to_answer` describes, with their texts, to be drawn."""
     read = _to_answer(wanted, found).regions
@@ -158,7 +156,8 @@ ROUTES = [
         TextDetectionHead.task,
         OcrBatchParameters,
         by_cascade(_choose),
-        form_of(_to_answer, _totals, OcrDocument),
+        _to_answer,
+        OcrDocument,
         response=OcrDocument,
         summary="Read the text in several images",
     ),

@@ -21,7 +21,6 @@ from app.api.routes import API_VERSION
 from app.model.heads import HEADS, TASKS, ClassificationHead, EmbeddingHead, TextDetectionHead, TextRecognitionHead
 
 HTML = "text/html"
-"""The media type of the page."""
 FOLDER = Path(__file__).parent / "files"
 ASSETS = {
     "page.css": "text/css; charset=utf-8",
