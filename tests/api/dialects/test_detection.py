@@ -101,7 +101,7 @@ async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> Non
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", PATH, 405), ("GET", "/deepstack/nothing", 404), ("PUT", f"/deepstack{PATH}", 405), ("GET", "/v1/vision/face", 404)],
+    [("GET", PATH, 405), ("GET", "/deepstack/nothing", 404), ("PUT", f"/deepstack{PATH}", 405), ("GET", "/v1/vision/scene", 404)],
 )
 async def test_an_unknown_path_or_method_is_an_error_of_the_dialect(
     gateway: tuple[FakeTriton, httpx.AsyncClient], method: str, path: str, status: int
@@ -110,4 +110,4 @@ async def test_an_unknown_path_or_method_is_an_error_of_the_dialect(
     response = await gateway[1].request(method, path)
 
     assert response.status_code == status
-    assert ("success" in response.json()) == (path != "/v1/vision/face")
+    assert ("success" in response.json()) == (path != "/v1/vision/scene")

@@ -12,7 +12,7 @@ from app.api.context import BodyLimits, RequestContext
 from app.api.receiving.client_watch import ClientWatch, drain
 from app.errors import BodyTimeout, BodyTooLarge, ClientGone, GatewayFull, InvalidImage, MalformedRequest
 from app.main import create_app
-from app.pipeline import pipeline
+from app.pipeline import preprocess
 from app.resilience.fairness import ANYBODY
 from app.triton.shared_memory import Arena
 from tests.api.conftest import settings_for
@@ -224,7 +224,7 @@ async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(
     gate, fake = Gate(), FakeTriton()
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url, decode_threads=1))):
         fake.requests.clear()
-        decoded = gate.block(monkeypatch, pipeline, "fill_input")
+        decoded = gate.block(monkeypatch, preprocess, "fill_input")
         log = captured_log(monkeypatch, middleware)
         first, second = Client(SCENE), Client(SCENE)
         blocking = asyncio.create_task(first.post(app))
