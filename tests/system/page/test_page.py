@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from playwright.async_api import Browser, Page, expect
 
+from app.model.heads import HEADS
 from tests.browser import opened
 from tests.support import json, sample_image
 from tests.system.gateway import RunningGateway
@@ -229,7 +230,7 @@ async def test_another_model_can_be_chosen(page: Page, gateway: RunningGateway) 
     await select.select_option("yolo_head")
 
     await expect(page.get_by_role("status")).to_contain_text("yolo_head")
-    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] != "classification"]
+    assert names == [model["name"] for model in listed if model["state"] == "ready" and model["task"] in HEADS]
     assert await shown(page) == ["red", "blue"]
 
 
