@@ -21,6 +21,12 @@ serve *args:
 api *args:
     @exec python -m app api {{ args }}
 
+# Run search alone on port 4605
+[group('run')]
+[no-exit-message]
+search *args:
+    @exec python -m app search {{ args }}
+
 # Run the embedded Triton alone
 [group('run')]
 [no-exit-message]
@@ -71,6 +77,12 @@ key *args:
 [group('run')]
 doctor *args:
     @python -m app doctor {{ args }}
+
+# Copy the database of search into a file, or back: backup|restore FILE
+[group('run')]
+[no-exit-message]
+database *args:
+    @python -m app database {{ args }}
 
 # Build dist/nereid, one executable with Python inside; it needs the glibc of the machine where it is built, or a later one
 [group('ship')]
@@ -222,4 +234,4 @@ _lock-clients *args:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .reference .locust .rapidocr .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*
+    rm -rf .venv .uv .python .triton .postgres .reference .locust .rapidocr .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,13 @@ from app.arguments import declare
 from app.cache import memory as cache_memory
 from app.cascade import catalog
 from app.embedded import detect
+from app.embedded.folder import TritonFolder, runs_elsewhere
 from app.embedded.install import install
+from app.embedded.postgres.backup import backup, restore
+from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
-from app.host.processes import DRAIN_SIGNAL, SUPERVISED, die_with_parent
+from app.host.processes import SUPERVISED, become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from app.embedded.server import EmbeddedTriton
 
 _POLL_SECONDS = 0.2
+_SEARCH_PORT = "4605"
 # The exit code a shell reports for a program ended by SIGINT.
 _INTERRUPTED = 128 + signal.SIGINT
 _ADD_NICENESS = 10  # requests go first; with 19, the check of a model would take minutes on a busy machine
@@ -60,7 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     write_whole_lines()
     options = make_parser().parse_args(arguments)
-    for flag in ("port", "workers", "instances", "model", "triton"):
+    if getattr(options, "search", None) == "alone":
+        os.environ[f"{PREFIX}PORT"] = os.environ.get(f"{PREFIX}PORT") or _SEARCH_PORT
+    for flag in ("port", "workers", "instances", "model", "triton", "search"):
         if (value := getattr(options, flag, None)) is not None:
             os.environ[PREFIX + {"triton": "TRITON_ENDPOINTS"}.get(flag, flag.upper())] = str(value)
     try:
@@ -98,6 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, text in (
         ("serve", _serve, "run the API and, unless another Triton is named, the embedded one"),
+        ("search", _serve, "run the API of search alone, on port 4605, with the Triton of a running `serve` if there is one"),
         ("detect", _detect, "detect the objects in pictures and folders, with a gateway that runs as long as that takes"),
         ("api", _api, "run the API alone"),
         ("triton", _triton, "run the embedded Triton alone"),
@@ -111,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("compare", _compare, "compare the answers of a route's shadow with those of its model, since the gateway started"),
         ("key", _key, "create an API key"),
         ("cache", _cache, "let all cached results be forgotten: nereid cache clear"),
+        ("database", _database, "copy the database of search into a file, or back into an empty one"),
         ("doctor", _doctor, "check this machine and a running Triton"),
         ("healthcheck", _healthcheck, "ask the API whether it lives; exit code 0 if it does"),
         ("settings", _settings, "print the table of settings"),
@@ -124,16 +132,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings, _: argparse.Namespace) -> int:
-    preflight.require_usable(settings)
-    if settings.instances:
-        preflight.make_socket_folder(settings.socket_folder)
-    else:
-        preflight.require_address(settings)
-    if settings.triton_endpoints:
-        return supervise(settings, None)
-    with _embedded_triton(settings) as triton:
+    preflight.require_startable(settings)
+    is_alone = settings.search == "alone"
+    with ExitStack() as stack:
+        database = embedded_database(settings, stack, is_required=is_alone)
+        if settings.triton_endpoints or (is_alone and runs_elsewhere(TritonFolder(settings))):
+            return supervise(settings, None, database)
+        triton = stack.enter_context(_embedded_triton(settings))
         say(f"Triton is ready with the models in {Path(settings.model_repository).absolute()}; its log is {triton.log}")
-        return supervise(settings, triton)
+        return supervise(settings, triton, database)
 
 
 def _api(settings: Settings, _: argparse.Namespace) -> None:
@@ -148,23 +155,11 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     if not settings.socket and not settings.api_keys_file and not ports.is_loopback(settings.host):
         say(f"warning: no API key is needed at {settings.host}:{settings.port}, which is not loopback; set {PREFIX}API_KEYS_FILE")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=partial(_become_worker, os.getpid()))
+    os.register_at_fork(after_in_child=partial(become_worker, os.getpid()))
     worker_table.create()
     if settings.cache:
         cache_memory.create(settings.cache_memory_bytes)
     Server(settings).serve()
-
-
-def _become_worker(parent: int) -> None:
-    """Restore the default signal handlers in a new worker, and make the kernel kill it when its parent ends.
-
-    The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
-    """
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, signal.SIG_DFL)
-    signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    die_with_parent(parent, signal.SIGKILL)
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:
@@ -348,6 +343,11 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
     except (ValueError, ConnectionError) as error:
         raise CommandError(f"{PREFIX}CACHE: {error}") from error
     say("Redis has no cached results any more")
+
+
+def _database(settings: Settings, options: argparse.Namespace) -> None:
+    (backup if options.action == "backup" else restore)(settings, options.file)
+    say(f"the records are in {options.file} now" if options.action == "backup" else f"the records are those of {options.file} now")
 
 
 def _doctor(settings: Settings, options: argparse.Namespace) -> int:

@@ -22,10 +22,11 @@ _DOCTOR_HELP = (
 # The commands that take an argument, its name, and what argparse has to know of it.
 _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("serve", "--instances", {"help": "number of instances on unix sockets, for a proxy in front of them"}),
-    ("serve api", "--port", {"help": "port of the API"}),
-    ("serve api", "--workers", {"help": "number of API processes"}),
-    ("serve api triton doctor", "--model", {"help": "the default model"}),
-    ("serve api doctor", "--triton", {"help": "gRPC endpoint of a running Triton: host:port or unix:/path"}),
+    ("serve", "--search", {"action": "store_const", "const": "on", "help": "also search in images, on PostgreSQL"}),
+    ("serve search api", "--port", {"help": "port of the API"}),
+    ("serve search api", "--workers", {"help": "number of API processes"}),
+    ("serve search api triton doctor", "--model", {"help": "the default model"}),
+    ("serve search api doctor", "--triton", {"help": "gRPC endpoint of a running Triton: host:port or unix:/path"}),
     ("detect", "arguments", {"nargs": "*", "help": "those of `nereid-client detect`; --help lists them"}),
     ("pull", "name", {"nargs": "?", "help": "name of the model, or of a set of models; the default model if omitted"}),
     ("pull", "--from", {"dest": "source", "type": Path, "help": "local file, or folder with the published files"}),
@@ -46,6 +47,8 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("compare", "--key-file", {"type": Path, "help": "file with an API key that has the scope health, if keys are needed"}),
     ("key", "id", {"metavar": "NAME", "help": "name of the key in the file and in the log"}),
     ("cache", "action", {"choices": ["clear"], "help": "what to do"}),
+    ("database", "action", {"choices": ["backup", "restore"], "help": "what to do"}),
+    ("database", "file", {"type": Path, "help": "file of the backup"}),
     ("doctor", "--json", {"action": "store_true", "help": "print one JSON document"}),
     ("doctor", "--strict", {"action": "store_true", "help": "exit with 1 after a warning, too"}),
 )
@@ -56,6 +59,8 @@ def declare(command: argparse.ArgumentParser, name: str) -> None:
     command.description = {"doctor": _DOCTOR_HELP, "key": _KEY_HELP}.get(name, command.description)
     if name == "key":
         command.usage = "nereid key NAME, such as: nereid key camera-1"
+    if name == "search":
+        command.set_defaults(search="alone")
     for commands, argument, options in _ARGUMENTS:
         if name in commands.split():
             command.add_argument(argument, **options)

@@ -8,10 +8,24 @@ from pathlib import Path
 from app.doctor import consistency, machine
 from app.doctor.finding import Severity
 from app.embedded.folder import make_private
+from app.embedded.postgres.server import EmbeddedPostgres
 from app.host import ports, program
 from app.host.processes import SUPERVISED
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.zoo import registry
+
+
+def require_startable(settings: Settings) -> None:
+    """Check all that this module checks, and make the folder of the sockets of several instances.
+
+    Raises:
+        SettingsError, CommandError: A check failed.
+    """
+    require_usable(settings)
+    if settings.instances:
+        make_socket_folder(settings.socket_folder)
+    else:
+        require_address(settings)
 
 
 def require_usable(settings: Settings) -> None:
@@ -29,6 +43,8 @@ def require_usable(settings: Settings) -> None:
             raise SettingsError(f"{finding.message}; {finding.fix}")
     if not settings.triton_endpoints:
         make_private(settings.triton_folder)
+    if settings.search != "off" and not settings.database_url:
+        EmbeddedPostgres(settings).folder.make()
     if settings.tracing and SUPERVISED not in os.environ:
         _require_tracing()
 

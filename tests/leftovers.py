@@ -23,14 +23,15 @@ class Run:
     def __init__(self) -> None:
         """Begin a run; what is started from now on belongs to it."""
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.folder.chmod(0o711)  # root's PostgreSQL is run by another user
         os.environ["TMPDIR"] = os.environ[_MARK] = str(self.folder)
         tempfile.tempdir = None  # looked up again
         self._before = _named_files()
 
     def leftovers(self, grace_seconds: float = 10) -> list[str]:
-        """Name what the run has left, and what is not gone in a while. Folders of Triton's sockets stay, but only empty ones."""
+        """Name what the run has left, and what is not gone in a while. Folders of programs' sockets stay, but only empty ones."""
         for path in _named_files() - self._before:
-            if path.name.startswith("nereid-triton-"):
+            if path.name.startswith(("nereid-triton-", "nereid-postgres-")):
                 with suppress(OSError):  # something is in it
                     path.rmdir()
         until = time.monotonic() + grace_seconds
@@ -91,7 +92,7 @@ def _is_locked(path: Path) -> bool:
 
 def _is_own(path: Path) -> bool:
     try:
-        return path.lstat().st_uid == os.getuid()
+        return os.getuid() in {0, path.lstat().st_uid}  # root's PostgreSQL belongs to another user
     except OSError:  # removed meanwhile
         return False
 

@@ -624,7 +624,7 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
     """If a Triton is named, nothing is installed or pulled, and no Triton is started or watched."""
     seen: list[tuple[str, object]] = []
 
-    def supervise(settings: Settings, triton: object) -> int:
+    def supervise(settings: Settings, triton: object, _: object) -> int:
         seen.append((settings.triton_address, triton))
         return 7
 
@@ -634,11 +634,37 @@ def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [("127.0.0.1:8001", None)]
 
 
+@pytest.mark.parametrize(
+    ("command", "port", "expected"),
+    [
+        (["serve"], "", ("off", 4603)),
+        (["serve", "--search"], "", ("on", 4603)),
+        (["search"], "", ("alone", 4605)),
+        (["search"], "4700", ("alone", 4700)),
+        (["search", "--port", "4701"], "4700", ("alone", 4701)),
+    ],
+)
+def test_search_has_a_port_of_its_own(
+    supervised: list[Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    port: str,
+    expected: tuple[str, int],
+) -> None:
+    """Beside the rest of the API it has that one's. A database elsewhere is not started or watched."""
+    monkeypatch.setattr("app.preflight.require_address", lambda _: None)
+    monkeypatch.setenv("NEREID_PORT", port)
+    monkeypatch.setenv("NEREID_SEARCH", "")
+    monkeypatch.setenv("NEREID_DATABASE_URL", "postgresql://nereid@db/nereid")
+    assert main([*command, "--triton", "127.0.0.1:8001"]) == 0
+    assert [(settings.search, settings.port) for settings in supervised] == [expected]
+
+
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
 
-    def supervise(settings: Settings, _: object) -> int:
+    def supervise(settings: Settings, *_: object) -> int:
         seen.append(settings)
         return 0
 
@@ -791,7 +817,7 @@ def test_serve_starts_triton_and_watches_it(
     done: list[str] = []
     triton = Triton(done)
 
-    def supervise(_: Settings, watched: object) -> int:
+    def supervise(_: Settings, watched: object, __: object) -> int:
         assert watched is triton
         done.append("supervise")
         raise CommandError("Triton cannot be run here")

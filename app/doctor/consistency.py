@@ -1,5 +1,6 @@
 """Checks of settings that are individually valid, but inconsistent with each other or with the files they name."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -77,6 +78,10 @@ def check_files(settings: Settings) -> Iterator[Finding]:
         except (KeysError, RoutesError, CascadesError, CredentialsError, ImportError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     yield from _check_origin(settings)
+    for folder in settings.search_folder_paths:
+        if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
+            text = f"{PREFIX}SEARCH_FOLDERS: {folder} is not a folder that this user can read"
+            yield failure("search_folders", text, "make it readable, or leave it out")
     if settings.tracing and not has_exporter():
         text = f"{PREFIX}TRACING needs OpenTelemetry, which is not installed"
         yield failure("tracing", text, "pip install 'nereid-gateway[otel]'")

@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from app import __version__
-from app.doctor import callers, consistency, gateway, limits, machine, tritons
+from app.doctor import callers, consistency, database, gateway, limits, machine, tritons
 from app.doctor.finding import Finding, Severity, count
 from app.settings.schema import Settings
 
@@ -47,6 +47,7 @@ def _examine(settings: Settings) -> Report:
         *examined.findings,
         gateway.check(settings),
         *callers.check(settings),
+        *asyncio.run(database.check(settings)),
     ]
     counts = Counter(finding.severity for finding in findings)
     return Report(

@@ -13,8 +13,9 @@ class Announcement:
         """The last state that was told; None before the first."""
         sockets = [str(socket) for socket in settings.sockets if socket is not None]
         where, url = ", ".join(sockets), settings.local_url
+        offer = f"search at {url}" if settings.search == "alone" else f"POST {url}/detect"
         count = f"{len(sockets)} instance{'s' if len(sockets) > 1 else ''} at"
-        self._ready = f"ready: {count} {where}" if sockets else f"ready: POST {url}/detect, documentation at {url}/docs"
+        self._ready = f"ready: {count} {where}" if sockets else f"ready: {offer}, documentation at {url}/docs"
         self._not_ready = (
             f"listening at {where or url}, but no Triton at {', '.join(settings.triton_addresses)} can run {settings.model} yet: "
             "detection fails until one can, and then 'ready' is printed; `nereid doctor` says what is wrong"

@@ -1,4 +1,4 @@
-"""The private folder of an embedded Triton: its socket, and links to the server, its environment and the loadable models.
+"""The private folders of embedded programs, with their sockets; that of Triton has links to the server, and more.
 
 The links give them paths without special characters: Triton starts the processes of its Python backend with a shell command that
 contains unquoted paths.
@@ -21,54 +21,66 @@ from app.triton.repository import identify, loadable_models
 _CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
 _LOADED = "loaded"
+_HOMES = {"Triton": "TRITON_HOME", "PostgreSQL": "DATABASE_HOME"}
+"""Settings of the homes of programs."""
 
 
-def check_private(path: Path) -> None:
-    """Check that nobody but this user can listen in the folder for Triton's socket, if it exists.
+def check_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
+    """Check that nobody but this user, or `owner`, can listen in the folder for a program's socket, if it exists.
 
     Raises:
         CommandError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
     """
     with suppress(FileNotFoundError):
-        found, user = path.lstat(), os.geteuid()
+        found, user = path.lstat(), os.geteuid() if owner is None else owner
         if found.st_uid != user:
             raise CommandError(
-                f"{path}, for Triton's socket, belongs to user {found.st_uid}, and this is user {user}; "
-                f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another {PREFIX}TRITON_HOME"
+                f"{path}, for {program}'s socket, belongs to user {found.st_uid}, and this is user {user}; "
+                f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another "
+                f"{PREFIX}{_HOMES[program]}"
             )
         if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            raise CommandError(f"{path}, for Triton's socket, is not a folder of mode 700; remove it")
+            raise CommandError(f"{path}, for {program}'s socket, is not a folder of mode 700; remove it")
 
 
-def make_private(path: Path) -> None:
-    """Make the folder for Triton's socket, if there is none. Because /dev/shm is sticky, no other user can replace it from then on.
+def make_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
+    """Make the folder for a program's socket, if there is none. Because /dev/shm is sticky, no other user can replace it then.
 
     Raises:
         CommandError: As for `check_private`; or it cannot be made.
     """
     try:
         path.mkdir(mode=0o700)
+        if owner is not None:
+            os.chown(path, owner, -1)
     except FileExistsError:
-        check_private(path)
+        check_private(path, program, owner)
     except OSError as error:
-        raise CommandError(f"{path}, for Triton's socket, cannot be made: {error.strerror}") from error
+        raise CommandError(f"{path}, for {program}'s socket, cannot be made: {error.strerror}") from error
 
 
-class TritonFolder:
-    """The folder in the settings. It belongs to one process at a time, and is never removed: an API may go on connecting to it."""
+class PrivateFolder:
+    """A folder with a socket. It belongs to one process at a time, and is never removed: an API may go on connecting to it."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.path = settings.triton_folder
-        self.socket = self.path / TRITON_SOCKET
-        self._home = Path(settings.triton_home).resolve()
-        self._repository = Path(settings.model_repository).resolve()
+    def __init__(self, path: Path, home: str, program: str, owner: int | None = None) -> None:
+        self.path = path
+        self._home = Path(home).resolve()
+        self._program, self._owner = program, owner
         self.descriptor = -1
-        """Locks the folder, also for a Triton that inherits it; -1 while the folder does not belong to this process."""
+        """Locks the folder, also for a program that inherits it; -1 while the folder does not belong to this process."""
 
-    def claim(self) -> None:
+    def make(self) -> None:
+        """Make the folder as `make_private` does."""
+        make_private(self.path, self._program, self._owner)
+
+    def check(self) -> None:
+        """Check the folder as `check_private` does."""
+        check_private(self.path, self._program, self._owner)
+
+    def claim(self, attempts: int = _CLAIM_ATTEMPTS) -> None:
         """Make the folder, or take over that of an ended process, unless it belongs to this one.
 
-        A Triton whose starter was killed ends, too, but needs a moment for that; it is waited for.
+        A program whose starter was killed ends, too, but needs a moment for that; it is waited for.
 
         Raises:
             CommandError: It belongs to another process or to another user, or cannot be made.
@@ -76,45 +88,17 @@ class TritonFolder:
         if self.is_held():
             return
         self._close()
-        make_private(self.path)
-        for attempt in range(_CLAIM_ATTEMPTS):
+        self.make()
+        for attempt in range(attempts):
             if self._lock():
                 return
             if attempt == 1:
-                say(f"another process runs the Triton in {self._home}; trying for 15 s, in case it is ending")
+                say(f"another process runs the {self._program} in {self._home}; trying for 15 s, in case it is ending")
             time.sleep(_POLL_SECONDS)
         raise CommandError(
-            f"another process, such as a second `serve` or one in a container with this /dev/shm, runs the Triton in {self._home}; "
-            f"end it, or choose another folder with {PREFIX}TRITON_HOME"
+            f"another process, such as a second `serve` or one in a container with this /dev/shm, runs the {self._program} in "
+            f"{self._home}; end it, or choose another folder with {PREFIX}{_HOMES[self._program]}"
         )
-
-    def fill(self) -> None:
-        """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
-
-        Raises:
-            OSError: They cannot be made.
-        """
-        self.clear()
-        for name in ("server", "python"):
-            (self.path / name).symlink_to(self._home / name)
-        models = self.path / "models"
-        models.mkdir()
-        for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
-            (models / name).symlink_to(self._repository / name)
-            self.note_loaded(name, identify(self._repository / name))
-
-    def note_loaded(self, model: str, identity: str) -> None:
-        """Record what `identify` returned before Triton loaded a model; raise OSError if that is not possible."""
-        loaded = self.path / _LOADED
-        loaded.mkdir(exist_ok=True)
-        (loaded / model).write_text(identity, encoding="ascii")
-
-    def has_loaded(self, model: str, identity: str) -> bool:
-        """Return whether Triton has loaded just these files of a model, or will before it answers."""
-        try:
-            return (self.path / _LOADED / model).read_text(encoding="ascii") == identity
-        except OSError:
-            return False
 
     def clear(self) -> None:
         """Remove what is in the folder, if it belongs to this process."""
@@ -145,7 +129,54 @@ class TritonFolder:
         return False
 
     def _close(self) -> None:
-        """Unlock the folder, unless a Triton that has inherited the descriptor still runs."""
+        """Unlock the folder, unless a program that has inherited the descriptor still runs."""
         with suppress(OSError):
             os.close(self.descriptor)
         self.descriptor = -1
+
+
+class TritonFolder(PrivateFolder):
+    """That of the Triton in the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings.triton_folder, settings.triton_home, "Triton")
+        self.socket = self.path / TRITON_SOCKET
+        self._repository = Path(settings.model_repository).resolve()
+
+    def fill(self) -> None:
+        """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
+
+        Raises:
+            OSError: They cannot be made.
+        """
+        self.clear()
+        for name in ("server", "python"):
+            (self.path / name).symlink_to(self._home / name)
+        models = self.path / "models"
+        models.mkdir()
+        for name in loadable_models(self._repository):  # Triton loads all models that it finds; those not pulled would fail
+            (models / name).symlink_to(self._repository / name)
+            self.note_loaded(name, identify(self._repository / name))
+
+    def note_loaded(self, model: str, identity: str) -> None:
+        """Record what `identify` returned before Triton loaded a model; raise OSError if that is not possible."""
+        loaded = self.path / _LOADED
+        loaded.mkdir(exist_ok=True)
+        (loaded / model).write_text(identity, encoding="ascii")
+
+    def has_loaded(self, model: str, identity: str) -> bool:
+        """Return whether Triton has loaded just these files of a model, or will before it answers."""
+        try:
+            return (self.path / _LOADED / model).read_text(encoding="ascii") == identity
+        except OSError:
+            return False
+
+
+def runs_elsewhere(folder: PrivateFolder) -> bool:
+    """Return whether another process runs the program of a folder, or starts it."""
+    try:
+        folder.claim(attempts=1)
+    except CommandError:
+        return True
+    folder.give_up()
+    return False

@@ -5,15 +5,12 @@ which need onnxruntime but none of the application's dependencies.
 """
 
 import ctypes.util
-import fcntl
 import hashlib
-import os
 import shutil
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from app.embedded.building import building, is_complete, lock
 from app.host import interpreter
 from app.host.interpreter import Interpreter
 from app.host.packages import download_wheel, make_environment, verify_sha256
@@ -24,7 +21,6 @@ WHEEL = "nvidia-pytriton==0.7.0"
 WHEEL_SHA256 = "21f063ff93bb426d0c06b7a55e7eb9efcfe62c0dddd9a908e9877e18710128df"
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
-_LOCK = "install.lock"
 _LIBPYTHON = "libpython{}.so.1.0"
 
 
@@ -41,65 +37,20 @@ def install(home: Path) -> None:
     version = _python().version
     server_tag = f"{WHEEL_SHA256} {version}"
     python_tag = f"{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()} {version}"
-    if _is_complete(server, server_tag) and _is_complete(python, python_tag):
+    if is_complete(server, server_tag) and is_complete(python, python_tag):
         return
-    with _lock(home):
+    with lock(home):
         # Checked again, because another process may have installed them meanwhile.
-        if not _is_complete(server, server_tag):
+        if not is_complete(server, server_tag):
             say(f"getting {WHEEL} (Triton Inference Server, 55 MB)")
-            with _building(server, server_tag) as folder:
+            with building(server, server_tag) as folder:
                 wheel = download_wheel(WHEEL, folder)
                 verify_sha256(wheel, WHEEL_SHA256)
                 _unpack(wheel, folder)
-        if not _is_complete(python, python_tag):
+        if not is_complete(python, python_tag):
             say("creating the environment of Triton's Python backend")
-            with _building(python, python_tag) as folder:
+            with building(python, python_tag) as folder:
                 make_environment(folder, REQUIREMENTS, _python().path)
-
-
-def _is_complete(folder: Path, tag: str) -> bool:
-    try:
-        return (folder / "complete").read_text(encoding="utf-8") == tag
-    except OSError:  # it does not exist, or another process is replacing it
-        return False
-
-
-@contextmanager
-def _lock(home: Path) -> Iterator[None]:
-    """Allow only one process at a time to install in `home`. The kernel releases the lock of a process that dies."""
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process is installing in {home}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise CommandError(f"{home / _LOCK} could not be written or locked: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)  # the file stays: another process may be waiting for it
-
-
-@contextmanager
-def _building(target: Path, tag: str) -> Iterator[Path]:
-    """Create a folder atomically."""
-    for leftover in target.parent.glob(f"{target.name}*.partial"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    # Unique per process: the pip of a killed process may still be writing into its folder.
-    folder = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        folder.mkdir()
-        yield folder
-        (folder / "complete").write_text(tag, encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        folder.rename(target)
-    except OSError as error:
-        raise CommandError(f"{target} could not be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -2,19 +2,18 @@
 
 import os
 import re
-import shutil
 import stat
 import subprocess
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from app.embedded.folder import TritonFolder
 from app.embedded.launch import command, environment, shm_prefix
+from app.embedded.log_file import LogFile
 from app.embedded.service import CheckError
 from app.errors import GatewayError, TritonUnavailable
 from app.host import seccomp
@@ -32,7 +31,6 @@ _READY_SECONDS = 60.0
 _CHECK_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-_MAX_LOG_BYTES = 10 * 2**20
 # A BYTES element with an empty file consists of its length.
 _EMPTY_FILE = np.zeros(4, np.uint8)
 # Triton's errors when it works, but is overloaded.
@@ -61,8 +59,8 @@ class EmbeddedTriton:
         self._settings = settings
         self._repository = Path(settings.model_repository).resolve()
         self._folder = TritonFolder(settings)
-        self.log = Path(settings.triton_home).resolve() / "triton.log"
-        self._previous_log = self.log.with_suffix(".log.1")
+        self._log = LogFile(Path(settings.triton_home).resolve() / "triton.log")
+        self.log = self._log.path
         self._process: subprocess.Popen[bytes] | None = None
         self._client = BlockingClient(f"unix:{self._folder.socket}")
 
@@ -106,7 +104,7 @@ class EmbeddedTriton:
         try:
             self._sweep()
             self._folder.fill()
-            with self._open_log() as log:
+            with self._log.open() as log:
                 self._process = subprocess.Popen(  # noqa: S603 - our own command line
                     command(self._settings, self._folder.path),
                     env=environment(self._folder.path),
@@ -135,7 +133,7 @@ class EmbeddedTriton:
 
     def poll(self) -> int | None:
         """Return the exit code; None while the server runs. Call this regularly: it also keeps the log short."""
-        self._shorten_log()
+        self._log.shorten()
         return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
@@ -165,24 +163,6 @@ class EmbeddedTriton:
         self._process = None
         self._sweep()
         self._folder.clear()
-
-    def _open_log(self) -> IO[bytes]:
-        """Begin a log, and keep the last one, which may tell why its Triton ended; without room for one, Triton has none."""
-        try:
-            if self.log.exists():
-                self.log.replace(self._previous_log)
-            return self.log.open("ab")  # after it was shortened, Triton goes on at its new end
-        except OSError as error:
-            say(f"warning: {self.log} cannot be written: {error.strerror}")
-            return Path(os.devnull).open("wb")
-
-    def _shorten_log(self) -> None:
-        """Move a log that has become long to `triton.log.1`. What is written meanwhile is lost; on a full disk, all of it."""
-        with suppress(OSError):  # there is no log, or no room for it
-            if self.log.stat().st_size > _MAX_LOG_BYTES:
-                with suppress(OSError):
-                    shutil.copyfile(self.log, self._previous_log)
-                os.truncate(self.log, 0)
 
     def _wait(self) -> None:
         model = self._settings.model

@@ -61,11 +61,15 @@ class Program(Protocol):
 class Service:
     """Watches a program without blocking."""
 
-    def __init__(self, program: Program, *, is_ready: bool = False) -> None:
-        """Watch a program. It is already running if `is_ready`; otherwise the first `tick` starts it."""
+    def __init__(self, program: Program, *, is_ready: bool = False, gives_up: bool = True) -> None:
+        """Watch a program. It is already running if `is_ready`; otherwise the first `tick` starts it.
+
+        Unless it `gives_up`, it is started again and again, however often that fails.
+        """
         self.program = program
         self.is_ready = is_ready
         """Whether the program has passed a check since its start."""
+        self._gives_up = gives_up
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="check")
         self._check: Future[None] | None = None
         self._next_check = monotonic()
@@ -73,6 +77,7 @@ class Service:
         self._was_ready = is_ready
         self._failed_starts = 0
         self._ends: list[float] = []
+        self._told = ""
         self._defect_at = -math.inf
         self._start_at: float | None = None if is_ready else monotonic()
         self._started_at = monotonic()
@@ -141,13 +146,15 @@ class Service:
     def _restart(self, reason: str, code: int) -> None:
         now = monotonic()
         self.program.kill()
+        is_known, self._told = not (self.is_ready or self._gives_up) and reason == self._told, reason
         if not self.is_ready:
             self._failed_starts += 1
-            if not self._was_ready or self._failed_starts >= _MAX_FAILED_STARTS:
+            if self._gives_up and (not self._was_ready or self._failed_starts >= _MAX_FAILED_STARTS):
                 raise ServiceError(f"{self.program.name} {reason}", code)
         self.is_ready = False
         self._ends = [*(end for end in self._ends if now - end < _MEMORY_SECONDS), now]
         again = len(self._ends) - 2
         delay = 0.0 if again < 0 else min(_FIRST_DELAY_SECONDS * 2**again, _MAX_DELAY_SECONDS)
         self._start_at = now + delay
-        say(f"{self.program.name} {reason}; restarting it" + (f" in {delay:g} s" if delay else ""))
+        if not is_known:  # what goes on for days is told once
+            say(f"{self.program.name} {reason}; restarting it" + (f" in {delay:g} s" if delay else ""))

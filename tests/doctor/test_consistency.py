@@ -120,6 +120,15 @@ def test_a_url_of_label_studio_that_is_not_one() -> None:
     assert_useful(found["label_studio"], Severity.FAILURE, says=["NEREID_LABEL_STUDIO_URL: expected an http"], fix="URL")
 
 
+def test_a_folder_that_cannot_be_indexed(tmp_path: Path) -> None:
+    """It is one of those from which images may be indexed, and does not exist, or is a file."""
+    (tmp_path / "file").touch()
+    for folder in ("missing", "file"):
+        found = check(search_folders=f"{tmp_path},{tmp_path / folder}")["search_folders"]
+        assert_useful(found, Severity.FAILURE, says=[str(tmp_path / folder), "not a folder"], fix="readable")
+    assert "search_folders" not in check(search_folders=str(tmp_path))
+
+
 def test_how_long_a_stop_takes_is_told() -> None:
     """A service manager that kills sooner loses requests."""
     message = check(drain_delay_seconds=5.0, body_seconds=10.0, max_timeout_seconds=20.0)["timeouts"].message

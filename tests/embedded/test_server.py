@@ -363,7 +363,7 @@ def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
 
 
 def test_log_stays_short_while_the_server_runs(stand_in: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("app.embedded.server._MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr("app.embedded.log_file._MAX_BYTES", 1000)
     script(stand_in, f"head -c 2000 /dev/zero; until [ -e {tmp_path}/go ]; do sleep 0.05; done; echo after; exec sleep 60")
     server = EmbeddedTriton(stand_in)
     previous = server.log.with_name(f"{server.log.name}.1")
@@ -381,7 +381,7 @@ def test_log_stays_short_while_the_server_runs(stand_in: Settings, monkeypatch: 
 @pytest.mark.system
 def test_full_disk_of_the_log_does_not_stop_the_server(server: EmbeddedTriton, monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("ab") as full:
-        monkeypatch.setattr(server, "_open_log", lambda: full)
+        monkeypatch.setattr("app.embedded.log_file.LogFile.open", lambda _: full)
         server.start()
     server.check()
 

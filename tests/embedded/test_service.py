@@ -315,6 +315,22 @@ def test_a_program_that_is_never_ready_is_final(watch: Watch, clock: Clock) -> N
     assert program.killed == 1
 
 
+def test_a_program_that_may_fail_is_started_again_and_again(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even one that never worked, such as a database whose disk is full; at most every ten seconds, and the reason is told once."""
+    program = Script()
+    program.cannot_start = "no room"
+    service = Service(program, gives_up=False)
+    for _ in range(30):
+        clock.now += 10
+        look_often(service)
+    assert 30 <= program.spawned < 35
+    program.cannot_start = None
+    clock.now += 10
+    until(service, lambda: service.is_ready)
+    service.close()
+    assert capsys.readouterr().err == "nereid: the program could not be started (no room); restarting it\n"
+
+
 def test_five_failed_starts_in_a_row_are_final(watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """However the starts fail: it cannot be started, ends before it is ready, or is not ready in time."""
     program = Script(ready_seconds=5)

@@ -31,6 +31,14 @@ def complaint(environ: dict[str, str]) -> str:
                 "followed by = and the name of a model"
             ),
         ),
+        *(
+            (
+                "DATABASE_URL",
+                url,
+                "Expected host, perhaps a port, and the name of a database: postgresql://nereid@db.example.org/nereid",
+            )
+            for url in ("postgresql://db", "postgresql://u:p@db:99999/nereid", "postgresql:///nereid", "postgres://[::/nereid")
+        ),
         ("TRITON_TLS_FOLDER", "tls", "NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS"),
     ],
 )

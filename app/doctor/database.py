@@ -1,0 +1,26 @@
+"""Checks of the database of search."""
+
+from urllib.parse import urlsplit
+
+from app.doctor.finding import Finding, failure, ok
+from app.embedded.postgres.server import EmbeddedPostgres
+from app.host.program import CommandError
+from app.settings.schema import PREFIX, Settings
+
+
+async def check(settings: Settings) -> list[Finding]:
+    """Check whether search can use its database; no findings if search is off."""
+    if settings.search == "off":
+        return []
+    from app.search.postgres.migrations import examine  # noqa: PLC0415 - asyncpg takes time to load
+
+    where = urlsplit(settings.database_url).hostname or settings.database_folder
+    try:
+        if not settings.database_url:
+            EmbeddedPostgres(settings).folder.check()
+        text, lacks = await examine(settings.search_database)
+    except (CommandError, ConnectionError) as error:
+        fix = f"correct {PREFIX}DATABASE_URL" if settings.database_url else "run `nereid serve --search`; it tells why not"
+        return [failure("database", f"the database of search at {where} does not answer: {error}", fix)]
+    problems = [failure("database", f"{text} answers at {where}, but search cannot use it", lack) for lack in lacks]
+    return problems or [ok("database", f"{text} answers at {where}")]

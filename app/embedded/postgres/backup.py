@@ -1,0 +1,97 @@
+"""Copy the database of search into a file, and back."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from urllib.parse import unquote
+
+from app.embedded.folder import runs_elsewhere
+from app.embedded.postgres.install import install, programs
+from app.embedded.postgres.server import EmbeddedPostgres, environment
+from app.host.program import CommandError
+from app.settings.schema import Settings
+
+# A backup does not contain what only a superuser may be able to make.
+_BEFORE_RESTORE = """
+DO $$ BEGIN
+    IF to_regclass('images') IS NOT NULL THEN
+        IF EXISTS (SELECT FROM images) OR EXISTS (SELECT FROM persons) THEN
+            RAISE EXCEPTION 'the database has images or persons; restore into an empty one';
+        END IF;
+    END IF;
+    IF to_regrole('nereid_search') IS NULL THEN
+        CREATE ROLE nereid_search NOLOGIN;
+    END IF;
+    CREATE EXTENSION IF NOT EXISTS vector;
+END $$
+"""
+# The policies of the owner name the user whose the backup was; until they are made again, nobody sees any rows.
+_AFTER_RESTORE = """
+DO $$ DECLARE relation regclass; BEGIN
+    IF NOT pg_has_role(current_user, 'nereid_search', 'SET') THEN
+        EXECUTE format('GRANT nereid_search TO %I', current_user);
+    END IF;
+    FOR relation IN SELECT oid FROM pg_class WHERE relrowsecurity AND relnamespace = current_schema()::regnamespace LOOP
+        EXECUTE format('CREATE POLICY owner ON %s TO CURRENT_USER USING (true)', relation);
+    END LOOP;
+END $$
+"""
+
+
+def backup(settings: Settings, file: Path) -> None:
+    """Write all records into a file that only this user can read; the gateway may go on. Raise CommandError if it fails."""
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise CommandError(f"{file} cannot be made: {error.strerror}") from error
+    try:
+        with _database(settings):
+            # With row-level security, an owner that is no superuser still reads all rows: a policy says so.
+            options = ("--format=custom", "--no-owner", "--enable-row-security", "--exclude-extension=vector")
+            _run(settings, "pg_dump", *options, f"--file={file}")
+    except BaseException:
+        file.unlink()
+        raise
+
+
+def restore(settings: Settings, file: Path) -> None:
+    """Restore a backup in full or not at all, while no gateway runs. Raise CommandError if it fails, or there are records."""
+    with _database(settings):
+        psql = "psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1"
+        _run(settings, *psql, f"--command={_BEFORE_RESTORE}")
+        listed = _run(settings, "pg_restore", "--list", str(file.resolve()))
+        with NamedTemporaryFile("w") as chosen:
+            chosen.write(re.sub("^.* POLICY .* owner .*$", "", listed, flags=re.MULTILINE))
+            chosen.flush()
+            options = ("--clean", "--if-exists", "--no-owner", "--single-transaction", f"--use-list={chosen.name}")
+            _run(settings, "pg_restore", *options, str(file.resolve()))
+        _run(settings, *psql, f"--command={_AFTER_RESTORE}")
+
+
+@contextmanager
+def _database(settings: Settings) -> Iterator[None]:
+    """Run the embedded PostgreSQL, unless it runs already; of another, have only the programs."""
+    server = EmbeddedPostgres(settings)
+    try:
+        if settings.database_url:
+            install(Path(settings.database_home), server.installed)
+        elif not runs_elsewhere(server.folder):
+            server.start()
+        yield
+    finally:
+        server.stop()
+
+
+def _run(settings: Settings, program: str, *arguments: str) -> str:
+    url, variables = settings.search_database, environment()
+    if password := re.search("(?<=//)([^:@/]*):([^@/]*)(?=@)", url):  # every user can read a command line
+        url, variables["PGPASSWORD"] = url.replace(password[0], password[1], 1), unquote(password[2])
+    path = programs(Path(settings.database_home), EmbeddedPostgres.installed) / program
+    done = subprocess.run([path, f"--dbname={url}", *arguments], env=variables, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    if done.returncode:
+        raise CommandError(f"{program} failed: {done.stderr.strip().partition(chr(10))[0]}")
+    return done.stdout

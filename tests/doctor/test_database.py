@@ -1,0 +1,54 @@
+"""What doctor says of the database of search."""
+
+import msgspec
+import pytest
+
+from app.doctor import database
+from app.doctor.finding import Finding, Severity
+from app.settings.schema import Settings
+from tests.doctor.setups import assert_useful
+from tests.postgres import Server
+from tests.support import free_port
+
+
+async def check(url: str) -> Finding:
+    (finding,) = await database.check(Settings(search="on", database_url=url))
+    return finding
+
+
+async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
+    """Of either version; its schema is not made by looking."""
+    settings = msgspec.structs.replace(each_postgres.settings, search="on")
+    (found,) = await database.check(settings)
+    assert found.severity is Severity.OK
+    assert f"PostgreSQL {each_postgres.program.version}." in found.message
+    assert "with pgvector 0.8.5" in found.message
+    await each_postgres.execute("DO $$ BEGIN ASSERT to_regclass('images') IS NULL; END $$", "nereid")
+    assert await database.check(Settings()) == []
+
+
+async def test_a_database_that_is_away() -> None:
+    """Neither the password nor a traceback is shown."""
+    found = await check(f"postgresql://nereid:secret@127.0.0.1:{free_port()}/nereid")
+    assert_useful(found, Severity.FAILURE, says=["127.0.0.1", "does not answer"], fix="NEREID_DATABASE_URL")
+    assert "secret" not in found.message
+    assert "does not answer" in (await check("postgresql://nereid@/nereid?host=/nowhere")).message
+
+
+async def test_a_user_who_cannot_be_a_tenant(postgres: Server) -> None:
+    """Rows of tenants are protected by this role."""
+    await postgres.execute("CREATE ROLE nobody_much LOGIN")
+    found = await check(postgres.url("migrated").replace("nereid@", "nobody_much@"))
+    await postgres.execute("DROP ROLE nobody_much")
+    assert_useful(found, Severity.FAILURE, says=["18", "cannot use it"], fix="GRANT nereid_search")
+
+
+async def test_what_is_too_old_is_named(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL and pgvector, each with what to do."""
+    monkeypatch.setattr("app.search.postgres.migrations._MIN_MAJOR", 19)
+    monkeypatch.setattr("app.search.postgres.migrations._MIN_PGVECTOR", [0, 9])
+    found = await database.check(Settings(search="on", database_url=postgres.url("migrated")))
+    assert [finding.fix and finding.fix.partition(" or later")[0] for finding in found] == [
+        "search needs PostgreSQL 19",
+        "search needs pgvector 0.8",
+    ]

