@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import structlog
 
 from app.cascade.crops import cut_boxes, find_parts, place
 from app.cascade.definition import MAX_CROPS, Cascade, Step
-from app.errors import GatewayError, InferenceFailed, UnsupportedModel
+from app.errors import GatewayError, InferenceFailed, UnknownModel, UnsupportedModel
 from app.imaging.patch import Patch
 from app.model.heads import DetectionHead, TextDetectionHead
 from app.model.reference import split_reference
@@ -70,8 +71,9 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     metrics: Metrics,
     *,
     question: Question[Any] | None = None,
+    patch: Patch | None = None,
 ) -> CascadeAnswer:
-    """Ask the models of a cascade about an encoded image.
+    """Ask the models of a cascade about an encoded image, or one that is decoded already, as `patch`.
 
     A step that fails does not keep others from answering, unless they need it. `question` is that of the first one, if
     it is not what the definition says.
@@ -82,7 +84,7 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
     call.timing.lap("model")
     # A route answers about all parts of an image by the same model.
     call = call._replace(route_key=call.route_key or call.request_id)
-    async with pipeline.decoded(image, call) as decoded:
+    async with pipeline.decoded(image, call) if patch is None else nullcontext(patch) as decoded:
         call.timing.begin("infer")
         run = _Run(pipeline, cascade, image, decoded, call, metrics)
         run.question = question
@@ -131,7 +133,9 @@ class _Run:
             failure = InferenceFailed(f"the step {name} failed unexpectedly")
         finally:
             self._metrics.step_seconds.observe(self._call.timing.end_step(name, began) / 1e3, self._cascade.name, name)
-        LOG.warning("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
+        # A model that is not there is missing for each image, and the answers say so.
+        log = LOG.debug if isinstance(failure, UnknownModel) else LOG.warning
+        log("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
         return StepAnswer(error=_without_frames(failure))
 
     async def _ask(

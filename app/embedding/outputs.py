@@ -1,5 +1,6 @@
 """Decode the output of an embedding model, and compare vectors."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,3 +41,14 @@ def similarity(one: NDArray[np.float32], other: NDArray[np.float32], match_dista
     The distance is the Euclidean one; `match_distance` is that of the model, see `ModelSpec.match_distance`.
     """
     return max(0.0, 1.0 - 0.4 * float(np.linalg.norm(one.astype(np.float64) - other)) / match_distance)
+
+
+def similarity_at(cosine: float, match_distance: float) -> float:
+    """Return what `similarity` returns for two vectors whose cosine is this."""
+    return max(0.0, 1.0 - 0.4 * math.sqrt(max(0.0, 2.0 - 2.0 * cosine)) / match_distance)
+
+
+def cosine_at(similarity: float, match_distance: float) -> float:
+    """Return the cosine from which two vectors are as similar as this, or more."""
+    distance = (1.0 - similarity) * match_distance / 0.4
+    return max(-1.0, 1.0 - distance**2 / 2.0) if similarity > 0 else -1.0

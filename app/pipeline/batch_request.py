@@ -140,7 +140,7 @@ class BatchRequest(Generic[R]):
         if isinstance(image, GatewayError):
             return await report(index, image, timing)
         request_id = f"{self._call.request_id}-{index}"
-        call = self._call._replace(timing=timing, request_id=request_id, is_batch=True)
+        call = self._call._replace(timing=timing, request_id=request_id, is_batch=True, image_index=index)
         # No variable may refer to an error: its traceback refers to this frame and to frames with the image.
         try:
             found = await (self._try(image, call, self._memory) if isinstance(image, bytes) else self._fetch(image, call))

@@ -195,6 +195,8 @@ class CallContext(NamedTuple):
     """Parent span of Triton's spans; None without tracing."""
     is_batch: bool = False
     """Whether the image belongs to a batch, and comes behind single ones."""
+    image_index: int = 0
+    """Position of the image in its batch."""
     is_later_step: bool = False
     """Whether the request has been answered in part already: then the rest comes before new requests."""
     allows_truncated: bool = False

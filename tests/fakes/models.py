@@ -400,7 +400,8 @@ def count(request):
 def write(repository: Path) -> None:
     """Put all of them into a model repository, one of them a second time with its batch dimension written out.
 
-    Triton itself batches the requests for `fragile`. Of `two_versions`, the second is less certain of what it finds than the first.
+    Triton itself batches the requests for `fragile`. `person_and_car` is what it calls the red rectangle and the blue one. Of
+    `two_versions`, the second is less certain of what it finds than the first.
     """
     made = {name: (model, config(name, model, parameters)) for name, (model, parameters) in models().items()}
     model, text = made["six_columns"]
@@ -408,6 +409,8 @@ def write(repository: Path) -> None:
     made["fragile"] = made["fragile"][0], made["fragile"][1] + "\ndynamic_batching {}"
     made["unbatched"] = model, text.replace("dims: [", "dims: [1, ")
     made["two_versions"] = model, made["six_columns"][1].replace("six_columns", "two_versions") + "\nversion_policy { all {} }"
+    text = made["six_columns"][1].replace("six_columns", "person_and_car").replace("red,blue", "person,car")
+    made["person_and_car"] = made["six_columns"][0], text
     for name, (model, text) in made.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)

@@ -9,16 +9,18 @@ from msgspec import Meta, field
 
 from app.api.answering.native import objects
 from app.api.answering.schema import ImageSize
-from app.api.answering.vectors import expect_vector, to_norm, to_vector
+from app.api.answering.vectors import to_norm, to_vector
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.faces import Face, to_faces
-from app.api.sight.image import Answer, Asking, image_route, named_cascade
+from app.api.sight.image import Answer, Asking, image_route
 from app.api.sight.images import Documents, images_route
 from app.api.sight.ocr import read_regions, texts_of
+from app.cascade.answers import expect_vector
 from app.cascade.definition import Cascade, Step
+from app.cascade.named import all_parts
 from app.cascade.run import CascadeAnswer, StepAnswer, run_cascade
 from app.errors import GatewayError, WrongTask
 from app.model.heads import DetectionHead
@@ -133,15 +135,14 @@ def _detector(worker: WorkerResources, wanted: _Parameters) -> str:
 
 def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
     """Put the cascade together from the detector and the cascades `embedding`, `faces` and `ocr`."""
-    steps = {"objects": Step(model=_detector(worker, wanted), confidence=wanted.confidence)}
-    if wanted.include_embedding:
-        image = named_cascade(worker, "embedding", "image").steps["image"]
-        steps |= {"image": image, "object_embeddings": msgspec.structs.replace(image, of="objects")}
-    if worker.deployment.has_faces:
-        faces = named_cascade(worker, "faces", "faces").vary(faces={"confidence": wanted.face_confidence})
-        steps |= (faces if wanted.include_face_embeddings else faces.without("descriptions")).steps
-    if wanted.enable_ocr:
-        steps |= named_cascade(worker, "ocr", "lines", "text").steps
+    steps = all_parts(
+        worker,
+        Step(model=_detector(worker, wanted), confidence=wanted.confidence),
+        has_vectors=wanted.include_embedding,
+        face_confidence=wanted.face_confidence if worker.deployment.has_faces else None,
+        has_face_vectors=wanted.include_face_embeddings,
+        has_text=wanted.enable_ocr,
+    )
     return Cascade(name="analyze", steps=steps)
 
 

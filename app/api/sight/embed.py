@@ -19,7 +19,7 @@ from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
 from app.api.receiving import intake
-from app.api.receiving.body import JSON_ERRORS, ParsedBody, decode, parse_document
+from app.api.receiving.body import ParsedBody, decode, decode_parameter, parse_document
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.sight.image import MODEL, Answer, Asking, Placed, image_route
@@ -42,7 +42,8 @@ _BoxesText = Annotated[
         "image, such as `[[0, 0, 0.5, 1]]`."
     ),
 ]
-_Boxes = tuple[ImageSize, Sequence[Any]]
+_Boxes = Annotated[list[_Box], Meta(max_length=_MAX_BOXES)]
+_Embedded = tuple[ImageSize, Sequence[Any]]
 
 
 class EmbeddedImage(Placed, kw_only=True):
@@ -112,18 +113,15 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
     def read_boxes(self) -> list[_Box]:
         """Return the boxes; raise InvalidParameter if there are none, or not valid ones."""
-        try:
-            boxes: list[_Box] = msgspec.json.decode(self.boxes or "", type=Annotated[list[_Box], Meta(max_length=_MAX_BOXES)])
-        except JSON_ERRORS as error:
-            expected = f"a JSON list of at most {_MAX_BOXES} boxes of four numbers from 0 to 1, such as [[0, 0, 0.5, 1]]"
-            raise InvalidParameter(f"boxes: expected {expected}") from error
+        expected = f"a JSON list of at most {_MAX_BOXES} boxes of four numbers from 0 to 1, such as [[0, 0, 0.5, 1]]"
+        boxes: list[_Box] = decode_parameter("boxes", self.boxes or "", _Boxes, expected)
         for index, (left, top, right, bottom) in enumerate(boxes):
             if not (left < right and top < bottom):
                 raise InvalidParameter(f"boxes: that at index {index} is empty; expected x1 < x2 and y1 < y2")
         return boxes
 
 
-async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Boxes:
+async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Embedded:
     width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
 
@@ -152,7 +150,7 @@ def _to_document(
     return EmbedBatchResponse(total=total_images, successful=len(results), failed=len(failed), results=every, **fields)
 
 
-def _to_boxes(wanted: BoxesParameters, found: _Boxes) -> EmbedBoxesResponse:
+def _to_boxes(wanted: BoxesParameters, found: _Embedded) -> EmbedBoxesResponse:
     size, vectors = found
     boxes = [EmbeddedBox(box, to_vector(one.vector)) for box, one in zip(wanted.read_boxes(), vectors, strict=True)]
     return EmbedBoxesResponse(image=size, boxes=boxes, num_boxes=len(boxes), model=ModelUsed.of(vectors[0]) if vectors else None)
@@ -168,6 +166,17 @@ def _describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
 
 
+async def ask_text(worker: WorkerResources, text: bytes, call: CallContext, version: int | None = None) -> Embedding:
+    """Describe a text by a vector; raise UnknownModel, with what to do, if there is no model for it."""
+    try:
+        return await run_text(worker.pipeline, _TEXT_MODEL, version, text, call)
+    except UnknownModel as error:
+        raise UnknownModel(
+            f"texts cannot be described: there is no model {_TEXT_MODEL}, which has to be added; its input is a text, of type "
+            "BYTES, and its vectors can be compared with those of the images' model"
+        ) from error
+
+
 async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
@@ -179,15 +188,10 @@ async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIRes
         content, wanted, call = await intake.receive(client, request.scope, worker, [], ModelParameters, _parse_text)
         if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
             raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
-        try:
-            found = await run_text(worker.pipeline, wanted.model or _TEXT_MODEL, wanted.version, content.image, call)
-        except UnknownModel as error:
-            if wanted.model is not None:
-                raise
-            raise UnknownModel(
-                f"texts cannot be described: there is no model {_TEXT_MODEL}, which has to be added; its input is a text, of type "
-                "BYTES, and its vectors can be compared with those of the images' model"
-            ) from error
+        if wanted.model is not None:
+            found = await run_text(worker.pipeline, wanted.model, wanted.version, content.image, call)
+        else:
+            found = await ask_text(worker, content.image, call, wanted.version)
     answer = EmbedTextResponse(
         embedding=to_vector(found.vector),
         embedding_norm=to_norm(found.norm),

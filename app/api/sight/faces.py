@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from app.api.answering.native import to_scores
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, Timed
-from app.api.answering.vectors import expect_vector, to_vector
+from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
@@ -27,16 +27,17 @@ from app.api.parameters.tasks import Url
 from app.api.receiving import intake, multipart
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.sight.image import Answer, Asking, by_cascade, image_route, named_cascade, to_fractions
+from app.api.sight.image import Answer, Asking, by_cascade, image_route
 from app.api.sight.images import open_batch
+from app.cascade.answers import expect_faces, expect_vector, to_fractions
 from app.cascade.definition import Cascade
+from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.embedding.outputs import similarity
 from app.errors import MalformedRequest, NoFace, NotOffered, UnsupportedModel
 from app.pipeline.results import Detections, Embedding, StepResult
 
 _IMAGES = ("image1", "image2")
-_LANDMARKS = 5
 
 
 class _FaceParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -128,12 +129,9 @@ LARGEST: Asking[Any, CascadeAnswer] = by_cascade(
 
 def to_faces(found: StepResult) -> list[Face]:
     """Convert faces to their JSON objects, by descending score; raise UnsupportedModel if they do not have five landmarks."""
-    if not isinstance(found, Detections) or found.keypoints is None or found.keypoints.shape[1] != _LANDMARKS:
-        raise UnsupportedModel(f"{found.spec.name} does not find the {_LANDMARKS} landmarks of a face")
-    points = found.keypoints
-    boxes, landmarks = (to_fractions(each, found.width, found.height) for each in (found.boxes, points[..., :2]))
-    qualities = to_scores(found.qualities)
-    return list(map(Face, boxes, landmarks, to_scores(found.scores), qualities))
+    faces, points = expect_faces(found)
+    boxes, landmarks = (to_fractions(each, faces.width, faces.height) for each in (faces.boxes, points))
+    return list(map(Face, boxes, landmarks, to_scores(faces.scores), to_scores(faces.qualities)))
 
 
 def _faces_of(found: CascadeAnswer) -> Detections:

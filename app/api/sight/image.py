@@ -1,20 +1,17 @@
 """Answer a request about one image by a cascade, or by whatever else takes an encoded image."""
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from msgspec import UNSET, UnsetType
-from numpy.typing import NDArray
 
 from app.api.answering import drawn
 from app.api.answering.format import ResponseInput, negotiate
-from app.api.answering.native import respond_in_thread, rounded
+from app.api.answering.native import respond_in_thread
 from app.api.answering.schema import ImageSize
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
@@ -23,18 +20,12 @@ from app.api.parameters.parse import Parameters
 from app.api.receiving import body, intake
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.cascade.catalog import BUILT_IN
 from app.cascade.definition import Cascade
 from app.cascade.run import CascadeAnswer, run_cascade
-from app.errors import UnsupportedModel
 from app.model.heads import DetectionHead, Task
 from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
 from app.pipeline.results import Detections
-
-_DEFAULT_OF: dict[str, Task] = {"ocr_detection": "text_detection", "ocr_recognition": "text_recognition", "embedding": "embedding"}
-"""For which task a model of the program's cascades is the default one, instead of which the settings may name another."""
-_FRACTION_DIGITS = 6
 
 _PICTURES = pictures_of(DetectionHead.task)
 
@@ -95,30 +86,6 @@ def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, Cas
     return Asking(lambda worker, wanted: choose(worker, wanted).model, ask)
 
 
-def named_cascade(worker: WorkerResources, name: str, *steps: str) -> Cascade:
-    """Return a cascade of the program, with the default models of the settings, or what has its name in the operator's file.
-
-    Raises:
-        UnsupportedModel: It has not these steps, the first about the whole image, the others about what that has found.
-    """
-    cascade = worker.catalog.get(name)
-    if cascade is not None and cascade is BUILT_IN.get(name):
-        own: dict[str, dict[str, object]] = {}
-        for step, one in cascade.steps.items():
-            if (task := _DEFAULT_OF.get(one.model)) is not None:
-                own[step] = {"model": worker.pipeline.default_for(task)}
-        cascade = cascade.vary(**own)
-    missing = [step for step in steps if cascade is None or step not in cascade.steps]
-    if cascade is None or missing:
-        raise UnsupportedModel(f"the cascade {name} of the model repository has no step {missing[0]}, which this route needs")
-    for step in steps:
-        of = None if step == steps[0] else steps[0]
-        if cascade.steps[step].of != of:
-            whole = f"what {of} finds" if of else "the whole image"
-            raise UnsupportedModel(f"the step {step} of the cascade {name} of the model repository is not about {whole}")
-    return cascade
-
-
 def image_route(  # noqa: PLR0913 - the properties of a route
     path: str,
     task: Task | None,
@@ -169,9 +136,3 @@ def counts_of(answer: msgspec.Struct) -> dict[str, int]:
     """Return the numbers in the fields `num_*` of an answer by what they count, for the log."""
     names = [name for name in answer.__struct_fields__ if name.startswith("num_")]
     return {name.removeprefix("num_"): getattr(answer, name) for name in names}
-
-
-def to_fractions(points: NDArray[np.float32], width: int, height: int) -> list[list[float]]:
-    """Return rows of x y x y ... in pixels, of any shape (n, ...), as rows of fractions of an image of this size."""
-    rows = points.reshape(len(points), math.prod(points.shape[1:])).astype(np.float64)
-    return rounded(rows / np.resize([width, height], rows.shape[1]), _FRACTION_DIGITS)

@@ -11,22 +11,23 @@ from app.api.answering.schema import ImageSize
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
-from app.api.sight.image import Answer, by_cascade, image_route, named_cascade, to_fractions
+from app.api.sight.image import Answer, by_cascade, image_route
 from app.api.sight.images import Documents, images_route
+from app.cascade.answers import MIN_TEXT_SCORE, read_lines, to_fractions
 from app.cascade.definition import Cascade
+from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
-from app.errors import WrongTask
 from app.model.heads import TextDetectionHead
-from app.pipeline.results import Detections, StepResult, TextLine, TextRegions
-
-MIN_SCORE = 0.8
+from app.pipeline.results import Detections
 
 
 class OcrBatchParameters(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a request for the text in several images."""
 
     min_det_score: Annotated[Fraction, Meta(description="Minimum score of the place of a line of text.")] = 0.5
-    min_rec_score: Annotated[Fraction, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = MIN_SCORE
+    min_rec_score: Annotated[Fraction, Meta(description="Minimum score of a text: the mean of its characters' scores.")] = (
+        MIN_TEXT_SCORE
+    )
     filter_by_score: Annotated[
         bool,
         Meta(description="`false`: both minimum scores are ignored, and lines in which nothing was read are returned, too."),
@@ -78,34 +79,13 @@ class OcrDocument(Documents, frozen=True, kw_only=True):
     images_with_text: int = 0
 
 
-def read_regions(found: CascadeAnswer, min_score: float | None = MIN_SCORE) -> list[TextRegion]:
-    """Return the lines of text that the cascade `ocr` has found, in reading order.
-
-    Those whose text has a lower score are left out, and those without text; none with None. Raises the error of a step, or
-    WrongTask if its model does something else.
-    """
-    where, lines = _places_of(found), found.require("text")
+def read_regions(found: CascadeAnswer, min_score: float | None = MIN_TEXT_SCORE) -> list[TextRegion]:
+    """Return the lines of text that the cascade `ocr` has found, as `read_lines` does."""
+    where, lines = read_lines(found, min_score)
     boxes = np.concatenate([where.corners.min(axis=1), where.corners.max(axis=1)], axis=1)
     corners, fractions = rounded(where.corners.reshape(-1, 8)), to_fractions(boxes, where.width, where.height)
     scores = to_scores(where.scores)
-    return [
-        TextRegion(line.text, corners[index], fractions[index], scores[index], round(line.score, 4))
-        for index, line in zip(lines.objects, map(_expect_line, lines.results), strict=True)
-        if min_score is None or (line.text and line.score >= min_score)
-    ]
-
-
-def _places_of(found: CascadeAnswer) -> TextRegions:
-    (where,) = found.require("lines").results
-    if isinstance(where, TextRegions):
-        return where
-    raise WrongTask(f"{where.spec.name} finds no lines of text")
-
-
-def _expect_line(result: StepResult) -> TextLine:
-    if isinstance(result, TextLine):
-        return result
-    raise WrongTask(f"{result.spec.name} reads no lines of text")
+    return [TextRegion(line.text, corners[index], fractions[index], scores[index], round(line.score, 4)) for index, line in lines]
 
 
 def box_of(region: TextRegion) -> tuple[float, float, float, float]:
@@ -135,7 +115,7 @@ def _to_objects(wanted: OcrParameters, found: CascadeAnswer) -> Detections:
     read = _to_answer(wanted, found).regions
     corners = np.array([region.box for region in read], np.float32).reshape(-1, 4, 2)
     scores = np.array([region.rec_score for region in read], np.float32)
-    return _places_of(found)._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
+    return read_lines(found)[0]._replace(corners=corners, scores=scores).as_detections([region.text for region in read])
 
 
 ROUTES = [

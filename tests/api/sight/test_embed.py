@@ -32,11 +32,11 @@ async def test_the_vector_of_an_image_has_length_1_and_is_that_of_predict(client
     assert answer.keys() >= {"total_time_ms", "request_id"}
 
 
-async def test_an_index_is_not_there_yet(client: httpx.AsyncClient) -> None:
+async def test_vectors_are_kept_only_where_search_is_on(client: httpx.AsyncClient) -> None:
     problem = json(await client.post("/embed/image?index=true", content=SCENE), 404)
 
     assert problem["code"] == "not_offered"
-    assert "is not there yet" in problem["detail"]
+    assert "nereid serve --search" in problem["detail"]
 
 
 async def test_another_task_is_the_wrong_one(client: httpx.AsyncClient) -> None:

@@ -29,14 +29,6 @@ async def test_faces_are_off_by_default(client: httpx.AsyncClient, route: str) -
     assert "biometric" in problem["detail"]
 
 
-@pytest.mark.parametrize("path", ["/faces/search", "/v1/faces/identify", "/ocr/search", "/v1/ocr/search/"])
-async def test_searches_are_not_there_yet(faces: httpx.AsyncClient, path: str) -> None:
-    problem = json(await faces.post(f"{path}?top_k=5&text=red"), 404)
-
-    assert problem["code"] == "not_offered"
-    assert problem["detail"].startswith(f"{path.removeprefix('/v1').rstrip('/')} is not there yet")
-
-
 async def test_faces_are_drawn_where_accept_prefers_a_picture(faces: httpx.AsyncClient) -> None:
     drawn = await faces.post("/faces/detect", content=SCENE, headers={"Accept": "image/png"})
     vectors = await faces.post("/faces/recognize", content=SCENE, headers={"Accept": "image/png"})
