@@ -1,0 +1,72 @@
+"""The engine as requests ask it: measured, within their time, and each caller by a part of the connections only."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic, perf_counter
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+from app.errors import DeadlinePassed, SearchUnavailable
+from app.pipeline.call import CallContext
+from app.search.engine import SearchEngine
+from app.telemetry.metrics import Metrics
+from app.telemetry.timing import SEARCH
+
+_CHECK_SECONDS = 1.0
+_LATE = "the database did not answer in time"
+
+
+class Database:
+    """The engine, in one worker."""
+
+    def __init__(self, engine: SearchEngine, metrics: Metrics, connections: int) -> None:
+        self.engine = cast("SearchEngine", _Measured(engine, metrics))
+        self._share = connections // 2
+        """Requests of a caller that ask at a time, so that slow ones leave some connections to others."""
+        self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._checking = asyncio.Lock()
+        self._checked: tuple[float, str | None] = -_CHECK_SECONDS, None
+
+    @asynccontextmanager
+    async def asking(self, call: CallContext) -> AsyncIterator[SearchEngine]:
+        """Ask one question after the other, as the stage `search` of a request; raise DeadlinePassed."""
+        call.timing.start_lap()
+        call.timing.begin(SEARCH)
+        places = self._places.setdefault(call.caller.name, asyncio.Semaphore(self._share))
+        try:
+            async with asyncio.timeout(call.deadline.remaining), places:
+                yield self.engine
+        except TimeoutError:
+            raise DeadlinePassed(_LATE) from None
+        call.timing.lap(SEARCH)
+
+    async def why_unusable(self) -> str | None:
+        """Return why the engine does not answer, None if it does; what is returned is at most a second old."""
+        async with self._checking:
+            if monotonic() - self._checked[0] >= _CHECK_SECONDS:
+                reason = None
+                try:
+                    async with asyncio.timeout(_CHECK_SECONDS):
+                        await self.engine.models("image")
+                except (SearchUnavailable, TimeoutError) as error:
+                    reason = error.detail if isinstance(error, SearchUnavailable) else _LATE
+                self._checked = monotonic(), reason
+            return self._checked[1]
+
+
+class _Measured:
+    """An engine, whose operations are measured by their names."""
+
+    def __init__(self, engine: SearchEngine, metrics: Metrics) -> None:
+        self._engine, self._seconds = engine, metrics.search_seconds
+
+    def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - a method of the engine
+        async def measured(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - those of the method
+            began = perf_counter()
+            try:
+                return await getattr(self._engine, operation)(*arguments, **options)
+            finally:
+                self._seconds.observe(perf_counter() - began, operation)
+
+        return measured

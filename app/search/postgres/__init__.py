@@ -1,0 +1,1 @@
+"""The engine of search on PostgreSQL with pgvector."""

@@ -1,0 +1,166 @@
+"""Connections to PostgreSQL, and what a transaction may see."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
+
+import asyncpg
+from pgvector.asyncpg import register_vector
+
+from app.errors import SearchUnavailable
+from app.search.engine import Page
+from app.search.postgres.migrations import FIX_SCHEMA, LOCK, migrate
+
+VECTORS_LOCK = LOCK + 1
+"""Advisory lock, shared, of those who use tables of vectors."""
+
+Connection: TypeAlias = Any
+"""asyncpg's connection, which has no types."""
+
+_CONNECT_SECONDS = 5
+_STATEMENT_SECONDS = 10
+_SETTINGS = {
+    "application_name": "nereid",
+    "statement_timeout": str(1000 * _STATEMENT_SECONDS),
+    "idle_in_transaction_session_timeout": "60s",
+    # Short queries only; and a plan depends on how many images a filter leaves.
+    "jit": "off",
+    "plan_cache_mode": "force_custom_plan",
+    "hnsw.iterative_scan": "relaxed_order",  # see `vectors.nearest`
+    "hnsw.ef_search": "100",
+    "hnsw.max_scan_tuples": "40000",
+    "hnsw.scan_mem_multiplier": "8",
+}
+_AWAY = (
+    OSError,  # also TimeoutError
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # it shuts down, starts, or the statement took too long
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.TransactionRollbackError,  # a deadlock
+    asyncpg.exceptions.InvalidCachedStatementError,  # another worker has changed a table
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.InternalServerError,  # also damaged data
+)
+_CAUSES = (
+    (asyncpg.DiskFullError, "has no space left on its disk"),
+    ((asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InsufficientPrivilegeError), "refuses the gateway's user"),
+    (asyncpg.InvalidCatalogNameError, "does not exist on its server"),
+    (asyncpg.ReadOnlySQLTransactionError, "can only be read"),
+    ((asyncpg.InternalServerError, asyncpg.PostgresSystemError), "has failed; its log says why"),
+)
+
+
+class Database:
+    """A pool of connections, which are made when they are needed."""
+
+    def __init__(self, url: str, connections: int = 8) -> None:
+        self._url, self._connections = url, connections
+        self._pool: Any = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date."""
+        with unavailable():
+            await self._ready()
+
+    async def close(self) -> None:
+        """Give back everything."""
+        if self._pool is not None:
+            self._pool.terminate()
+
+    async def _ready(self) -> Any:  # noqa: ANN401 - asyncpg's pool
+        async with self._opening:
+            if self._pool is None:
+                await migrate(self._url)
+                self._pool = await asyncpg.create_pool(
+                    self._url,
+                    min_size=0,
+                    max_size=self._connections,
+                    timeout=_CONNECT_SECONDS,
+                    command_timeout=_STATEMENT_SECONDS + 2,  # a server that hangs does not stop its statements
+                    server_settings=_SETTINGS,
+                    init=_prepare,
+                    reset=_keep,
+                )
+        return self._pool
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Connection]:
+        """Lend a connection that may define, and sees the rows of all tenants."""
+        with unavailable():
+            pool = await self._ready()
+            async with pool.acquire(timeout=_CONNECT_SECONDS) as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def as_owner(self) -> AsyncIterator[Connection]:
+        """Open a transaction that may do so."""
+        async with self.connected() as connection, connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def as_tenant(self, tenant: str) -> AsyncIterator[Connection]:
+        """Open a transaction that sees the rows of a tenant."""
+        async with self.as_owner() as connection:
+            # The tables of vectors stay. This comes first: whoever drops one locks others, too, which a deadlock might follow.
+            await connection.fetchrow(
+                "SELECT pg_advisory_xact_lock_shared($2),"
+                " set_config('role', 'nereid_search', true), set_config('nereid.tenant', $1, true)",
+                *(tenant, VECTORS_LOCK),
+            )
+            yield connection
+
+
+@contextmanager
+def unavailable() -> Iterator[None]:
+    """Raise SearchUnavailable if the database cannot be reached, does not answer in time, or cannot work."""
+    try:
+        yield
+    except asyncpg.DataError:  # ours: checks come before SQL
+        raise
+    except _AWAY as error:
+        cause = next((text for kind, text in _CAUSES if isinstance(error, kind)), "cannot be reached, or does not answer in time")
+        raise SearchUnavailable(f"The database of search {cause}") from error
+
+
+async def lock(connection: Connection, *names: tuple[object, ...]) -> None:
+    """Wait until no other transaction holds one of these names."""
+    keys = {int.from_bytes(hashlib.blake2b(repr(name).encode(), digest_size=8).digest(), signed=True) for name in names}
+    # In one order, so that two do not wait for each other.
+    await connection.fetch("SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) key", sorted(keys))
+
+
+async def fetch_page(
+    connection: Connection, query: str, page: Page, *values: object, more: str = "NULL"
+) -> tuple[Sequence[Any], int]:
+    """Return a page of the rows of a query, and how many there are; `more` is a further column, of those on the page only."""
+    rows = await connection.fetch(
+        f"SELECT *, {more}, count(*) OVER () AS total FROM ({query}) rows LIMIT {int(page.size)} OFFSET {int(page.offset)}",
+        *values,
+    )
+    if not rows and page.offset:
+        return rows, await connection.fetchval(f"SELECT count(*) FROM ({query}) rows", *values)
+    return rows, rows[0]["total"] if rows else 0
+
+
+async def _prepare(connection: Connection) -> None:
+    await connection.execute(FIX_SCHEMA)
+    schema = await connection.fetchval(
+        "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector'"
+    )
+    await register_vector(connection, schema)
+    await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+
+async def _keep(connection: Connection) -> None:
+    """Leave a connection as it is: what transactions set ends with them."""

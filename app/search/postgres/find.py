@@ -1,0 +1,98 @@
+"""What a search finds: by vectors, and by words."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from app.errors import SearchUnavailable
+from app.search.engine import EVERYTHING, FAMILY, Filter, Found, Hit, Index, IndexStatistics, Page, TextPart, Vector, VectorIndex
+from app.search.postgres.connection import fetch_page
+from app.search.postgres.images import Images
+from app.search.postgres.values import check_metadata, check_text, folded, grams_of, jaccard, record
+from app.search.postgres.vectors import nearest, tables
+
+_MAX_QUERY = 500
+_SHARE_OF_GRAMS = 0.5
+"""Of the words, that a text must have to be similar."""
+
+HIT = (
+    "i.image_id, i.path, i.metadata, p.part_id, p.box, p.score AS part_score, p.class_id, p.class_name,"
+    " p.person AS person_id, s.name AS person_name"
+)
+"""Columns of a hit without its score, from HIT_JOINS."""
+HIT_JOINS = (
+    "JOIN images i ON i.number = n.image LEFT JOIN parts p ON p.part_id = n.part LEFT JOIN persons s ON s.person_id = p.person"
+)
+
+
+class Find(Images):
+    """Search."""
+
+    async def nearest(  # noqa: PLR0913 - the parts of a question
+        self, tenant: str, index: VectorIndex, vector: Vector, page: Page, *, min_score: float = -1, where: Filter = EVERYTHING
+    ) -> Sequence[Hit]:
+        condition, values = _where(where, first=2)
+        if where.classes:
+            values.append([check_text(name, "A class") for name in where.classes])
+            condition += f" AND class_name = ANY (${len(values) + 1})"
+        async with self.as_tenant(tenant) as connection:
+            models = {table.model: table for table in await tables(connection) if table.family == FAMILY[index]}
+            if (table := models.get(vector.model)) is None:
+                if not models:
+                    return []
+                raise SearchUnavailable("The index has changed its model meanwhile")
+            select = f"SELECT {HIT}, n.score FROM n {HIT_JOINS} ORDER BY n.score DESC, n.image, n.part"
+            rows = await nearest(connection, table, index, vector, page, select=select, where=condition, values=values)
+        return [record(Hit, row) for row in rows if row["score"] >= min_score]
+
+    async def match_text(self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING) -> Found:
+        check_text(words, "The words", _MAX_QUERY)
+        grams = grams_of(words)
+        condition, values = _where(where, first=3 if is_fuzzy else 2)
+        if is_fuzzy:
+            matches, values = "match_grams($1, $2)", [sorted(grams), max(1, int(_SHARE_OF_GRAMS * len(grams))), *values]
+        else:
+            matches, values = "match_words(plainto_tsquery('simple', $1))", [folded(words), *values]
+        async with self.as_tenant(tenant) as connection:
+            rows, total = await fetch_page(
+                connection,
+                f"SELECT number, image_id, path, metadata, score FROM {matches} JOIN images ON number = image"
+                f" WHERE true{condition} ORDER BY score DESC, number",
+                page,
+                *values,
+                more="(SELECT lines FROM texts WHERE image = number) AS lines",
+            )
+        return Found(await asyncio.to_thread(lambda: [_text_hit(row, grams) for row in rows]), total)
+
+    async def statistics(self, tenant: str) -> Sequence[IndexStatistics]:
+        names: tuple[Index, ...] = (*FAMILY, "ocr")
+        found = {name: IndexStatistics(name, 0, 0) for name in names}
+        async with self.as_tenant(tenant) as connection:
+            for table in await tables(connection):
+                if table.state == "active":
+                    rows = await connection.fetch(
+                        "SELECT name, pg_relation_size(($1 || name)::regclass),"
+                        f" (SELECT count(*) FROM vectors_{table.number} WHERE index = name) FROM unnest($2::text[]) name",
+                        *(f"vectors_{table.number}_", [name for name in FAMILY if FAMILY[name] == table.family]),
+                    )
+                    found.update({name: IndexStatistics(name, records, nbytes) for name, nbytes, records in rows})
+            row = await connection.fetchrow("SELECT count(*), pg_total_relation_size('texts') FROM texts")
+            found["ocr"] = IndexStatistics("ocr", *row)
+        return list(found.values())
+
+
+def _where(where: Filter, first: int) -> tuple[str, list[object]]:
+    """Return conditions for images, and the values of their parameters; `first` is the number of the first one."""
+    given = {
+        "metadata @>": check_metadata(where.metadata) or None,
+        "added_at >=": where.after,
+        "added_at <": where.before,
+    }
+    values = {left: value for left, value in given.items() if value is not None}
+    return "".join(f" AND {left} ${number}" for number, left in enumerate(values, first)), list(values.values())
+
+
+def _text_hit(row: Any, grams: set[str]) -> Hit:  # noqa: ANN401 - asyncpg's record
+    lines = [TextPart(**line) for line in row["lines"]]
+    best = max(lines, key=lambda line: jaccard(grams_of(line.text), grams))
+    return record(Hit, row, line=best, full_text="\n".join(line.text for line in lines), num_lines=len(lines))

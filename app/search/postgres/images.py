@@ -1,0 +1,218 @@
+"""Images: added, read and deleted, each with all of its parts in one transaction."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+
+from app.errors import UnknownRecord
+from app.search.engine import Added, Duplicate, FacePart, Family, Index, NewImage, ObjectPart, Page, StoredImage, TextPart, Vector
+from app.search.postgres.connection import Connection, lock
+from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
+from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, nearest, tables
+
+_MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
+_INSERT_PART = """
+INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality, person)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+"""
+
+
+class Images(Vectors):
+    """Images and what is in them."""
+
+    async def add(self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None) -> Added:
+        _check(image)
+        names = {(tenant, "person", face.person_name) for face in image.faces if face.person_name is not None}
+        while True:
+            async with self.as_tenant(tenant) as connection:
+                known = await tables(connection)
+                families = {table.family for table in known}
+                new = next((each for each in _vectors(image) if each[0] not in families), None)
+                if new is None:
+                    # Whoever comes second sees what the first one has added.
+                    await lock(connection, (tenant, "hash", image.content_hash), (tenant, "id", image.image_id), *names)
+                    return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+            family, vector = new
+            await self.begin_model(family, vector.model, len(vector.values))
+
+    async def find_content(self, tenant: str, content_hash: bytes) -> Duplicate | None:
+        async with self.as_tenant(tenant) as connection:
+            return await _find_content(connection, content_hash)
+
+    async def image(self, tenant: str, image_id: str) -> StoredImage:
+        async with self.as_tenant(tenant) as connection:
+            row = await _find(connection, image_id)
+            parts = await connection.fetch(
+                "SELECT parts.*, name AS person_name FROM parts LEFT JOIN persons ON person_id = person"
+                " WHERE image = $1 ORDER BY position",
+                row["number"],
+            )
+            table = await active(connection, "image")
+            vector = table and await connection.fetchval(
+                f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
+            )
+            indexed = await _count(connection, row["number"])
+        return record(
+            StoredImage,
+            row,
+            indexed_in=list(indexed),
+            full_text="\n".join(line["text"] for line in row["lines"]),
+            objects=[record(ObjectPart, part) for part in parts if part["landmarks"] is None],
+            faces=[record(FacePart, part) for part in parts if part["landmarks"] is not None],
+            lines=[TextPart(**line) for line in row["lines"]],
+            vector=vector,
+        )
+
+    async def delete(self, tenant: str, image_id: str) -> Mapping[Index, int]:
+        async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "id", image_id))
+            number = (await _find(connection, image_id))["number"]
+            counts = await _count(connection, number)
+            await _delete(connection, number)
+        return counts
+
+    async def thumbnail(self, tenant: str, image_id: str, part_id: str | None = None) -> bytes:
+        part = None if part_id is None else to_uuid(part_id, "face")
+        async with self.as_tenant(tenant) as connection:
+            found = await connection.fetchval(
+                "SELECT CASE WHEN $2::uuid IS NULL THEN i.thumbnail ELSE p.thumbnail END FROM images i"
+                " LEFT JOIN parts p ON p.image = number AND part_id = $2 WHERE image_id = $1",
+                *(check_text(image_id, "image_id"), part),
+            )
+        if found is None:
+            raise UnknownRecord("There is no such thumbnail")
+        return bytes(found)
+
+
+def _check(image: NewImage) -> None:
+    check_text(image.image_id, "image_id")
+    check_text(image.path or "", "The path of an image", 4096)
+    check_metadata(image.metadata)
+    check_text("\n".join(line.text for line in image.lines or ()), "The text of an image", _MAX_TEXT)
+    for face in image.faces:
+        check_text(face.person_name or "", "The name of a person")
+
+
+def _vectors(image: NewImage) -> Iterator[tuple[Family, Vector]]:
+    parts: Sequence[tuple[Family, Sequence[Any]]] = [("image", [image, *image.objects]), ("face", image.faces)]
+    return ((family, vector) for family, having in parts for one in having for vector in one.vectors)
+
+
+async def _add(
+    connection: Connection, known: Sequence[Table], image: NewImage, *, skip_duplicates: bool, near: float | None
+) -> Added:
+    twin = await _find_content(connection, image.content_hash, image.image_id, others=skip_duplicates)
+    if twin is not None:
+        return Added("duplicate", {}, twin)
+    same = await connection.fetchval("SELECT number FROM images WHERE image_id = $1", image.image_id)
+    if same is not None:
+        await _delete(connection, same)
+    duplicate = None if near is None else await _nearest(connection, known, image.vectors, near)
+    number = await connection.fetchval(
+        "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail)"
+        " VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING number",
+        *(image.image_id, image.content_hash, image.path, image.metadata, image.width, image.height),
+        *(duplicate and UUID(duplicate.group_id), image.thumbnail),
+    )
+    persons: dict[Any, UUID] = {
+        name: await _person(connection, name) for name in {face.person_name for face in image.faces} if name is not None
+    }
+    vectors = [NewVectors(None, "global", None, image.vectors)]
+    rows: list[tuple[object, ...]] = []
+    part: Any
+    for part in (*image.objects, *image.faces):
+        part_id, index = uuid4(), part.index if isinstance(part, ObjectPart) else "faces"
+        own = [getattr(part, name, None) for name in ("class_id", "class_name", "landmarks", "quality")]
+        person = persons.get(getattr(part, "person_name", None))
+        rows.append((number, part_id, len(rows), index, part.box, part.score, part.thumbnail, *own, person))
+        if index is not None:
+            vectors.append(NewVectors(part_id, index, own[1], part.vectors))
+    await connection.executemany(_INSERT_PART, rows)
+    await insert(connection, known, number, vectors)
+    if image.lines:
+        text = "\n".join(line.text for line in image.lines)
+        await connection.execute(
+            "INSERT INTO texts (image, lines, words, grams) VALUES ($1, $2, to_tsvector('simple', $3), $4)",
+            *(number, msgspec.to_builtins(image.lines), folded(text), sorted(grams_of(text))[:_MAX_GRAMS]),
+        )
+    return Added("replaced" if same is not None else "added", await _count(connection, number), duplicate)
+
+
+async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 - asyncpg's record
+    row = await connection.fetchrow(
+        "SELECT images.*, group_id AS duplicate_group, coalesce(lines, '[]') AS lines FROM images LEFT JOIN texts ON image = number"
+        " WHERE image_id = $1",
+        check_text(image_id, "image_id"),
+    )
+    if row is None:
+        raise UnknownRecord("There is no such image")
+    return row
+
+
+async def _find_content(
+    connection: Connection, content_hash: bytes, image_id: str = "", *, others: bool = True
+) -> Duplicate | None:
+    """Return the image with a content, that with this id before others."""
+    row = await connection.fetchrow(
+        "SELECT image_id, path, 1::double precision, group_id::text FROM images WHERE content_hash = $1 AND (image_id = $2 OR $3)"
+        " ORDER BY image_id = $2 DESC, number LIMIT 1",
+        *(content_hash, image_id, others),
+    )
+    return row and Duplicate(*row)
+
+
+async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequence[Vector], near: float) -> Duplicate | None:
+    """Return the nearest image, if that is near enough; it then has a group."""
+    for table in known:
+        for vector in vectors:
+            if (table.family, table.model, table.state) == ("image", vector.model, "active"):
+                found = await nearest(connection, table, "global", vector, Page(1))
+                if not found or found[0]["score"] < near:
+                    return None
+                row = await connection.fetchrow(
+                    "UPDATE images SET group_id = coalesce(images.group_id, gen_random_uuid()) FROM images old"
+                    " WHERE images.number = $1 AND old.number = $1"
+                    " RETURNING images.image_id, images.path, $2::double precision, images.group_id::text, old.group_id IS NULL",
+                    *(found[0]["image"], found[0]["score"]),
+                )
+                return row and Duplicate(*row)
+    return None
+
+
+async def _person(connection: Connection, name: str) -> UUID:
+    """Return the person of a name, who is made if there is none; the name is locked."""
+    found = await connection.fetchval("SELECT person_id FROM persons WHERE name = $1 LIMIT 1 FOR UPDATE", name)
+    found = found or await connection.fetchval("INSERT INTO persons (name) VALUES ($1) RETURNING person_id", name)
+    assert isinstance(found, UUID)  # noqa: S101
+    return found
+
+
+async def _delete(connection: Connection, number: int) -> None:
+    rows = await connection.fetch("SELECT DISTINCT person FROM parts WHERE image = $1 AND person IS NOT NULL", number)
+    await connection.execute("DELETE FROM images WHERE number = $1", number)
+    await drop_without_faces(connection, [row["person"] for row in rows])
+
+
+async def drop_without_faces(connection: Connection, persons: Sequence[UUID]) -> None:
+    """Delete those of some persons who have no faces any more."""
+    # Two statements: the second one sees the faces that another transaction has added before the first one had the locks.
+    await connection.fetch("SELECT FROM persons WHERE person_id = ANY ($1) ORDER BY person_id FOR UPDATE", persons)
+    await connection.execute(
+        "DELETE FROM persons WHERE person_id = ANY ($1) AND NOT EXISTS (SELECT FROM parts WHERE person = person_id)", persons
+    )
+
+
+async def _count(connection: Connection, number: int) -> Mapping[Index, int]:
+    """Return how many records of an image each index has, without those that have none."""
+    counts: Counter[Index] = Counter()
+    for table in await tables(connection):
+        if table.state == "active":
+            rows = await connection.fetch(
+                f"SELECT index, count(*) FROM vectors_{table.number} WHERE image = $1 GROUP BY 1 ORDER BY 1", number
+            )
+            counts.update(dict(rows))
+    counts.update(ocr=await connection.fetchval("SELECT count(*) FROM texts WHERE image = $1", number))
+    return +counts

@@ -1,0 +1,97 @@
+"""Whether search can use a database, and its schema: `migrations/<version>_<subject>.sql`, each once, in order."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from app.errors import SearchUnavailable
+
+LOCK = 0x6E65_7265_6964
+"""Advisory lock of those who define something."""
+FIX_SCHEMA = """
+SELECT set_config('search_path', array_to_string(ARRAY(SELECT quote_ident(name) FROM unnest(current_schemas(false)) name)
+    || 'pg_temp'::text, ','), false)
+"""
+"""Name the schemas in which is looked: for another role, "$user" would be another one, and its temporary tables come last."""
+_FILES = {int(file.name.split("_")[0]): file for file in Path(__file__).with_name("migrations").glob("*.sql")}
+NEWEST = max(_FILES)
+
+_MIN_MAJOR, _MIN_PGVECTOR = 16, [0, 8]
+_EXAMINE = """
+SELECT current_setting('server_version'), current_setting('server_version_num')::integer / 10000,
+    (SELECT coalesce(installed_version, default_version) FROM pg_available_extensions WHERE name = 'vector'),
+    rolsuper OR CASE WHEN to_regrole('nereid_search') IS NULL THEN rolcreaterole
+        ELSE pg_has_role(current_user, to_regrole('nereid_search'), 'SET, MEMBER WITH ADMIN OPTION') END
+FROM pg_roles WHERE rolname = current_user
+"""
+_LACKING = (
+    *(asyncpg.InsufficientPrivilegeError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedObjectError),
+    *(asyncpg.FeatureNotSupportedError, asyncpg.UndefinedFileError),
+)
+
+
+async def migrate(url: str, up_to: int | None = None) -> None:
+    """Create the schema in the database at a URL, or bring it up to a version, the newest by default; others may do so, too.
+
+    Raises:
+        SearchUnavailable: The server, its pgvector or the schema is not of a version that fits, or the user may not do this.
+        OSError, asyncpg.PostgresError, asyncpg.InterfaceError: The server cannot be reached.
+    """
+    connection = await asyncpg.connect(url, timeout=5, command_timeout=300)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+            await connection.execute(FIX_SCHEMA)
+            await _migrate(connection, up_to)
+    except _LACKING as error:
+        raise SearchUnavailable(
+            f"The schema of search cannot be made: {error.args[0]}; the user of the database needs its schema, the extension vector"
+            " and the right to create the role nereid_search, or that these are there"
+        ) from error
+    finally:
+        await connection.close(timeout=5)
+
+
+async def _migrate(connection: Any, up_to: int | None) -> None:  # noqa: ANN401 - asyncpg's connection
+    found, lacks = await _examine(connection)
+    if lacks:
+        raise SearchUnavailable(f"{found} cannot be used: {'; '.join(lacks)}")
+    if not await connection.fetchval("SELECT to_regclass('schema_version')"):
+        await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        await connection.execute("CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version VALUES (0)")
+    version = await connection.fetchval("SELECT version FROM schema_version")
+    if version > NEWEST:
+        raise SearchUnavailable(f"The database has version {version} of the schema, of a later Nereid; this one knows {NEWEST}")
+    for next_version in range(version + 1, (NEWEST if up_to is None else up_to) + 1):
+        await connection.execute(await asyncio.to_thread(_FILES[next_version].read_text))
+        await connection.execute("UPDATE schema_version SET version = $1", next_version)
+
+
+async def examine(url: str) -> tuple[str, list[str]]:
+    """Return what a database is, and what search lacks there, in sentences.
+
+    Raises:
+        ConnectionError: It does not answer, or refuses its user.
+    """
+    try:
+        connection = await asyncpg.connect(url, timeout=5, command_timeout=5)
+        try:
+            return await _examine(connection)
+        finally:
+            await connection.close(timeout=5)
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
+
+
+async def _examine(connection: Any) -> tuple[str, list[str]]:  # noqa: ANN401 - asyncpg's connection
+    version, major, pgvector, has_role = await connection.fetchrow(_EXAMINE)
+    lacks = []
+    if major < _MIN_MAJOR:
+        lacks.append(f"search needs PostgreSQL {_MIN_MAJOR} or later")
+    if not pgvector or [int(number) for number in pgvector.split(".")[:2]] < _MIN_PGVECTOR:
+        lacks.append("search needs pgvector 0.8 or later: install it, and ALTER EXTENSION vector UPDATE")
+    if not has_role:
+        lacks.append("its user cannot be nereid_search: CREATE ROLE nereid_search NOLOGIN; GRANT nereid_search TO the user")
+    return f"PostgreSQL {version} with {f'pgvector {pgvector}' if pgvector else 'no pgvector'}", lacks

@@ -1,0 +1,95 @@
+"""A backup is restored, and finds what was there; nothing is restored over records."""
+
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from app.__main__ import main
+from app.embedded.postgres.backup import backup, restore
+from app.host.program import CommandError
+from app.search.engine import FacePart, NewImage, ObjectPart, Page, TextPart, Vector
+from app.search.postgres.engine import PostgresEngine
+from tests.postgres import Server
+
+NUMBERS = count()
+
+
+def unit(seed: int) -> Vector:
+    values = np.random.default_rng(seed).normal(size=64).astype(np.float32)
+    return Vector(values / np.linalg.norm(values), "embedding:1")
+
+
+def image(number: int) -> NewImage:
+    box = (0.1, 0.1, 0.5, 0.5)
+    face = Vector(unit(number + 100).values, "faces:1")
+    return NewImage(
+        image_id=f"image {number}",
+        content_hash=bytes([number]) * 32,
+        metadata={"number": number},
+        width=10,
+        height=10,
+        vectors=[unit(number)],
+        objects=[ObjectPart(box=box, score=0.9, class_id=2, class_name="car", index="vehicles", vectors=[unit(number + 50)])],
+        faces=[FacePart(box=box, score=0.9, vectors=[face], landmarks=[0.2] * 10, quality=1, person_name=f"person {number}")],
+        lines=[TextPart(text=f"number {number} in words", corners=[0.0] * 8, score=1)],
+    )
+
+
+async def found(engine: PostgresEngine) -> list[object]:
+    """Return all that a few questions find."""
+    hits = [await engine.nearest("a", "global", unit(3), Page(5)), await engine.nearest("a", "vehicles", unit(53), Page(5))]
+    faces = await engine.nearest("a", "faces", Vector(unit(103).values, "faces:1"), Page(5))
+    words = await engine.match_text("a", "number 3", Page(5))
+    return [*hits, faces, words, (await engine.persons("a", Page(50))).total, await engine.image("b", "image 1")]
+
+
+async def database_of(server: Server, user: str) -> str:
+    """Make an empty database that belongs to a user, and return its URL."""
+    name = f"of_{user}_{next(NUMBERS)}"
+    await server.execute(f"CREATE DATABASE {name} OWNER {user}")
+    await server.execute("CREATE EXTENSION vector", name)
+    return server.url(name).replace("//nereid@", f"//{user}:a%2Fsecret@")
+
+
+@pytest.mark.parametrize(("user", "heir"), [("nereid", "nereid"), ("an_owner", "an_heir")])
+async def test_a_restored_backup_finds_the_same(
+    postgres: Server, user: str, heir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for an owner of the tables who is no superuser, or another one. Nothing is overwritten."""
+    for one in {user, heir} - {"nereid"}:
+        await postgres.execute(f"CREATE ROLE {one} LOGIN; GRANT nereid_search TO {one}")
+    file, source, target = tmp_path / "backup", await database_of(postgres, user), await database_of(postgres, heir)
+    settings = msgspec.structs.replace(postgres.settings, database_url=source)
+    engine = PostgresEngine(source)
+    for number in range(20):
+        await engine.add("a", image(number))
+    await engine.add("b", image(1))
+    before = await found(engine)
+    await engine.close()
+
+    monkeypatch.setenv("NEREID_DATABASE_HOME", settings.database_home)
+    monkeypatch.setenv("NEREID_DATABASE_URL", source)
+    assert main(["database", "backup", str(file)]) == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(CommandError, match="cannot be made: File exists"):
+        backup(settings, file)
+    with pytest.raises(CommandError, match=r"pg_dump failed: .*does not exist"):
+        backup(msgspec.structs.replace(settings, database_url=postgres.url("missing")), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(CommandError, match="has images or persons; restore into an empty one"):
+        restore(settings, file)
+
+    empty = PostgresEngine(target)
+    await empty.open()
+    await empty.close()
+    restore(msgspec.structs.replace(settings, database_url=target), file)
+    again = PostgresEngine(target)
+    assert repr(await found(again)) == repr(before)
+    assert await again.nearest("c", "global", unit(3), Page(5)) == []
+    await again.add("a", image(20))
+    await again.add_job("a", "reindex", {})
+    assert await again.claim_job(60)
+    await again.close()

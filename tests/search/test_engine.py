@@ -1,0 +1,338 @@
+"""The engine on a real PostgreSQL: of this version in each run, of the oldest one, too, with the other longer tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+import numpy as np
+import pytest
+
+from app.errors import GatewayFull, InvalidParameter, SearchUnavailable, UnknownRecord
+from app.search.engine import FacePart, Filter, NewImage, ObjectPart, Page, TextPart, Vector
+from app.search.postgres.engine import PostgresEngine
+from tests.postgres import Server
+
+PAGE = Page(10)
+IMAGE, FACE = "embedding:1", "faces_description:1"
+
+
+@pytest.fixture(params=[pytest.param("postgres16", marks=pytest.mark.system), "postgres"])
+def server(request: pytest.FixtureRequest) -> Server:
+    running: Server = request.getfixturevalue(request.param)
+    return running
+
+
+@pytest.fixture
+async def engine(server: Server) -> AsyncIterator[PostgresEngine]:
+    async with server.fresh() as url:
+        opened = PostgresEngine(url)
+        yield opened
+        await opened.close()
+
+
+def vector(seed: int, model: str = IMAGE, dimensions: int = 64) -> Vector:
+    values = np.random.default_rng(seed).normal(size=dimensions).astype(np.float32)
+    return Vector(values / np.linalg.norm(values), model)
+
+
+def make_image(number: int, **changes: Any) -> NewImage:  # noqa: ANN401 - its fields
+    """Return an image with a car, a face and two lines."""
+    image = NewImage(
+        image_id=f"image {number}",
+        content_hash=bytes([number]) * 32,
+        path=f"{number}.jpg",
+        metadata={"camera": number % 2, "tags": {"night": True}},
+        width=40,
+        height=30,
+        vectors=[vector(number)],
+        objects=[
+            ObjectPart(
+                box=(0, 0, 0.5, 1), score=0.9, vectors=[vector(100 + number)], class_id=2, class_name="car", index="vehicles"
+            ),
+            ObjectPart(box=(0, 0, 0.5, 0.5), score=0.8, class_id=16, class_name="dog"),
+        ],
+        faces=[make_face(200 + number)],
+        lines=[
+            TextPart(text="Straße closed", corners=[0.5] * 8, score=0.9),
+            TextPart(text="你好世界", corners=[0.5] * 8, score=0.8),
+        ],
+        thumbnail=b"image",
+    )
+    return msgspec.structs.replace(image, **changes)
+
+
+def make_face(seed: int, name: str | None = None) -> FacePart:
+    box = (0.1, 0.1, 0.2, 0.2)
+    return FacePart(
+        box=box,
+        score=0.7,
+        landmarks=[0.15] * 10,
+        quality=0.5,
+        vectors=[vector(seed, FACE, 32)],
+        person_name=name,
+        thumbnail=b"face",
+    )
+
+
+async def test_what_is_added_is_read_and_deleted(engine: PostgresEngine) -> None:
+    """All parts of an image come back, each index counts it, and nothing of it is left after it was deleted."""
+    image = make_image(1)
+    added = await engine.add("", image)
+    assert (added.status, added.indexed) == ("added", {"global": 1, "vehicles": 1, "faces": 1, "ocr": 1})
+    stored = await engine.image("", "image 1")
+    assert (stored.path, stored.metadata, stored.content_hash) == (image.path, image.metadata, image.content_hash)
+    assert [(one.class_name, tuple(one.box), one.index) for one in stored.objects] == [
+        ("car", (0, 0, 0.5, 1), "vehicles"),
+        ("dog", (0, 0, 0.5, 0.5), None),
+    ]
+    assert (stored.faces[0].landmarks, stored.lines, stored.full_text) == ([0.15] * 10, image.lines, "Straße closed\n你好世界")
+    assert stored.vector is not None
+    np.testing.assert_allclose(stored.vector, image.vectors[0].values)
+    (face,) = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
+    assert await engine.thumbnail("", "image 1", face.part_id) == b"face"
+    assert await engine.delete("", "image 1") == added.indexed
+    assert all(not index.records for index in await engine.statistics(""))
+    with pytest.raises(UnknownRecord):
+        await engine.delete("", "image 1")
+
+
+async def test_the_same_image_is_there_once(engine: PostgresEngine) -> None:
+    """Of eight requests with the same content one adds it; other content under its id replaces it, with its parts."""
+    statuses = [added.status for added in await asyncio.gather(*(engine.add("", make_image(1)) for _ in range(8)))]
+    assert sorted(statuses) == ["added", *["duplicate"] * 7]
+    twin = await engine.add("", make_image(1, image_id="twin"))
+    assert twin.duplicate
+    assert (twin.status, twin.duplicate.image_id) == ("duplicate", "image 1")
+    assert (await engine.add("", make_image(1, image_id="twin"), skip_duplicates=False)).status == "added"
+    assert (await engine.add("", make_image(2, image_id="image 1"))).status == "replaced"
+    assert {index.name: index.records for index in await engine.statistics("")} == {
+        "global": 2,
+        "vehicles": 2,
+        "people": 0,
+        "faces": 2,
+        "ocr": 2,
+    }
+
+
+async def test_the_nearest_come_first(engine: PostgresEngine) -> None:
+    """Hits come by descending score, in pages, and filters leave what they say."""
+    for number in range(6):
+        await engine.add("", make_image(number))
+    hits = await engine.nearest("", "global", vector(3), PAGE)
+    scores = [hit.score for hit in hits]
+    assert (hits[0].image_id, len(hits), scores) == ("image 3", 6, sorted(scores, reverse=True))
+    assert scores[0] == pytest.approx(1)
+    assert await engine.nearest("", "global", vector(3), Page(2, 3)) == hits[3:5]
+    assert await engine.nearest("", "global", vector(3), PAGE, min_score=0.9) == hits[:1]
+    (car,) = await engine.nearest("", "vehicles", vector(103), Page(1), where=Filter(classes=["car"]))
+    assert (car.image_id, car.class_name, car.box) == ("image 3", "car", [0, 0, 0.5, 1])
+    now = datetime.now(UTC)
+    for where, count in (
+        (Filter(metadata={"camera": 1}), 3),
+        (Filter(metadata={"tags": {"night": False}}), 0),
+        (Filter(after=now - timedelta(hours=1), before=now + timedelta(hours=1)), 6),
+        (Filter(before=now - timedelta(hours=1)), 0),
+        (Filter(classes=["dog"]), 0),
+    ):
+        assert len(await engine.nearest("", "vehicles", vector(3), PAGE, where=where)) == count, where
+    with pytest.raises(SearchUnavailable):
+        await engine.nearest("", "global", vector(3, "other:1"), PAGE)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fuzzy", "count"),
+    [
+        ("CLOSED strasse", False, 3),
+        ("\uff43\uff4c\uff4f\uff53\uff45\uff44", False, 3),  # wide letters
+        ("closed open", False, 0),
+        ("clozed", False, 0),
+        ("clozed", True, 3),
+        ("好世", True, 3),
+        ("世", True, 3),
+        ("'; DROP TABLE images; --", True, 0),
+        ("", False, 0),
+        ("!?", True, 0),
+    ],
+)
+async def test_words_are_found(engine: PostgresEngine, words: str, is_fuzzy: bool, count: int) -> None:  # noqa: FBT001
+    """Words are found in any case and form; similar ones, and Chinese, if that is asked. The line that matches is told."""
+    for number in range(3):
+        await engine.add("", make_image(number))
+    found = await engine.match_text("", words, Page(2), is_fuzzy=is_fuzzy)
+    assert (found.total, len(found.items)) == (count, min(count, 2))
+    assert all(hit.line.text == ("你好世界" if "世" in words else "Straße closed") for hit in found.items)
+    assert (await engine.match_text("", words, Page(2, 50), is_fuzzy=is_fuzzy)).total == count
+
+
+async def test_nothing_bad_is_stored(engine: PostgresEngine) -> None:
+    """What PostgreSQL or JSON cannot keep is refused with a sentence."""
+    nested: Any = 1
+    for _ in range(9):
+        nested = [nested]
+    hostile: Sequence[dict[str, Any]] = (
+        {"image_id": "a\0b"},
+        {"image_id": "\ud800"},
+        {"image_id": "x" * 513},
+        {"metadata": {"a": float("nan")}},
+        {"metadata": {"a": "\0"}},
+        {"metadata": {"\udfff": 1}},
+        {"metadata": {"a": nested}},
+        {"metadata": {"a": "x" * 16_400}},
+        {"metadata": {"a": b"bytes"}},
+        {"lines": [TextPart(text="\0", corners=[0] * 8, score=1)]},
+        {"faces": [make_face(1, "Ann\0")]},
+        {"vectors": [Vector(np.full(64, np.nan, np.float32), IMAGE)]},
+        {"vectors": [Vector(np.zeros(64, np.float32), IMAGE)]},
+        {"vectors": [vector(1, IMAGE, 63)]},
+        {"vectors": [vector(1, "large:1", 4001)]},
+    )
+    await engine.add("", make_image(1))
+    before = await engine.statistics("")
+    for number, changes in enumerate(hostile, 2):
+        with pytest.raises((InvalidParameter, SearchUnavailable)):
+            await engine.add("", make_image(number, **changes))
+    assert await engine.statistics("") == before
+
+
+async def test_a_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
+    """The same ids and contents of two tenants are apart; without a tenant, the role sees nothing."""
+    for tenant in ("north", "south"):
+        assert (await engine.add(tenant, make_image(1))).status == "added"
+    await engine.delete("north", "image 1")
+    assert await engine.nearest("north", "global", vector(1), PAGE) == []
+    assert (
+        (await engine.match_text("north", "closed", PAGE)).total
+        == (await engine.match_text("north", "你好", PAGE, is_fuzzy=True)).total
+        == 0
+    )
+    assert len(await engine.nearest("south", "global", vector(1), PAGE)) == 1
+    async with engine.as_tenant("") as connection:
+        for table in ("images", "parts", "texts", "vectors_1", "persons", "jobs"):
+            assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0  # noqa: S608
+    async with engine.as_tenant("north") as connection:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("INSERT INTO persons (tenant) VALUES ('south')")
+
+
+async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
+    """An image that is near enough joins the group of the nearest one, and makes one with it."""
+    for number in (1, 2, 3):
+        await engine.add("", make_image(number, vectors=[vector(7)]), near=0.99)
+    await engine.add("", make_image(4), near=0.99)
+    found = await engine.duplicate_groups("", PAGE, 2)
+    (group,) = found.items
+    images = (await engine.duplicate_group("", group.group_id)).images
+    assert (found.total, group.size, [hit.image_id for hit in images]) == (1, 3, ["image 1", "image 2", "image 3"])
+    assert [hit.score for hit in images] == pytest.approx([1, 1, 1])
+    assert (await engine.image("", "image 3")).duplicate_group == group.group_id
+    with pytest.raises(UnknownRecord):
+        await engine.duplicate_group("", "nothing")
+
+
+async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
+    """Old vectors are searched until the new ones are all there; then these."""
+    for number in range(3):
+        await engine.add("", make_image(number))
+    await engine.begin_model("image", "embedding:2", 2500)
+    new = [vector(1000 + number, "embedding:2", 2500) for number in range(4)]
+    with pytest.raises(InvalidParameter):
+        await engine.begin_model("image", "embedding:3", 64)
+    await engine.add("", make_image(3, vectors=[vector(3), new[3]], objects=[]))
+    left = await engine.images_without("image", "", 2)
+    left = [*left, *await engine.images_without("image", "/image 1", 2)]
+    assert left == [("", f"image {number}", f"{number}.jpg") for number in range(3)]
+    for number, (tenant, image_id, _) in enumerate(left):
+        parts = await engine.parts(tenant, image_id, "image")
+        assert sorted(map(tuple, parts.values())) == [(0, 0, 0.5, 1), (0, 0, 1, 1)]
+        assert not await engine.add_vectors(tenant, image_id, b"other", dict.fromkeys(parts, new[number]))
+        assert await engine.add_vectors(tenant, image_id, bytes([number]) * 32, dict.fromkeys(parts, new[number]))
+    assert await engine.models("image") == (IMAGE, "embedding:2")
+    assert (await engine.nearest("", "global", vector(1), PAGE))[0].image_id == "image 1"
+    await engine.end_model("image", switch=True)
+    assert await engine.models("image") == ("embedding:2", None)
+    with pytest.raises(SearchUnavailable):
+        await engine.nearest("", "global", vector(1), PAGE)
+    assert (await engine.nearest("", "vehicles", new[1], PAGE))[0].image_id == "image 1"
+    stored = (await engine.image("", "image 3")).vector
+    assert stored is not None
+    assert stored @ new[3].values == pytest.approx(1, abs=1e-3)
+    with pytest.raises(SearchUnavailable):
+        await engine.add("", make_image(5))
+
+
+async def test_vectors_are_in_clusters(engine: PostgresEngine) -> None:
+    """Each vector is in the cluster of the nearest centre; new ones are, when that is asked."""
+    with pytest.raises(UnknownRecord):
+        await engine.assign_clusters("", "global")
+    for number in range(4):
+        await engine.add("", make_image(number))
+    assert (await engine.sample("", "global", 3)).shape == (3, 64)
+    centres = np.stack([vector(0).values, vector(1).values, -vector(0).values])
+    assert await engine.save_clusters("", "global", centres) == 4
+    await engine.add("", make_image(9, vectors=[vector(0)]))
+    assert await engine.assign_clusters("", "global") == 1
+    sizes = await engine.clusters("", "global")
+    assert (len(sizes), sum(sizes)) == (3, 5)
+    found = await engine.cluster("", "global", 0, Page(2))
+    assert ([hit.image_id for hit in found.items], found.total) == (["image 0", "image 9"], sizes[0])
+    with pytest.raises(UnknownRecord):
+        await engine.cluster("", "global", 3, PAGE)
+
+
+async def test_faces_are_of_persons(engine: PostgresEngine) -> None:
+    """Faces that are alike are pairs; persons are named and merged, and are there as long as they have faces."""
+    for number in range(4):
+        await engine.add("", make_image(number, faces=[make_face(number // 2, "Ann" if number == 3 else None)]))
+    faces = await engine.faces_by_person("")
+    pairs = await engine.face_pairs("", 0.9)
+    assert (len(faces), len(pairs), len({frozenset(pair) for pair in pairs})) == (4, 4, 2)
+    ann = next(filter(None, faces.values()))
+    first, second = ([face for face in faces if face in pair] for pair in sorted({tuple(sorted(pair)) for pair in pairs}))
+    groups = [(ann if any(faces[face] for face in group) else None, group) for group in (first, second)]
+    assert await engine.save_persons("", groups) == 1
+    persons = (await engine.persons("", PAGE)).items
+    assert sorted((person.name or "", person.face_count, person.thumbnail) for person in persons) == [
+        ("", 2, b"face"),
+        ("Ann", 2, b"face"),
+    ]
+    other = next(person.person_id for person in persons if person.name is None)
+    assert await engine.name_person("", other, "Bob") == 2
+    assert await engine.merge_persons("", other, ann) == 2
+    person, hits = await engine.person("", ann)
+    assert (person.face_count, {hit.image_id for hit in hits}) == (4, {f"image {number}" for number in range(4)})
+    for number in range(4):
+        await engine.delete("", f"image {number}")
+    for person_id in (ann, other, "nobody"):
+        with pytest.raises(UnknownRecord):
+            await engine.person("", person_id)
+
+
+async def test_jobs_of_a_tenant_are_limited(engine: PostgresEngine) -> None:
+    for _ in range(100):
+        await engine.add_job("north", "directory", {})
+    with pytest.raises(GatewayFull, match="100 jobs have not ended"):
+        await engine.add_job("north", "directory", {})
+    await engine.add_job("south", "directory", {})
+
+
+async def test_a_job_has_one_worker(engine: PostgresEngine) -> None:
+    """A job whose worker does not save it any more is taken by another one, and the first one then learns that."""
+    job = await engine.add_job("north", "directory", {"folder": "a"})
+    taken = await engine.claim_job(60)
+    assert taken
+    assert (taken.job_id, taken.state, await engine.claim_job(60)) == (job.job_id, "running", None)
+    taken.position, taken.counts = "a/1.jpg", {"added": 1}
+    assert await engine.save_job(taken)
+    other = PostgresEngine(engine._url)  # noqa: SLF001
+    again = await other.claim_job(-1)
+    assert again
+    assert (again.position, again.counts, await engine.save_job(taken)) == ("a/1.jpg", {"added": 1}, False)
+    again.state, again.ended_at = "done", datetime.now(UTC)
+    assert await other.save_job(again)
+    await other.close()
+    assert (await engine.jobs("north", PAGE)).items == [await engine.job("north", job.job_id)] == [again]
+    with pytest.raises(UnknownRecord):
+        await engine.job("south", job.job_id)

@@ -1,0 +1,218 @@
+"""The engine and its server: schemas of other versions, users without rights, plans, and a server that goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import asyncpg
+import numpy as np
+import pytest
+
+from app.errors import SearchUnavailable
+from app.main import _search_options
+from app.search.engine import Filter, Page, Vector
+from app.search.postgres import migrations
+from app.search.postgres.engine import PostgresEngine
+from app.settings.schema import Settings
+from tests.postgres import Server
+from tests.search.test_engine import PAGE, make_image, vector
+
+
+@pytest.fixture
+async def empty(postgres: Server) -> AsyncIterator[str]:
+    """The URL of a database without a schema."""
+    async with postgres.fresh("template1") as url:
+        yield url
+
+
+def name_of(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+@pytest.mark.parametrize("version", range(migrations.NEWEST))
+async def test_each_schema_is_brought_up_to_date(empty: str, version: int) -> None:
+    """By whichever of several workers comes first."""
+    await migrations.migrate(empty, version)
+    await asyncio.gather(*(migrations.migrate(empty) for _ in range(3)))
+    engine = PostgresEngine(empty)
+    assert (await engine.add("", make_image(1))).status == "added"
+    await engine.close()
+
+
+async def test_a_schema_with_records_is_brought_up_to_date(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there stays, also if the first attempt fails; by one of several workers."""
+    old = PostgresEngine(database)
+    await old.add("", make_image(1))
+    next_file = tmp_path / "002_note.sql"
+    monkeypatch.setitem(migrations._FILES, migrations.NEWEST + 1, next_file)  # noqa: SLF001
+    monkeypatch.setattr(migrations, "NEWEST", migrations.NEWEST + 1)
+    next_file.write_text("ALTER TABLE images ADD note text NOT NULL DEFAULT 'none'; SELECT 1 / 0;")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        await PostgresEngine(database).open()
+    next_file.write_text("ALTER TABLE images ADD note text NOT NULL DEFAULT 'none';")
+    workers = [PostgresEngine(database) for _ in range(3)]
+    await asyncio.gather(*(worker.open() for worker in workers))
+    with suppress(SearchUnavailable):  # what an old worker has prepared does not fit once
+        await old.image("", "image 1")
+    for worker in (*workers, old):
+        assert (await worker.image("", "image 1")).path == "1.jpg"
+    async with old.as_tenant("") as connection:
+        assert await connection.fetchval("SELECT note FROM images") == "none"
+    for worker in (*workers, old):
+        await worker.close()
+
+
+async def test_a_newer_schema_is_refused(database: str) -> None:
+    """A database that a later Nereid has migrated is left alone, and the sentence says why."""
+    engine = PostgresEngine(database)
+    async with engine.as_owner() as connection:
+        await connection.execute("UPDATE schema_version SET version = 99")
+    await engine.close()
+    with pytest.raises(SearchUnavailable, match="version 99"):
+        await PostgresEngine(database).open()
+
+
+async def test_the_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:
+    """Nereid runs as a user who owns its database only, and a request as one who owns nothing."""
+    await postgres.execute("CREATE ROLE keeper LOGIN CREATEROLE; GRANT nereid_search TO keeper WITH ADMIN OPTION")
+    name = name_of(empty)
+    await postgres.execute(f"ALTER DATABASE {name} OWNER TO keeper")
+    await postgres.execute("CREATE EXTENSION vector", name)  # which needs a superuser
+    engine = PostgresEngine(empty.replace("://nereid@", "://keeper@"))
+    for tenant in ("north", "south"):
+        await engine.add(tenant, make_image(1), near=0.9)
+    assert len(await engine.nearest("north", "global", vector(1), PAGE)) == 1
+    assert (await engine.match_text("north", "closed", PAGE)).total == 1
+    assert (await engine.match_text("north", "clozed", PAGE, is_fuzzy=True)).total == 1
+    await engine.add_job("north", "reindex", {})
+    assert await engine.claim_job(60)
+    await engine.begin_model("image", "embedding:2", 64)
+    assert len(await engine.images_without("image", "", 10)) == 2
+    await engine.end_model("image", switch=False)
+    await engine.close()
+    await postgres.execute(f"ALTER DATABASE {name} OWNER TO nereid")
+
+
+async def test_the_schema_may_be_another_one(postgres: Server, empty: str) -> None:
+    """Such as one of the user's own, which `$user` names, or one that the URL names. Others may not ask the functions."""
+    await postgres.execute('CREATE EXTENSION vector; CREATE SCHEMA nereid; CREATE SCHEMA "In it"', name_of(empty))
+    for url in (empty, f"{empty}&options=-csearch_path%3D%22In%5C%20it%22,public"):
+        engine = PostgresEngine(url)
+        await engine.add("north", make_image(1), near=0.9)
+        assert len(await engine.nearest("north", "global", vector(1), PAGE)) == 1
+        assert (await engine.match_text("north", "clozed", PAGE, is_fuzzy=True)).total == 1
+        async with engine.as_owner() as connection:
+            assert not await connection.fetchval("SELECT has_function_privilege('pg_monitor', 'match_words(tsquery)', 'EXECUTE')")
+        await engine.close()
+
+
+async def test_a_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
+    """Whoever uses its vectors is waited for, whichever tables come first."""
+    await engine.add("", make_image(1))
+    await engine.begin_model("image", "embedding:2", 64)
+    async with engine.as_tenant("") as connection:
+        await connection.fetch("SELECT FROM images")
+        ending = asyncio.create_task(engine.end_model("image", switch=True))
+        await asyncio.wait([ending], timeout=0.3)
+        await connection.fetch("SELECT FROM vectors_1")
+    await ending
+    assert await engine.models("image") == ("embedding:2", None)
+
+
+async def test_a_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
+    """Without a database there is an error that says so; connections that broke are replaced."""
+    with pytest.raises(SearchUnavailable):
+        await PostgresEngine("postgresql://nereid@/nereid?host=/nowhere").models("image")
+    engine = PostgresEngine(database)
+    await engine.add("", make_image(1))
+    await postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'nereid'")
+    for _ in range(3):
+        try:
+            assert len(await engine.nearest("", "global", vector(1), PAGE)) == 1
+        except SearchUnavailable:
+            continue
+        break
+    else:
+        pytest.fail("its connections are not replaced")
+    await engine.close()
+
+
+@pytest.mark.system
+async def test_plans_walk_the_index(database: str) -> None:
+    """A search walks the HNSW index with each filter, finds what an exact search does, and a small tenant is not lost in it."""
+    count, dimensions = 6000, 64
+    source = np.random.default_rng(1)
+    vectors = source.normal(size=(100, dimensions))[source.integers(0, 100, count)] + 0.5 * source.normal(size=(count, dimensions))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    engine = PostgresEngine(database)
+    await engine.begin_model("image", "embedding:1", dimensions)
+    async with engine.as_owner() as connection:
+        await connection.execute(
+            "INSERT INTO images (tenant, image_id, content_hash, metadata, width, height)"
+            " SELECT CASE WHEN n % 1000 = 7 THEN 'small' ELSE 'large' END, n, '',"
+            " jsonb_build_object('percent', n % 100, 'tenth', n % 10, 'half', n % 2), 1, 1 FROM generate_series(0, $1) n",
+            count - 1,
+        )
+        await connection.executemany(
+            "INSERT INTO vectors_1 (tenant, image, index, metadata, added_at, vector)"
+            " SELECT tenant, number, 'global', metadata, added_at, $2 FROM images WHERE number = $1",
+            [(1 + number, values) for number, values in enumerate(vectors)],
+            timeout=100,
+        )
+    numbers = np.arange(count)
+    for tenant, where, left in (
+        ("large", {}, numbers % 1000 != 7),
+        ("large", {"half": 1}, (numbers % 2 == 1) & (numbers % 1000 != 7)),
+        ("large", {"tenth": 3}, numbers % 10 == 3),
+        ("large", {"percent": 3}, numbers % 100 == 3),
+        ("small", {}, numbers % 1000 == 7),
+    ):
+        found = 0
+        for question in vectors[:50]:
+            hits = await engine.nearest(tenant, "global", Vector(question, "embedding:1"), Page(10), where=Filter(metadata=where))
+            best = numbers[left][np.argsort(-(vectors[left] @ question))[:10]]
+            found += len({int(hit.image_id) for hit in hits} & set(best.tolist()))
+        assert found >= 0.95 * 50 * min(10, left.sum()), where
+    async with engine.connected() as connection:
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+        used = await connection.fetchval("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'vectors_1_global'")
+    assert used >= 200  # the small tenant's vectors are compared
+    await engine.close()
+
+
+def test_many_workers_have_fewer_connections_each() -> None:
+    """Those of a host leave some of PostgreSQL's 100 to others, as long as each has two."""
+    assert [_search_options(Settings(search="on", workers=count)).connections for count in (1, 20, 64)] == [8, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("disk_full", "no space left on its disk"),
+        ("insufficient_privilege", "refuses the gateway's user"),
+        ("read_only_sql_transaction", "can only be read"),
+        ("data_corrupted", "has failed; its log says why"),
+        ("deadlock_detected", "cannot be reached, or does not answer in time"),
+    ],
+)
+async def test_the_true_cause_is_told(database: str, fault: str, cause: str) -> None:
+    """The server raises what it raises by itself in such a state."""
+    engine = PostgresEngine(database)
+    async with engine.as_owner() as connection:
+        await connection.execute(
+            f"CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE {fault}; END $$;"
+            "CREATE TRIGGER fail BEFORE INSERT ON images EXECUTE FUNCTION fail()"
+        )
+    with pytest.raises(SearchUnavailable, match=cause):
+        await engine.add("", make_image(1))
+    await engine.close()
+
+
+async def test_what_is_wrong_with_a_url_is_told(postgres: Server) -> None:
+    for url, cause in (
+        (postgres.url("nothing"), "does not exist on its server"),
+        (postgres.url("postgres").replace("://nereid@", "://nobody@"), "refuses the gateway's user"),
+    ):
+        with pytest.raises(SearchUnavailable, match=cause):
+            await PostgresEngine(url).open()
