@@ -11,6 +11,7 @@ GatewayError
 ├── Forbidden               403  the API key lacks the scope
 ├── UnknownModel            404  the model does not exist
 ├── UnknownVersion          404  the model does not have this version
+├── UnknownRecord           404  search has no such image, person, group, cluster or job
 ├── NotOffered              404  the gateway does not do this, or not with its settings
 ├── NotAcceptable           406  `Accept` allows no format of the result
 ├── BodyTimeout             408  the request body arrives too slowly
@@ -31,6 +32,7 @@ GatewayError
 ├── TritonUnavailable       503  Triton is down, draining or full
 ├── CircuitOpen             503  the model failed repeatedly in Triton, and has not recovered yet
 ├── ModelNotReady           503  Triton runs, but the model is not loaded
+├── SearchUnavailable       503  the database of search cannot be reached, or does not answer in time
 └── DeadlinePassed          504  the request took longer than its deadline
 
 `detail` is sent to the caller: it never contains a path, a traceback or another program's message.
@@ -100,6 +102,10 @@ class UnknownModel(GatewayError):
 
 class UnknownVersion(GatewayError):
     status, code, title = 404, "unknown_version", "There is no such version of the model"
+
+
+class UnknownRecord(GatewayError):
+    status, code, title = 404, "unknown_record", "Search has no such record"
 
 
 class NotOffered(GatewayError):
@@ -191,6 +197,11 @@ class CircuitOpen(GatewayError):
 class ModelNotReady(GatewayError):
     status, code, title = 503, "model_not_ready", "The model is not ready"
     retry_after_seconds = 5
+
+
+class SearchUnavailable(GatewayError):
+    status, code, title = 503, "search_unavailable", "Search is not available"
+    retry_after_seconds = 1
 
 
 class DeadlinePassed(GatewayError):

@@ -40,6 +40,8 @@ from app.routing.canary import CanaryWatch
 from app.routing.router import Router
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
+from app.search.describe import SearchOptions
+from app.search.service import open_search
 from app.settings import environment
 from app.settings.schema import Settings
 from app.settings.task_models import task_models
@@ -83,7 +85,15 @@ def create_app(settings: Settings | None = None) -> application.Application:
     logging.configure(settings.log_level)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
-    return application.build(partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing)
+    search = partial(open_search, _search_options(settings)) if settings.search != "off" else None
+    return application.build(partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing, search)
+
+
+def _search_options(settings: Settings) -> SearchOptions:
+    folders, max_bytes = settings.search_folder_paths, settings.max_body_bytes
+    # Of all workers of a host, PostgreSQL takes 100 by default, some of which others need.
+    connections = min(max(80 // cores.workers_of_host(settings.workers, settings.instances), 2), 8)
+    return SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
 
 
 def _open_tracing() -> "Tracing":
@@ -214,6 +224,7 @@ def deployment_of(settings: Settings) -> Deployment:
         Path(settings.model_repository),
         int(settings.max_model_size_mb * 2**20),
         settings.faces,
+        settings.search == "alone",
     )
 
 

@@ -31,6 +31,7 @@ from app.zoo.repository import Repository
 from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
+from tests.postgres import Postgres16, Server, running
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
@@ -196,6 +197,41 @@ async def faces(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[htt
     assert triton.poll() is None
     async with started(create_app(msgspec.structs.replace(settings, model="six_columns", faces=True))) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+async def postgres() -> AsyncIterator[Server]:
+    """The session's PostgreSQL, with a migrated database from which those of tests are copied."""
+    async with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def postgres16() -> AsyncIterator[Server]:
+    """The same of the oldest version that may be used."""
+    async with running(Postgres16) as server:
+        yield server
+
+
+@pytest.fixture
+async def database(postgres: Server) -> AsyncIterator[str]:
+    """The URL of a database of its own, empty and migrated."""
+    async with postgres.fresh() as url:
+        yield url
+
+
+@pytest.fixture(scope="session", params=["postgres16", "postgres"])
+def each_postgres(request: pytest.FixtureRequest) -> Server:
+    """The session's PostgreSQL of each version."""
+    server: Server = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+async def each_database(each_postgres: Server) -> AsyncIterator[str]:
+    """As `database`, in each version of PostgreSQL."""
+    async with each_postgres.fresh() as url:
+        yield url
 
 
 @pytest.fixture(autouse=True, scope="session")

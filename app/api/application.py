@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, Req
 from app.api.answering import problems
 from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
-from app.api.caller.keys import ApiKeys, Scope
+from app.api.caller.keys import ApiKeys
 from app.api.dependencies import Deployment, WorkerResources, providers
 from app.api.detect import ROUTES
 from app.api.dialects import dialect
@@ -30,28 +30,38 @@ from app.api.reports.health import health, livez, ready, readyz
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
-from app.api.sight import analyze, embed, faces, ocr, search
+from app.api.search import off
+from app.api.search import routes as search
+from app.api.sight import analyze, embed, faces, ocr
+from app.cascade.catalog import Catalog
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
+from app.search.service import Search
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES, *search.ROUTES]
+_MODEL_ROUTES: list[HTTPRouteHandler] = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES]
 
 Application = ASGIApp
+OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[Search]]
+"""Context manager of a worker's search."""
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
 """Context manager of a worker's pool of Tritons, pipeline and metrics; closes them after the last request."""
 
 
 def build(
-    open_resources: OpenResources, deployment: Deployment, keys: ApiKeys | None = None, tracing: "Tracing | None" = None
+    open_resources: OpenResources,
+    deployment: Deployment,
+    keys: ApiKeys | None = None,
+    tracing: "Tracing | None" = None,
+    open_search: OpenSearch | None = None,
 ) -> Application:
     """Build the application of one worker, whose lifespan can run only once, because dependencies are cached.
 
-    Without `keys` the API is open. The caller closes `tracing`.
+    Without `keys` the API is open; without `open_search`, search is off. The caller closes `tracing`.
     """
     resources = WorkerResources(deployment, keys)
 
@@ -59,22 +69,27 @@ def build(
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         if hasattr(resources, "pipeline"):
             raise RuntimeError("this application was started before; build another one")
-        async with open_resources() as (resources.tritons, resources.pipeline, resources.metrics):
+        async with AsyncExitStack() as stack:
+            opened = await stack.enter_async_context(open_resources())
+            resources.tritons, resources.pipeline, resources.metrics = opened
+            if open_search is not None:
+                opening = open_search(resources.pipeline, resources.catalog, resources.metrics)
+                resources.search = await stack.enter_async_context(opening)
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
             following = asyncio.create_task(resources.catalog.follow())
             yield
             following.cancel()
 
+    has_search, has_others = open_search is not None, not deployment.is_search_alone
+    model_routes = [*(_MODEL_ROUTES if has_others else []), *(search if has_search else off).MODEL_ROUTES]
+    others = [
+        *_secured([models, model, routing.routes], keys, "detect"),
+        *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
+    ]
     routes: list[ControllerRouterHandler] = [
-        Router("/", route_handlers=_MODEL_ROUTES, guards=[guard_model(resources)], security=_security(keys, "detect")),
-        Router(
-            "/",
-            route_handlers=[
-                *_secured([models, model, routing.routes], keys, "detect"),
-                *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
-            ],
-            guards=[guard_scope(keys, "detect")],
-        ),
+        Router("/", route_handlers=[*_secured(model_routes, keys)], guards=[guard_model(resources)]),
+        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")]),
+        Router("/", route_handlers=[*_secured((search if has_search else off).ROUTES, keys)], guards=[guard_scope(keys, "search")]),
         Router(
             "/",
             route_handlers=[health, metrics, ready],
@@ -86,7 +101,7 @@ def build(
         root,
         *([page_asset] if deployment.has_page else []),
     ]
-    dialects = dialect.load(deployment.dialects)
+    dialects = dialect.load(deployment.dialects if has_others else ())
     write_error = dialect.error_writer(dialects)
     app = Litestar(
         route_handlers=[
@@ -105,30 +120,36 @@ def build(
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    inner: ASGIApp = DispatchMiddleware(app, table_of(dialects), resources, write_error)
+    inner: ASGIApp = DispatchMiddleware(app, table_of(dialects, model_routes), resources, write_error)
     if deployment.allowed_origins:
         inner = CorsMiddleware(inner, deployment.allowed_origins, app)
     return RequestContextMiddleware(HeadMiddleware(inner), resources, tracing)
 
 
-def table_of(dialects: Sequence[Dialect]) -> RouteTable:
+def table_of(
+    dialects: Sequence[Dialect], model_routes: Sequence[HTTPRouteHandler] = (*_MODEL_ROUTES, *off.MODEL_ROUTES)
+) -> RouteTable:
     """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()
     for each in dialects:
         table.add(each.handlers, f"/{each.name}", is_prefix_sent=False, applies=each.applies)
     for prefix in ("", VERSION):
-        table.add(_MODEL_ROUTES, prefix)
+        table.add(model_routes, prefix)
     for each in dialects:
         table.add([handler for handler in each.handlers if isinstance(handler, ModelRoute)], f"/{each.name}")
     return table
 
 
-def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: Scope) -> Iterator[HTTPRouteHandler]:
-    """Copy handlers and describe the scope that they need; a router would describe it for others with the same path, too."""
+def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: str = "search") -> Iterator[HTTPRouteHandler]:
+    """Copy handlers and describe the scope that they need; a router would describe it for others with the same path, too.
+
+    `scope` is that of handlers which do not say which one they need.
+    """
     for handler in map(copy, handlers):
-        handler.security = _security(keys, scope)
+        wanted = handler.scope if isinstance(handler, ModelRoute) else handler.opt.get("scope", scope)
+        handler.security = _security(keys, wanted)
         yield handler
 
 
-def _security(keys: ApiKeys | None, scope: Scope) -> list[SecurityRequirement]:
+def _security(keys: ApiKeys | None, scope: str) -> list[SecurityRequirement]:
     return [] if keys is None else [{name: [scope]} for name in KEY_SCHEMES]

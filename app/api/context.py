@@ -40,6 +40,8 @@ class RequestContext:
     """Requests that take longer are logged as warnings; 0 disables this."""
     scopes: frozenset[str] | None = None
     """The scopes of the caller's key; None until it is identified, or if no keys are configured."""
+    scope = "detect"
+    """The scope that the route needs, if it is a model route."""
     is_anonymous = False
     """Whether the headers have no API key, but the body may contain one."""
     client_address = ""
@@ -49,6 +51,8 @@ class RequestContext:
     model, and on other routes."""
     caller = ANYBODY
     """The key once it is identified; before, and without keys, the client's address."""
+    tenant = ""
+    """That of the caller's key: whose indexed images it searches and adds to."""
     is_body_received = False
     is_client_gone = False
     """Whether the client disconnected before the request or the response was complete."""

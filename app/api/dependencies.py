@@ -13,6 +13,7 @@ from app.api.context import BodyLimits
 from app.cascade.catalog import FILE as CASCADES
 from app.cascade.catalog import Catalog
 from app.pipeline.pipeline import Pipeline
+from app.search.service import Search
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -52,6 +53,8 @@ class Deployment(NamedTuple):
     model_repository: Path = Path()
     max_model_bytes: int = 0
     has_faces: bool = False
+    is_search_alone: bool = False
+    """Whether the routes of search, health and metrics are the only ones."""
 
 
 class WorkerResources:
@@ -60,6 +63,8 @@ class WorkerResources:
     tritons: TritonPool
     pipeline: Pipeline
     metrics: Metrics
+    search: Search | None = None
+    """None if search is off; then its routes do not exist."""
     is_draining = False
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
@@ -68,9 +73,20 @@ class WorkerResources:
         self.keys = keys
         """The API keys that callers need; None if the API is open."""
 
+    def require_search(self) -> Search:
+        """Return search, on routes that exist only if it is on."""
+        assert self.search is not None  # noqa: S101 - as said
+        return self.search
+
     async def is_ready(self) -> bool:
-        """Return whether the default model is ready and the worker is not about to stop."""
-        return not self.is_draining and await self.tritons.is_ready(self.pipeline.default_reference)
+        """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""
+        if self.is_draining or (self.deployment.is_search_alone and (await self.why_no_search()) is not None):
+            return False
+        return await self.tritons.is_ready(self.pipeline.default_reference)
+
+    async def why_no_search(self) -> str | None:
+        """Return why the database of search cannot be asked; None if it can, or search is off."""
+        return None if self.search is None else await self.search.database.why_unusable()
 
     def drain(self) -> None:
         """Mark the worker as about to stop."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
@@ -13,19 +14,24 @@ from app.api.answering import steps
 from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.answering.vectors import EmbedResponse
-from app.api.context import context_of
+from app.api.caller.check import require_scope
+from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
-from app.api.parameters.tasks import FORMS, PathCascade, PathModel
+from app.api.parameters.tasks import FORMS, EmbedParameters, PathCascade, PathModel
 from app.api.receiving import body, intake
 from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.cascade.definition import Cascade
 from app.cascade.run import run_cascade
+from app.errors import NotOffered
 from app.model.heads import Task
 from app.model.reference import refer_to
+from app.pipeline.call import CallContext
 from app.pipeline.results import count
+from app.search.describe import NOTHING_BUT_THE_IMAGE
+from app.search.service import IngestOptions
 
 P = TypeVar("P", bound=Parameters)
 
@@ -102,6 +108,8 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         wanted: Any  # has what its task has
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, question = content.image, wanted.options
+        if getattr(wanted, "index", False):
+            wanted = await _index(worker, context, wanted, image, call)
         respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
         model, add_steps = question.model or pipeline.default_for(question.task), None
         try:
@@ -116,3 +124,16 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
             context.log_fields["model"] = refer_to(found.spec.name, found.version)
         context.log_fields |= {"image_bytes": len(image), FORMS[question.task].results: count(found)}
         return await respond(ResponseInput(found, image, wanted, context, call, pipeline, add_steps))
+
+
+async def _index(
+    worker: WorkerResources, context: RequestContext, wanted: EmbedParameters, image: bytes, call: CallContext
+) -> EmbedParameters:
+    """Add an image to the index, with nothing but its vector; return the parameters with the id that it has there."""
+    if worker.search is None:
+        raise NotOffered("this gateway keeps no vectors; `nereid serve --search` turns that on, or send index=false")
+    require_scope(context, worker.keys, "ingest")
+    options = IngestOptions(NOTHING_BUT_THE_IMAGE)
+    found = await worker.search.ingest(context.tenant, image, wanted.image_id, call, options)
+    known = found.added.duplicate if found.added.status == "duplicate" else None
+    return msgspec.structs.replace(wanted, image_id=known.image_id if known else found.image.image_id)

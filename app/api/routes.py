@@ -34,6 +34,7 @@ class ModelRoute(HTTPRouteHandler):
         key_in: Literal["header", "query", "body"] = "header",
         model_header: bytes = b"",
         is_get: bool = False,
+        scope: str = "detect",
         **options: Any,  # noqa: ANN401 - Litestar's options
     ) -> None:
         """Describe a route.
@@ -46,6 +47,7 @@ class ModelRoute(HTTPRouteHandler):
             key_in: Location of the API key: `header`; `query`: also the query; `body`: also the query and the body.
             model_header: Name of a header that names the model, in lower case.
             is_get: Whether the route also handles GET, which runs no model.
+            scope: The scope that an API key needs.
             options: Options of Litestar's routes.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
@@ -55,6 +57,7 @@ class ModelRoute(HTTPRouteHandler):
         self.media_types = media_types
         self.key_in = key_in
         self.model_header = model_header
+        self.scope = scope
         self._exception_handlers: ExceptionHandlersMap | None = None
 
     def resolve_exception_handlers(self) -> ExceptionHandlersMap:

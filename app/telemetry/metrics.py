@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
-from app.telemetry.timing import DRAW, FETCH, STAGES
+from app.telemetry.timing import DRAW, FETCH, SEARCH, STAGES
 
 REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
 """Reasons for rejecting a request while the gateway is full."""
@@ -62,7 +62,7 @@ class Metrics:
             table, "api_rejections", "Requests rejected because the gateway was full, by what was used up.", ["reason"], REJECTIONS
         )
         self.deadlines_missed = Counter(
-            table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], (*STAGES, FETCH, DRAW)
+            table, "api_deadlines_missed", "Requests whose deadline passed, by stage.", ["stage"], (*STAGES, FETCH, DRAW, SEARCH)
         )
         self.retries = Counter(table, "api_retries", "Inferences that were tried again, by reason.", ["reason"])
         self.inferences = Counter(
@@ -115,6 +115,9 @@ class Metrics:
         self.frigate_images = Counter(
             table, "api_frigate_images", "Images of Frigate's ZMQ detector: detected, or the code of an error.", ["outcome"]
         )
+        self.ingested_images = Counter(
+            table, "nereid_ingested_images", "Images sent to the index: added, replaced, duplicate.", ["status"]
+        )
         self._count_routes(table)
         self._count_cached(table)
 
@@ -139,6 +142,9 @@ class Metrics:
 
         self.step_seconds = Histogram(
             table, "nereid_cascade_step_seconds", "Time of each step of a cascade.", ["cascade", "step"], _STAGE_BOUNDS
+        )
+        self.search_seconds = Histogram(
+            table, "nereid_search_seconds", "Time that the database of search takes.", ["operation"], _STAGE_BOUNDS
         )
 
     def _count_cached(self, table: WorkerTable) -> None:

@@ -12,6 +12,8 @@ CACHE = "cache"
 """The stage before `model` that looks for a cached result, if there is a cache."""
 DRAW = "draw"
 """The stage after `post` that draws a picture, if the request asks for one."""
+SEARCH = "search"
+"""The stage in which the database of search is asked."""
 
 
 class Timing:

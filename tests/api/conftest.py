@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,14 @@ async def lonely() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def write_keys(folder: Path, *keys: tuple[str, str, str]) -> str:
-    """Write a file of API keys, each with id, secret and scope; returns its path."""
+def write_keys(folder: Path, *keys: tuple[str, str, str], tenants: Mapping[str, str] | None = None) -> str:
+    """Write a file of API keys, each with id, secret and scopes, and some with a tenant; returns its path."""
     file = folder / "keys.toml"
-    digests = [(id_, hashlib.sha256(secret.encode()).hexdigest(), scope) for id_, secret, scope in keys]
-    file.write_text("".join(f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["{scope}"]\n' for id_, digest, scope in digests))
+    lines: list[str] = []
+    for id_, secret, scopes in keys:
+        lines += [f"[{id_}]", f'sha256 = ["{hashlib.sha256(secret.encode()).hexdigest()}"]', f"scopes = {scopes.split()}"]
+        lines += [f'tenant = "{tenants[id_]}"'] if tenants and id_ in tenants else []
+    file.write_text("\n".join(lines))
     return str(file)
 
 

@@ -19,6 +19,7 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
+from app.api.search import off
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
@@ -37,7 +38,13 @@ LENGTH, NO_LENGTH, TOO_LONG = (("Content-Length", length) for length in ("100", 
 HOST = ("Host", "other")
 STATUSES = {dialect.name: dialect.statuses for dialect in load(DIALECTS)}
 
-_UNREAD = ("/list", "/search", "/identify", "/face/register", "/face/recognize", "/face/delete")
+_UNREAD = (
+    "/list",
+    "/face/register",
+    "/face/recognize",
+    "/face/delete",
+    *(path for route in off.MODEL_ROUTES for path in route.paths),
+)
 
 
 class Gateway(NamedTuple):
@@ -60,7 +67,7 @@ class Gateway(NamedTuple):
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    file = write_keys(tmp_path, ("camera", SECRET, "detect"), ("monitor", SECRET, "health"))
+    file = write_keys(tmp_path, ("camera", SECRET, "detect search ingest"), ("monitor", SECRET, "health"))
     async with open_world(max_uploads=8, upload_bytes=2**23) as world:
         await world.until_known()
 

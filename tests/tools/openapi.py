@@ -15,11 +15,11 @@ FILE = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 
 
 def document() -> dict[str, Any]:
-    """Return the document of a gateway with API keys, which has all routes."""
+    """Return the document of a gateway with API keys and search, which has all routes."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "keys.toml")
         file.write_text(keys.create("any")[1], encoding="utf-8")
-        app: Any = create_app(Settings(api_keys_file=str(file), log_level="error"))
+        app: Any = create_app(Settings(api_keys_file=str(file), search="on", log_level="error"))
         while not isinstance(app, Litestar):
             app = app.app  # a layer around it
         return app.openapi_schema.to_schema()

@@ -88,7 +88,7 @@ def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, st
 def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: WorkerResources) -> None:
     """Raise GatewayFull if a request that would pass `require_key` cannot be admitted now."""
     context, pipeline = context_of(scope), worker.pipeline
-    if route.takes == "text" or (context.scopes is not None and "detect" not in context.scopes):
+    if route.takes == "text" or (context.scopes is not None and route.scope not in context.scopes):
         return
     # While the circuit is open, `guard_model` rejects the request: unanswered calls to Triton may have filled the gateway.
     if not model or pipeline.tritons.is_usable(model):
@@ -106,7 +106,7 @@ def guard_model(worker: WorkerResources) -> Guard:
         if not context.has_model_route:
             raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
         if not context.is_anonymous:
-            require_key(connection, worker.keys, "detect", is_dialect=route.key_in != "header")
+            require_key(connection, worker.keys, route.scope, is_dialect=route.key_in != "header")
         guard_payload(scope, route, worker)
         if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
             worker.pipeline.check_circuit(context.model)

@@ -57,6 +57,8 @@ def handlers(write: WriteError = write) -> ExceptionHandlersMap:
         context = context_of(request.scope)
         if isinstance(error, ValidationException) and isinstance(error.extra, list):
             error = InvalidParameter("; ".join(f"{each.get('key') or 'the body'}: {each['message']}" for each in error.extra))
+        elif isinstance(error, RecursionError):  # JSON that is nested too deep
+            error = MalformedRequest("the request's body is malformed")
         elif isinstance(error, HTTPException) and error.status_code == HTTPStatus.BAD_REQUEST:
             error = MalformedRequest("the request's headers or body are malformed")
         headers: dict[str, str] = {}

@@ -1,7 +1,5 @@
 """Vectors as JSON."""
 
-from typing import Literal
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +8,7 @@ from app.api.answering.format import Format, ResponseInput
 from app.api.answering.native import ending_of, rounded
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ResultOfModel
-from app.errors import WrongTask
-from app.pipeline.results import Embedding, StepResult
+from app.pipeline.results import Embedding
 
 # A vector of 1,280 numbers keeps its direction to within 1e-5.
 _DIGITS = 7
@@ -26,8 +23,8 @@ class EmbedResponse(ResultOfModel, frozen=True):
     """Length of the model's own vector."""
     image_id: str | None
     """That of the request."""
-    indexed: Literal[False] = False
-    """Constant: the gateway keeps no vectors."""
+    indexed: bool
+    """Whether it is in the index."""
 
 
 def to_vector(vector: NDArray[np.float32]) -> list[float]:
@@ -40,16 +37,11 @@ def to_norm(norm: float) -> float:
     return float(f"{norm:.6g}")
 
 
-def expect_vector(found: StepResult) -> Embedding:
-    """Return the result of an embedding model; raise WrongTask for that of another one."""
-    if isinstance(found, Embedding):
-        return found
-    raise WrongTask(f"{found.spec.name} gives no vectors")
-
-
 async def _respond(given: ResponseInput[Embedding]) -> JsonResponse:
     vector, norm = to_vector(given.found.vector), to_norm(given.found.norm)
-    return JsonResponse(msgspec.json.encode(EmbedResponse(vector, norm, given.wanted.image_id, **ending_of(given))))
+    return JsonResponse(
+        msgspec.json.encode(EmbedResponse(vector, norm, given.wanted.image_id, given.wanted.index, **ending_of(given)))
+    )
 
 
 JSON = Format("json", ("application/json",), _respond)

@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
-from app.api.caller.keys import ApiKeys, Scope
+from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
 from app.api.routes import ModelRoute
 from app.errors import Forbidden, Unauthorized
@@ -24,12 +24,13 @@ def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
         return
     context = context_of(scope)
     headers = _key_headers(scope, is_dialect=route.key_in != "header")
+    context.scope = route.scope
     context.is_anonymous = not headers and route.key_in == "body"
     with suppress(Unauthorized):
         _identify(headers, keys, context)
 
 
-def guard_scope(keys: ApiKeys | None, wanted: Scope) -> Guard:
+def guard_scope(keys: ApiKeys | None, wanted: str) -> Guard:
     """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`.
 
     It raises the errors of `require_key`.
@@ -41,7 +42,7 @@ def guard_scope(keys: ApiKeys | None, wanted: Scope) -> Guard:
     return guard
 
 
-def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, is_dialect: bool) -> None:
+def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is_dialect: bool) -> None:
     """Raise Unauthorized unless the headers have exactly one key, a valid one, and Forbidden if it does not have the scope."""
     if keys is None:
         return
@@ -51,14 +52,20 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: Scope, *, 
     _require_scope(context, wanted)
 
 
+def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:
+    """Raise Forbidden if a request that has been identified needs another scope, because of what it asks for."""
+    if keys is not None:
+        _require_scope(context, wanted)
+
+
 def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
-    """Apply `require_key` with the scope `detect` to an anonymous request, whose body may contain a key.
+    """Apply `require_key` with the scope of the route to an anonymous request, whose body may contain a key.
 
     The response to a request that passes may take as long as a body of others.
     """
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
-        _require_scope(context, "detect")
+        _require_scope(context, context.scope)
         context.is_anonymous = False
         context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
 
@@ -68,9 +75,10 @@ def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: Reques
     context.scopes = key.scopes
     context.log_fields["key"] = key.id
     context.caller = key.caller
+    context.tenant = key.tenant
 
 
-def _require_scope(context: RequestContext, wanted: Scope) -> None:
+def _require_scope(context: RequestContext, wanted: str) -> None:
     if wanted not in (context.scopes or ()):
         raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 

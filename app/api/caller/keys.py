@@ -2,7 +2,8 @@
 
     [camera-1]
     sha256 = ["<SHA-256 of the secret, in hex>"]   # two during a rotation of the secret
-    scopes = ["detect"]                            # what the key may do: detect, health, admin
+    scopes = ["detect"]                            # what the key may do: detect, search, ingest, health, admin
+    tenant = "north"                               # optional: whose indexed images it searches and adds to
     share = 0.25                                   # optional: guaranteed fraction of a model's requests and time
     priority = "high"                              # optional: high, normal or low; what waits for a higher one comes first
 
@@ -27,14 +28,15 @@ from app.errors import Unauthorized
 from app.resilience import last_valid
 from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, Caller
 
-Scope = Literal["detect", "health", "admin"]
-"""Permission of a key. `detect`: run and list models and routes; `health`: health, metrics; `admin`: change them."""
+Scope = Literal["detect", "search", "ingest", "health", "admin"]
+"""Permission of a key. `detect`: run and list models and routes; `search`: search indexed images; `ingest`: index and delete
+images; `health`: health, metrics; `admin`: change models and routes, and the clusters and persons of indexed images."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"
 _TABLE_RULE = (
-    "expected sha256 (one or two, in hex, as a list), scopes (a list of detect, health and admin), share (0 to 1, optional), "
-    "priority (high, normal or low, optional)"
+    "expected sha256 (one or two, in hex, as a list), scopes (a list of detect, search, ingest, health and admin), share (0 to 1, "
+    "optional), priority (high, normal or low, optional), tenant (1 to 64 letters, digits, '_' or '-', optional)"
 )
 _PRIORITIES = {"high": HIGH, "normal": NORMAL, "low": LOW}
 _SECRET_BYTES = 32
@@ -48,6 +50,8 @@ class ApiKey(NamedTuple):
     """SHA-256 of the accepted secrets; the same digest twice if there is only one secret."""
     scopes: frozenset[Scope]
     caller: Caller
+    tenant: str = ""
+    """Whose indexed images it searches and adds to."""
 
 
 class KeysError(Exception):
@@ -59,6 +63,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scopes: Annotated[frozenset[Scope], Meta(min_length=1)]
     share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     priority: Literal["high", "normal", "low"] = "normal"
+    tenant: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")] = ""
 
 
 class ApiKeys:
@@ -121,7 +126,7 @@ def create(id_: str) -> tuple[str, str]:
         raise KeysError(_ID_RULE)
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    return f"{id_}.{secret}", f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["detect"]'
+    return f"{id_}.{secret}", f'[{id_}]\nsha256 = ["{digest}"]\nscopes = ["detect"]  # also search, ingest, health, admin'
 
 
 def _to_key(path: Path, id_: str, table: object) -> ApiKey:
@@ -134,7 +139,7 @@ def _to_key(path: Path, id_: str, table: object) -> ApiKey:
         raise KeysError(f"{path}: [{id_}]: {_TABLE_RULE}") from None
     digests = [bytes.fromhex(digest) for digest in checked.sha256]
     caller = Caller(id_, checked.share, checked.share > 0, _PRIORITIES[checked.priority])
-    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, caller)
+    return ApiKey(id_, (digests[0], digests[-1]), checked.scopes, caller, checked.tenant)
 
 
 def _credential(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

@@ -4,8 +4,10 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
+from hashlib import blake2b
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
@@ -21,9 +23,9 @@ from app.api.answering.native import objects
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
-from app.api.batch.body import ParsedBatch
+from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerResources
 from app.api.dialects.dialect import (
     READING,
     AnyRequest,
@@ -37,17 +39,24 @@ from app.api.dialects.dialect import (
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
-from app.api.receiving.content_type import URLENCODED, media_type
+from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
 from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
-from app.api.sight.image import named_cascade
+from app.api.sight.image import Asking
 from app.api.sight.ocr import box_of, read_regions
+from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
-from app.errors import NotOffered
+from app.embedding.outputs import cosine_at, similarity_at
+from app.errors import InvalidParameter, MalformedRequest, NoFace, NotOffered, UnknownRecord, UnsupportedModel
 from app.model.heads import PoseHead
 from app.model.reference import split_reference
+from app.pipeline.batch_request import Image
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
+from app.search.describe import Parts
+from app.search.engine import FacePart, Hit, NewImage, Page
+from app.search.persons import PersonName
+from app.search.service import Search, hash_content
 
 _NAMED = 20
 """Maximum number of objects named in `message`."""
@@ -55,6 +64,14 @@ _FRIGATE_ROWS = 20
 """Maximum number of objects that Frigate's detector can take."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
 """CodeProject.AI's additions that are the same in all responses."""
+_REGISTERED = "deepstack-face-"
+"""What the ids of pictures begin with that were registered; they are deleted with the person."""
+_UNKNOWN = "unknown"
+"""The name of whoever is not registered."""
+_AT_A_TIME, _NEAREST = 20, 400
+"""Numbers of faces among which one with a name is looked for: faces that are indexed may have none."""
+_ROUNDING = 1e-6
+"""By how much a cosine may be less than the minimum: two equal vectors have one of 0.9999999."""
 _SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
@@ -87,6 +104,25 @@ class _MatchParameters(DialectParameters, frozen=True, kw_only=True):
     confidence: ClassVar[float] = 0.5
 
 
+class _UserParameters(DialectParameters, frozen=True, kw_only=True):
+    userid: PersonName | None = None
+
+    @property
+    def name(self) -> str:
+        if self.userid is None:
+            raise InvalidParameter("userid is missing: the name of the person")
+        return self.userid
+
+
+class _RecognizeParameters(DialectParameters, frozen=True, kw_only=True):
+    min_confidence: Fraction | Literal[""] = ""
+    """Minimum similarity; empty as if it were missing: that of the distance for which the model was made."""
+
+    @property
+    def least(self) -> float:
+        return 0.6 if self.min_confidence == "" else self.min_confidence
+
+
 @ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
 async def detection(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
@@ -117,11 +153,119 @@ async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
     return await answer_each(request, worker, _MatchParameters, parse_pair, respond, LARGEST)
 
 
-@ModelRoute([f"/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")], task=None, key_in="body")
-async def faces_by_name(request: AnyRequest) -> ASGIResponse:
-    """Say that faces have no names."""
-    path = request.scope["path"].removeprefix("/deepstack")
-    raise NotOffered(f"{path} is not there yet: faces have no names; /v1/vision/face/match compares two faces")
+# The keys of cameras have the scope `detect`, and tell persons apart. Who else has been registered is only for those that search.
+@ModelRoute("/v1/vision/face/recognize", task=None, key_in="body")
+async def recognize(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Tell whose the faces in an image are: those of the most similar registered face, if it is similar enough."""
+    search = _require_names(request, worker)
+
+    async def respond(answer: ImagesAnswer[Any, NewImage], wanted: _RecognizeParameters, call: CallContext) -> ASGIResponse:
+        (image,) = answer.all()
+        far, context = await search.match_distance(call), context_of(request.scope)
+        least, predictions = cosine_at(wanted.least, far), []
+        for face in image.faces:
+            best = await _find_named(search, context.tenant, face, least, call)
+            score = round(similarity_at(best.score, far), 4) if best else 0
+            box = [side * size for side, size in zip(face.box, (image.width, image.height) * 2, strict=True)]
+            predictions.append({"userid": best.person_name if best else _UNKNOWN, **_to_prediction(score, box, None)})
+        is_known = any(each["userid"] != _UNKNOWN for each in predictions)
+        message = "A face was recognised" if is_known else "No known faces"
+        return _respond("recognize", context, message=message, predictions=predictions, count=len(predictions))
+
+    return await answer_each(request, worker, _RecognizeParameters, _parse_one, respond, _FACES)
+
+
+@ModelRoute("/v1/vision/face/register", task=None, takes="images", key_in="body", scope="ingest")
+async def register(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Keep the largest face of each image as one of the person `userid`."""
+    search = _require_names(request, worker)
+
+    async def respond(answer: ImagesAnswer[Any, NewImage], wanted: _UserParameters, call: CallContext) -> ASGIResponse:
+        images, tenant = answer.all(), context_of(request.scope).tenant
+        for image in images:
+            face = max(image.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]), default=None)
+            if face is None or not face.vectors:
+                raise NoFace("there is an image in which no face was found")
+            image.faces = [msgspec.structs.replace(face, person_name=wanted.name)]
+        async with search.database.asking(call) as engine:
+            is_known = wanted.name in (await engine.named_persons(tenant)).values()
+            for image in images:
+                added = await engine.add(tenant, image, skip_duplicates=False)
+                if added.status == "duplicate":  # of itself; its face may have been deleted, or given to somebody else
+                    kept = await engine.image(tenant, image.image_id)
+                    if wanted.name not in {face.person_name for face in kept.faces}:
+                        await engine.delete(tenant, image.image_id)
+                        await engine.add(tenant, image, skip_duplicates=False)
+        return _respond("register", context_of(request.scope), message="face updated" if is_known else "face added")
+
+    return await answer_each(request, worker, _UserParameters, _parse_images, respond, _FACES)
+
+
+@ModelRoute("/v1/vision/face/list", task=None, takes="text", key_in="body", scope="search")
+async def list_faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """List the names of those whose faces are kept."""
+    search = _require_names(request, worker)
+    _, _, call = await receive_text(request, worker, DialectParameters, _parse_form)
+    context = context_of(request.scope)
+    async with search.database.asking(call) as engine:
+        names = {*(await engine.named_persons(context.tenant)).values()}
+    return _respond("list", context, faces=sorted(names))
+
+
+@ModelRoute("/v1/vision/face/delete", task=None, takes="text", key_in="body", scope="ingest")
+async def delete_faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    """Delete a person by the name, with all faces; nothing if there is none."""
+    search = _require_names(request, worker)
+    _, wanted, call = await receive_text(request, worker, _UserParameters, _parse_form)
+    context, wanted_name = context_of(request.scope), wanted.name
+    async with search.database.asking(call) as engine:
+        for person_id, name in (await engine.named_persons(context.tenant)).items():
+            if name == wanted_name:
+                with suppress(UnknownRecord):  # deleted meanwhile, or with the last picture
+                    _, faces_of_person = await engine.person(context.tenant, person_id, None)
+                    for image_id in {hit.image_id for hit in faces_of_person if hit.image_id.startswith(_REGISTERED)}:
+                        await engine.delete(context.tenant, image_id)
+                    await engine.delete_person(context.tenant, person_id, deletes_faces=True)
+    return _respond("delete", context)
+
+
+async def _find_named(search: Search, tenant: str, face: FacePart, least: float, call: CallContext) -> Hit | None:
+    """Return the nearest face with a name; nearer ones may have none, because they were indexed, not registered."""
+    for vector in face.vectors[:1]:
+        for offset in range(0, _NEAREST, _AT_A_TIME):
+            async with search.database.asking(call) as engine:
+                page = Page(_AT_A_TIME, offset)
+                near = await engine.nearest(tenant, "faces", vector, page, min_score=least - _ROUNDING)
+            if (best := next((hit for hit in near if hit.person_name), None)) is not None:
+                return best
+            if len(near) < _AT_A_TIME:
+                break
+    return None
+
+
+def _require_names(request: AnyRequest, worker: WorkerResources) -> Search:
+    """Return the search of a worker, which keeps names of faces; raise NotOffered if it has none, or faces are off."""
+    if worker.search is None:
+        path = request.scope["path"].removeprefix("/deepstack")
+        reason = "without search, faces have no names; `nereid serve --search` turns it on"
+        raise NotOffered(f"{path} is off: {reason}; /v1/vision/face/match compares two faces")
+    require_faces(worker)
+    return worker.search
+
+
+async def _describe_faces(worker: WorkerResources, image: bytes, wanted: DialectParameters, call: CallContext) -> NewImage:
+    """Find and describe the faces in an image. A picture of a person is kept once, and apart from the same one that is indexed."""
+    assert worker.search is not None  # noqa: S101 - see `_require_names`
+    name = wanted.name if isinstance(wanted, _UserParameters) else ""
+    digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
+    new = NewImage(image_id=f"{_REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
+    described = await worker.search.describe(new, image, call, Parts(objects=False, text=False, vectors=False))
+    for reason in described.errors.values():
+        raise UnsupportedModel(reason)
+    return new
+
+
+_FACES: Asking[Any, NewImage] = Asking(lambda worker, _: named_cascade(worker, "faces", "faces").model, _describe_faces)
 
 
 @ModelRoute(["/v1/image/ocr", "/v1/vision/ocr"], task="text_detection", key_in="body")
@@ -135,11 +279,7 @@ async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
         is_gpu = any(result.spec.device == "gpu" for result in found.require("text").results)
         return JsonResponse(msgspec.json.encode(_describe("ocr", predictions, context_of(request.scope), is_gpu=is_gpu)))
 
-    def parse(data: bytes, content_type: str, kind: type[_Parameters]) -> ParsedBatch:
-        image, parameters = parse_body(data, content_type, kind)
-        return ParsedBatch([image], [None], parameters)
-
-    return await answer_each(request, worker, _Parameters, parse, respond, READING)
+    return await answer_each(request, worker, _Parameters, _parse_one, respond, READING)
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
@@ -175,7 +315,23 @@ async def update_available() -> dict[str, Any]:
     }
 
 
-def _parse_form(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
+def _parse_one(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
+    image, parameters = parse_body(data, content_type, kind)
+    return ParsedBatch([image], [None], parameters)
+
+
+def _parse_images(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
+    """Parse a form whose files are images, whatever the names of their fields; or JSON with `images`."""
+    if media_type(content_type) != MULTIPART:
+        return parse_batch(data, content_type, kind)
+    parts = list(multipart.read_parts(data, content_type, MAX_IMAGES))
+    images: list[Image] = [part.content or MalformedRequest("the image is empty") for part in parts if part.file_name is not None]
+    if not images:
+        raise MalformedRequest("there is no image; send one as a file, in the field image or image1")
+    return ParsedBatch(images, [], [multipart.to_parameter(part, "image") for part in parts if part.file_name is None])
+
+
+def _parse_form(data: bytes, content_type: str, _: type[DialectParameters]) -> ParsedBody:
     """Parse a form without an image. Clients may send it as multipart, URL-encoded or empty."""
     if not data or media_type(content_type) == URLENCODED:
         return ParsedBody(b"", parse_qsl(data.decode("latin-1"), keep_blank_values=True))
@@ -197,23 +353,31 @@ def _to_prediction(confidence: float, box: Sequence[float], label: str | None) -
 
 
 def _describe(command: str, predictions: list[dict[str, Any]], context: RequestContext, *, is_gpu: bool) -> dict[str, Any]:
-    """Make DeepStack's response with CodeProject.AI's additions; times in milliseconds."""
-    total = round(context.timing.total)
+    """Make the response about objects."""
     named = ", ".join(prediction.get("label", command) for prediction in predictions[:_NAMED])
+    message, device = f"Found {named}" if predictions else "No objects found", "GPU" if is_gpu else "CPU"
+    own = {"predictions": predictions, "message": message, "count": len(predictions)}
+    return _complete(command, context, own) | {"executionProvider": device, "canUseGPU": is_gpu}
+
+
+def _respond(command: str, context: RequestContext, **own: Any) -> ASGIResponse:  # noqa: ANN401 - any JSON
+    """Respond about faces of persons."""
+    return JsonResponse(msgspec.json.encode(_complete(command, context, own)))
+
+
+def _complete(command: str, context: RequestContext, own: dict[str, Any]) -> dict[str, Any]:
+    """Add to a response what all have, with CodeProject.AI's additions; times in milliseconds."""
+    total = round(context.timing.total)
     return {
         "success": True,
-        "predictions": predictions,
+        **own,
         "duration": total,
-        "message": f"Found {named}" if predictions else "No objects found",
-        "count": len(predictions),
         "inferenceMs": round(context.timing.stages.get("infer", 0)),
         "processMs": total,
         "analysisRoundTripMs": total,
         "code": 200,
         "command": command,
         **_MODULE,
-        "executionProvider": "GPU" if is_gpu else "CPU",
-        "canUseGPU": is_gpu,
         "timestampUTC": formatdate(usegmt=True),
     }
 
@@ -226,7 +390,7 @@ def write_error(problem: Problem) -> dict[str, Any]:
 # DeepStack's own clients expect 400 for a bad image.
 DIALECT = Dialect(
     "deepstack",
-    [detection, faces, match, faces_by_name, read, list_custom, update_available],
+    [detection, faces, match, recognize, register, list_faces, delete_faces, read, list_custom, update_available],
     write_error,
     statuses={415: 400, 422: 400},
 )

@@ -31,8 +31,9 @@ from app.api.receiving.body import ParsedBody
 from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import Content
-from app.api.sight.image import MODEL, Asking, by_cascade, named_cascade
+from app.api.sight.image import MODEL, Asking, by_cascade
 from app.api.sight.images import open_batch
+from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
 from app.model.heads import HEADS, DetectionHead, Task

@@ -162,14 +162,20 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     *,
     kinds: tuple[type[Parameters], ...],
     body: DescribeBody = _describe_image,
+    also: Mapping[int, str] | None = None,
     contents: Mapping[str, Schema] | None = None,
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
-    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described."""
+    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described.
+
+    `also` says what the same response means with other statuses.
+    """
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
     own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
     operation_class = type("Operation", (ImageOperation,), own)
     responses = {**describe(200, response, says), **PROBLEMS}
+    for status, meaning in (also or {}).items():
+        responses |= describe(status, response, meaning)
     return ModelRoute(path, operation_class=operation_class, responses=responses, **options)(handle)
 
 

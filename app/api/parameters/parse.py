@@ -24,7 +24,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALIASES = {"model_name": "model"}
-_IGNORED = {"shared_client", "max_workers"}  # choices that OpenProcessor offers its clients
+_IGNORED = {"shared_client", "max_workers", "defer_heavy_ops", "batch_size"}  # choices that OpenProcessor offers its clients
 MODEL_NAMES = ("model", "model_name")
 _MAX_LENGTH, _MAX_DOCUMENT = 4096, 1 << 15
 # Names of the image, for which no similar parameter is suggested.

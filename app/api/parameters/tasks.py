@@ -12,7 +12,7 @@ from app.api.answering.format import Format
 from app.api.answering.schema import BoxFormat
 from app.api.parameters.parse import ModelParameters, Pairs, Parameters, names, parse_parameters, split_classes
 from app.cascade.definition import Cascade
-from app.errors import InvalidParameter, NotOffered, UnknownModel, WrongTask
+from app.errors import InvalidParameter, UnknownModel, WrongTask
 from app.model.heads import DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
@@ -27,6 +27,11 @@ CLASSIFICATIONS = (native.CLASSES_JSON,)
 
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
+MAX_ID_LENGTH = 256
+"""Maximum length of the id of an image in the index."""
+ImageId = Annotated[
+    str | None, Meta(description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} printable characters. Default: a new one.")
+]
 _ImageId = Annotated[int, Meta(ge=0, le=_MAX_ID)]
 Url = Annotated[
     str | None,
@@ -173,18 +178,26 @@ class EmbeddingParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
         return TaskOptions("embedding", self.model, version=self.version)
 
 
+def check_printable(name: str, text: str | None, length: int = MAX_ID_LENGTH) -> None:
+    """Raise InvalidParameter for a parameter that can be no id of an image in the index, or no path of another length."""
+    if text is not None and not (0 < len(text) <= length and text.isprintable()):
+        raise InvalidParameter(f"{name}: expected 1 to {length} printable characters")
+    if text is not None and length == MAX_ID_LENGTH and ("/" in text or not text.strip(".")):
+        raise InvalidParameter(f"{name}: an id is a part of paths, so it has no slash, and more than dots")
+
+
 class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters of a request for the vector of one image."""
 
     url: Url = None
-    index: Annotated[bool, Meta(description="Only `false`: the gateway keeps no vectors.")] = False
-    image_id: Annotated[str | None, Meta(description="Returned as it is.")] = None
+    index: Annotated[bool, Meta(description="Whether the image is also added to the index; needs the scope `ingest`.")] = False
+    image_id: ImageId = None
     format: Annotated[Literal["json"] | None, Meta(description="For a vector: `json`.")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.index:
-            raise NotOffered("an index of images is not there yet; send index=false, and keep the vector yourself")
+            check_printable("image_id", self.image_id)
 
 
 def _split_ids(text: str) -> list[int]:

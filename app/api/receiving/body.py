@@ -271,6 +271,14 @@ def decode_json(data: bytes, content_type: str, kind: type[T], example: str) -> 
     return decode(view_document(data), kind, f"expected a JSON object such as {example}")
 
 
+def decode_parameter(name: str, text: str, kind: type[T], expected: str) -> T:
+    """Decode the JSON that a parameter is; raise InvalidParameter, with what is expected, if it is not of this type."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except JSON_ERRORS as error:
+        raise InvalidParameter(f"{name}: expected {expected}") from error
+
+
 def decode(data: memoryview | msgspec.Raw, kind: type[T], expected: str) -> T:
     """Decode JSON to a type; raise MalformedRequest with this detail if it is not of this type."""
     try:

@@ -61,6 +61,13 @@ class GpuHealth(msgspec.Struct, frozen=True):
     devices: list[GpuDevice]
 
 
+class SearchHealth(msgspec.Struct, frozen=True):
+    """Whether the database of search answers, and why not."""
+
+    status: Literal["healthy", "unhealthy"]
+    detail: str | None
+
+
 class Health(msgspec.Struct, frozen=True):
     """State of the gateway, Triton and the default model. The HTTP status is 503 when no detection is possible."""
 
@@ -87,6 +94,8 @@ class Health(msgspec.Struct, frozen=True):
     """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
     model_deaths: dict[str, int]
     """Calls and probes since the start that have found that a process of the model had died. Triton calls such a model ready."""
+    search: SearchHealth | None
+    """Null if search is off; it does not change the status of the gateway."""
     withdrawn_canaries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """By route, why its canary gets no requests any more; absent if there is no file of routes."""
 
@@ -103,8 +112,8 @@ class ReadinessReport(msgspec.Struct, frozen=True):
     status: Literal["ready", "not_ready"]
     version: str
     api_version: str
-    services: dict[Literal["triton"], dict[Literal["ok", "detail", "url"], bool | str]]
-    """Whether any Triton responds; `host:port` of the gRPC endpoints, separated by commas."""
+    services: dict[Literal["triton", "search"], dict[Literal["ok", "detail", "url"], bool | str]]
+    """Whether any Triton responds, with `host:port` of the gRPC endpoints, separated by commas; and the database of search."""
     resources: dict[Literal["memory_mb", "cpu_percent"], float]
     """Of the answering worker; percent of one core, averaged since the worker started."""
 
@@ -134,16 +143,19 @@ async def readyz(worker: Worker) -> Response[State]:
 async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
-    servers, _ = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context))
+    servers, _, no_search = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context), worker.why_no_search())
     status = _best_status(servers)
-    is_ready = not worker.is_draining and status == "ready"
+    is_ready = not worker.is_draining and status == "ready" and not (worker.deployment.is_search_alone and no_search)
     reason = context.log_fields.get("detail") if status == "not_ready" else None
     url = ",".join(server.address for server in servers)
     report = ReadinessReport(
         "ready" if is_ready else "not_ready",
         __version__,
         API_VERSION,
-        {"triton": {"ok": status != "unreachable", "detail": str(reason or status), "url": url}},
+        {
+            "triton": {"ok": status != "unreachable", "detail": str(reason or status), "url": url},
+            **({} if worker.search is None else {"search": {"ok": no_search is None, "detail": no_search or "ready"}}),
+        },
         {"memory_mb": _to_mb(memory.resident_bytes()), "cpu_percent": round(cores.used_percent(), 1)},
     )
     return _respond(report, is_ready=is_ready)
@@ -153,8 +165,8 @@ async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[Rea
 async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
     pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
-    gpus, servers, spec = await asyncio.gather(
-        read_gpus(worker.deployment.triton_metrics_urls), _examine_all(worker), _spec(pipeline, context)
+    gpus, servers, spec, no_search = await asyncio.gather(
+        read_gpus(worker.deployment.triton_metrics_urls), _examine_all(worker), _spec(pipeline, context), worker.why_no_search()
     )
     status = _best_status(servers)
     is_ready = status == "ready" and spec is not None
@@ -175,6 +187,7 @@ async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[He
         refused_files=list(metrics.nonzero(metrics.refused_files)),
         failing_models=metrics.nonzero(metrics.circuit_open),
         model_deaths=metrics.nonzero(metrics.model_deaths),
+        search=None if worker.search is None else SearchHealth("healthy" if no_search is None else "unhealthy", no_search),
         withdrawn_canaries=_withdrawn(cast("Router | None", pipeline.router)),
     )
     return _respond(report, is_ready=is_ready)

@@ -317,7 +317,8 @@ async def test_what_waits_for_the_end_of_the_answer_begins_then(ending: type[Bas
 
 def _get_paths() -> Iterator[str]:
     for route in routes_of(create_app(settings_for("127.0.0.1:1"))):
-        if isinstance(route, HTTPRoute) and "GET" in route.methods:
+        # What says that search is off says so by whatever method.
+        if isinstance(route, HTTPRoute) and "GET" in route.methods and "DELETE" not in route.methods:
             yield re.sub(r"{(\w+)}", lambda found: _VALUES[found[1]], route.path_format)
 
 

@@ -12,6 +12,7 @@ from app.api.application import Application
 from app.api.dialects.dialect import Dialect, load
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
+from app.api.search import off
 from app.main import create_app
 from app.resilience import last_valid
 from app.settings.schema import DIALECTS
@@ -30,7 +31,8 @@ NEED_DETECT = [
         for path in (
             *("/ocr/predict", "/ocr/batch", "/analyze", "/analyze/batch"),
             *("/embed/image", "/embed/batch", "/embed/boxes", "/embed/text"),
-            *("/faces/detect", "/faces/recognize", "/faces/verify", "/faces/search", "/faces/identify", "/ocr/search"),
+            *("/faces/detect", "/faces/recognize", "/faces/verify"),
+            *(path for route in [*off.MODEL_ROUTES, *off.ROUTES] for path in sorted(route.paths)),
         )
     ),
     *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny", "/v1/routes"),

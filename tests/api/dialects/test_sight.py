@@ -60,7 +60,7 @@ async def test_deepstack_finds_and_compares_faces(faces: httpx.AsyncClient) -> N
     assert (same["success"], same["similarity"]) == (True, 1.0)
     for action in ("register", "recognize", "list", "delete"):
         error = json(await faces.post(f"/v1/vision/face/{action}", data={"userid": "a"}), 404)
-        assert (error["success"], "not there yet" in error["error"]) == (False, True)
+        assert (error["success"], "`nereid serve --search` turns it on" in error["error"]) == (False, True)
 
 
 async def test_faces_are_off_by_default(settings: Settings, triton: EmbeddedTriton) -> None:

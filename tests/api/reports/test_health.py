@@ -151,6 +151,7 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
         "refused_files": [],
         "failing_models": {},
         "model_deaths": {},
+        "search": None,
     }
     assert "retry-after" not in response.headers
 

@@ -14,7 +14,7 @@ from app import __version__
 from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent / "files"
 ASSETS = {
     "page.css": "text/css; charset=utf-8",
     **dict.fromkeys(
-        ("page.js", "drawing.js", "gateway.js", "panels.js", "shrink.js", "snippets.js", "sources.js"),
+        ("page.js", "drawing.js", "gateway.js", "panels.js", "search.js", "shrink.js", "snippets.js", "sources.js"),
         "text/javascript; charset=utf-8",
     ),
     "icon.svg": "image/svg+xml",
@@ -52,6 +52,18 @@ _ENDPOINTS: dict[str, str] = {
     "prediction": "/predict/{model}",
     "models": "/models",
     "routes": "/routes",
+}
+"""Unless search is alone."""
+_SEARCH_ENDPOINTS = {
+    "ingest": "/ingest",
+    "search": "/search/image",
+    "text_search": "/search/ocr",
+    "face_search": "/faces/search",
+    "persons": "/persons",
+    "indexes": "/query/stats",
+}
+_THUMBNAILS = {"thumbnails": "/query/image/{image_id}/thumbnail"}
+_REPORTS = {
     "health": "/health",
     "liveness": "/livez",
     "readiness": "/readyz",
@@ -78,11 +90,21 @@ async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]
         "version": __version__,
         "api_version": API_VERSION,
         "api_versions": {"current": API_VERSION, "supported": [API_VERSION], "deprecated": []},
-        "endpoints": _ENDPOINTS,
+        "endpoints": _endpoints(worker),
         "models": {task: pipeline.default_for(task) for task in TASKS},
         "backend": {"name": "triton", "gpu_available": spec is not None and spec.device == "gpu"},
     }
     return Response(description, media_type=JSON, headers={"Vary": "Accept"})
+
+
+def _endpoints(worker: WorkerResources) -> dict[str, str]:
+    search = worker.search
+    return {
+        **({} if worker.deployment.is_search_alone else _ENDPOINTS),
+        **({} if search is None else _SEARCH_ENDPOINTS),
+        **(_THUMBNAILS if search is not None and search.options.keeps_thumbnails else {}),
+        **_REPORTS,
+    }
 
 
 @get("/page-assets/{name:str}", include_in_schema=False)

@@ -1,6 +1,8 @@
 // Requests to the gateway, and its responses.
 
 const MAX_DETECTIONS = "300";
+const MAX_HITS = "30";
+const MAX_PERSONS = "50";
 /** The route of each task that the page can show. */
 export const ROUTES = { detection: "detect", segmentation: "segment", pose: "pose", obb: "obb" };
 
@@ -49,6 +51,60 @@ export async function detect(image, { task, model, iou }, signal) {
   const stages = readServerTiming(response.headers.get("Server-Timing") ?? "");
   const total = stages.find(({ name }) => name === "total")?.duration ?? answer.total_time_ms;
   return { answer, stages: stages.filter(({ name }) => name !== "total"), total, roundTrip };
+}
+
+/** Return whether the gateway detects, whether it searches, and whether it keeps thumbnails. */
+export async function listServices() {
+  const { endpoints } = await (await ask("./", {})).json();
+  return { detection: "detection" in endpoints, search: "search" in endpoints, thumbnails: "thumbnails" in endpoints };
+}
+
+/** Find the images like one. Resolves to {hits, time}; the time is milliseconds. */
+export function searchImage(image, signal) {
+  const options = { method: "POST", body: image, headers: { "Content-Type": mediaType(image) }, signal };
+  return search(`search/image?top_k=${MAX_HITS}&min_score=0`, options);
+}
+
+/** Find the images with these words, or similar ones. */
+export function searchWords(words, signal) {
+  return search(`search/ocr?${new URLSearchParams({ text: words, top_k: MAX_HITS })}`, { method: "POST", signal });
+}
+
+async function search(path, options) {
+  const { results, total_time_ms: time } = await (await ask(path, options)).json();
+  return { hits: results, time };
+}
+
+/** Return a page of the persons, those with the most faces first, and how many there are. */
+export async function listPersons(page) {
+  const { persons, total_persons: total } = await (await ask(`persons?${new URLSearchParams({ page, limit: MAX_PERSONS })}`, {})).json();
+  return { persons: persons.map((person) => ({ ...person, picture: toPicture(person.reference_thumbnail) })), total };
+}
+
+/** Make an address of a picture in base64, which the page's policy allows; null if there is none. */
+function toPicture(text) {
+  return text && URL.createObjectURL(new Blob([Uint8Array.from(atob(text), (one) => one.charCodeAt(0))], { type: "image/jpeg" }));
+}
+
+/** Return the faces of a person as hits. */
+export async function listFaces(person, signal) {
+  const { faces } = await (await ask(`persons/${encodeURIComponent(person)}`, { signal })).json();
+  return { hits: faces, time: null };
+}
+
+export function namePerson(person, name) {
+  const body = JSON.stringify({ name });
+  return ask(`persons/${encodeURIComponent(person)}/name`, { method: "PUT", body, headers: { "Content-Type": "application/json" } });
+}
+
+/** Resolve to the address of the thumbnail of an image, or of a face in it; to null if there is none. */
+export async function loadThumbnail(image, face) {
+  const query = face ? `?${new URLSearchParams({ face_id: face })}` : "";
+  try {
+    return URL.createObjectURL(await (await ask(`query/image/${encodeURIComponent(image)}/thumbnail${query}`, {})).blob());
+  } catch {
+    return null; // it was added before thumbnails were kept
+  }
 }
 
 /** Return the parameters of a request for detections; `classes` are ids, or null for all. */

@@ -1,8 +1,9 @@
 // The page: its state and event handlers.
 
 import { draw } from "./drawing.js";
-import { detect, hasKey, listModels, Problem, useKey } from "./gateway.js";
+import { detect, hasKey, listModels, listServices, Problem, useKey } from "./gateway.js";
 import { milliseconds, showClasses, showDetections, showStages } from "./panels.js";
+import { prepare, receiveExample, refresh } from "./search.js";
 import { shrink } from "./shrink.js";
 import { snippet } from "./snippets.js";
 import { watch } from "./sources.js";
@@ -22,6 +23,8 @@ const state = {
 };
 let running = null; // AbortController of the request in progress
 let iouTimer = 0;
+let views = []; // which there are; the fragment of the address names the shown one
+let view = null;
 
 function settings() {
   const { value: model, selectedOptions: [{ dataset }] } = element("model");
@@ -38,6 +41,10 @@ function confident() {
 }
 
 function receive(file) {
+  return view === "search" ? receiveExample(file) : receiveImage(file);
+}
+
+function receiveImage(file) {
   state.image = file;
   state.result = null;
   state.off.clear();
@@ -94,8 +101,37 @@ async function loadModels() {
 
 async function retry() {
   hideProblem();
+  if (!views.length) return openViews();
+  if (view === "search") return refresh();
   await loadModels();
   await run();
+}
+
+/** Find out which views this gateway has, and show one. */
+async function openViews() {
+  try {
+    const { detection, search, thumbnails } = await listServices();
+    prepare((error) => (error ? showProblem(error) : hideProblem()), thumbnails);
+    views = [...(detection ? ["detect"] : []), ...(search ? ["search"] : [])];
+  } catch (error) {
+    return showProblem(error);
+  }
+  element("views").hidden = views.length < 2;
+  await showView();
+}
+
+/** Show the view that the address names. Both show problems, and ask for a key, in the same elements. */
+async function showView() {
+  const wanted = location.hash.slice(1);
+  const next = views.includes(wanted) ? wanted : views[0];
+  if (next === view) return;
+  view = next;
+  for (const name of ["detect", "search"]) element(`${name}-view`).hidden = name !== view;
+  for (const link of element("views").children) link.ariaCurrent = link.hash === `#${view}` ? "page" : null;
+  element("subject").textContent = view === "search" ? "Image search" : "Object detection";
+  element(view === "search" ? "question" : "picture").append(element("problem"), element("key-form"));
+  hideProblem();
+  await (view === "search" ? refresh() : loadModels());
 }
 
 function render() {
@@ -259,6 +295,7 @@ element("copy").addEventListener("click", async () => {
 });
 new ResizeObserver(renderBoxes).observe(element("shown"));
 
+addEventListener("hashchange", showView);
 watch(receive, reject);
 render();
-loadModels();
+openViews();

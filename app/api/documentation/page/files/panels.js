@@ -89,14 +89,14 @@ function swatch(classId) {
   return square;
 }
 
-function make(name, properties, ...children) {
+export function make(name, properties, ...children) {
   const element = Object.assign(document.createElement(name), properties);
   element.append(...children);
   return element;
 }
 
 /** Replace the children; keep the focus on the button with the same `data-key`. */
-function keepFocus(container, children) {
+export function keepFocus(container, children) {
   const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   container.replaceChildren(...children);
   if (key !== undefined) container.querySelector(`[data-key="${key}"]`)?.focus();

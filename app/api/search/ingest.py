@@ -1,0 +1,303 @@
+"""POST /ingest and /ingest/batch: images are described and added to the index. What is acknowledged is committed."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+import msgspec
+from litestar import Request
+from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
+from msgspec import UNSET, Meta, UnsetType, field
+
+from app.api.answering.responses import JsonResponse
+from app.api.answering.schema import Timed
+from app.api.answering.vectors import to_norm
+from app.api.batch.answer import BatchFailure, ImagesAnswer
+from app.api.batch.body import MAX_IMAGES, parse_batch
+from app.api.batch.route import MEDIA_TYPES, describe_images
+from app.api.context import context_of
+from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation.openapi import own_route
+from app.api.parameters.parse import Parameters
+from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
+from app.api.receiving import body, intake
+from app.api.receiving.body import decode_parameter
+from app.api.receiving.client_watch import ClientWatch
+from app.api.sight.image import Asking
+from app.api.sight.images import open_batch
+from app.errors import InvalidParameter
+from app.pipeline.call import CallContext
+from app.search.describe import Parts
+from app.search.service import Ingested, IngestOptions
+
+_MAX_PATH = 4096
+_TASK: Literal["embedding"] = "embedding"
+_CREATED = 201
+_Action = Literal["joined_group", "created_group"]
+_ACTIONS: tuple[_Action, _Action] = "joined_group", "created_group"
+_Cosine = Annotated[float, Meta(ge=0.9, le=1, description="Cosine of the vectors from which images are nearly the same.")]
+_Texts = Annotated[list[str | None], Meta(max_length=MAX_IMAGES)]
+
+
+class IngestFlags(Parameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of every request that adds images."""
+
+    enable_detection: Annotated[bool, Meta(description="Whether objects are found.")] = True
+    enable_faces: Annotated[bool, Meta(description="Whether faces are found and described, if faces are on.")] = True
+    enable_ocr: Annotated[bool, Meta(description="Whether text is read.")] = True
+    enable_clip: Annotated[bool, Meta(description="Whether the image, vehicles and people get vectors.")] = True
+    skip_duplicates: Annotated[bool, Meta(description="Whether content that is known already is not added once more.")] = True
+    detect_near_duplicates: Annotated[bool, Meta(description="Whether an image joins the group of nearly the same ones.")] = True
+    near_duplicate_threshold: _Cosine = 0.99
+
+    @property
+    def options(self) -> IngestOptions:
+        """How the images are added."""
+        parts = Parts(self.enable_detection, self.enable_faces, self.enable_ocr, self.enable_clip)
+        return IngestOptions(parts, self.skip_duplicates, self.near_duplicate_threshold if self.detect_near_duplicates else None)
+
+
+class _IngestParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    documents = frozenset({"metadata"})
+    url: Url = None
+    image_id: ImageId = None
+    image_path: Annotated[str | None, Meta(description="Where the image is; it is only remembered.")] = None
+    metadata: Annotated[str | None, Meta(description="A JSON object that is kept with the image, for filters.")] = None
+
+    def __post_init__(self) -> None:
+        check_printable("image_id", self.image_id)
+        check_printable("image_path", self.image_path, _MAX_PATH)
+        self.read_metadata()
+
+    def read_metadata(self) -> dict[str, Any]:
+        """Return the metadata; raise InvalidParameter if they are no JSON object."""
+        return decode_parameter("metadata", self.metadata or "{}", dict[str, Any], "a JSON object")
+
+
+class _IngestBatchParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    documents = frozenset({"image_ids", "image_paths"})
+    image_ids: Annotated[str | None, Meta(description="A JSON list with the id of each image, or null for a new one.")] = None
+    image_paths: Annotated[str | None, Meta(description="A JSON list with the path of each image, or null.")] = None
+
+    def __post_init__(self) -> None:
+        for name, length in (("image_ids", MAX_ID_LENGTH), ("image_paths", _MAX_PATH)):
+            for text in self.read_list(name):
+                check_printable(name, text, length)
+
+    def read_list(self, name: str, images: int | None = None) -> list[str | None]:
+        """Return one entry for each image; raise InvalidParameter if they are not as many, or no texts."""
+        if (given := getattr(self, name)) is None:
+            return [None] * (images or 0)
+        found = decode_parameter(name, given, _Texts, f"a JSON list of at most {MAX_IMAGES} strings")
+        if len(found) != (images or len(found)):
+            raise InvalidParameter(f"{name}: expected {images}, one for each image, found {len(found)}")
+        return found
+
+
+class Indexed(msgspec.Struct, frozen=True):
+    """How many entries each index got."""
+
+    global_: int | bool = field(name="global", default=0)
+    """Of one image: whether it has a vector."""
+    vehicles: int = 0
+    people: int = 0
+    faces: int = 0
+    ocr: int = 0
+    """Lines of text; of several images, those that have text."""
+
+
+class NearDuplicate(msgspec.Struct, frozen=True, kw_only=True):
+    """The nearest of the images that are nearly the same, and the group that an image is in with them."""
+
+    image_id: str | UnsetType = UNSET
+    """In the answer to a batch."""
+    action: _Action
+    group_id: str | None
+    similarity: float
+    matched_image: str
+
+
+class IngestedText(msgspec.Struct, frozen=True):
+    """The text in an image."""
+
+    num_texts: int
+    full_text: str
+    indexed: bool
+
+
+class IngestResponse(Timed, frozen=True, kw_only=True):
+    """What became of an image."""
+
+    status: Literal["success", "duplicate"]
+    image_id: str
+    num_detections: int = 0
+    num_faces: int = 0
+    embedding_norm: float | None = None
+    imohash: str
+    """BLAKE3 of the encoded image, in hex."""
+    indexed: Indexed | None = None
+    near_duplicate: NearDuplicate | None = None
+    ocr: IngestedText | None = None
+    existing_image_id: str | None = None
+    """Of the image that has the same content."""
+    existing_image_path: str | None = None
+    message: str | None = None
+    error: None = None
+    """Always null: present for clients of other gateways."""
+    errors: list[str] | None = None
+    """Why parts were left out, such as those whose model is not there."""
+
+
+class DuplicateDetail(msgspec.Struct, frozen=True):
+    """An image whose content was known."""
+
+    image_id: str
+    existing_image_id: str
+    imohash: str
+
+
+class ErrorDetail(BatchFailure, frozen=True):
+    """An image that failed."""
+
+    image_id: str
+
+
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of several images."""
+
+    status: Literal["success", "partial", "error"]
+    total: int
+    processed: int
+    duplicates: int
+    errors_count: int
+    indexed: Indexed
+    near_duplicates: int
+
+
+class IngestBatchResponse(Sums, frozen=True, kw_only=True):
+    """What became of each image."""
+
+    deferred_ops: Literal[0] = 0
+    """Constant: nothing is put off."""
+    duplicate_details: list[DuplicateDetail] | None
+    error_details: list[ErrorDetail] | None
+    near_duplicate_details: list[NearDuplicate] | None
+    image_ids: list[str]
+    """Of each image of the request."""
+    total_time_ms: float
+    request_id: str
+
+
+def to_indexed(counts: Mapping[Any, int]) -> Indexed:
+    """Return what was added to each index."""
+    return Indexed(*(counts.get(name, 0) for name in ("global", "vehicles", "people", "faces", "ocr")))
+
+
+def sum_up(counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of `Sums` from the counts of `Ingested`, and `errors`."""
+    done = {name: counts.get(name, 0) for name in ("processed", "duplicates")}
+    errors, near = counts.get("errors", 0), counts.get("near_duplicates", 0)
+    status = "success" if not errors else "partial" if any(done.values()) else "error"
+    own = {"total": sum(done.values()) + errors, "errors_count": errors, "indexed": to_indexed(counts), "near_duplicates": near}
+    return {"status": status, **done, **own}
+
+
+def _near(found: Ingested, image_id: str | UnsetType = UNSET) -> NearDuplicate | None:
+    other = found.added.duplicate
+    if other is None or found.added.status == "duplicate":
+        return None
+    alike, action = round(min(other.score, 1.0), 4), _ACTIONS[other.is_new_group]
+    return NearDuplicate(image_id=image_id, action=action, group_id=other.group_id, similarity=alike, matched_image=other.image_id)
+
+
+def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN401 - the fields of `Timed`
+    image, added, (norm, errors) = found
+    given: dict[str, Any] = {"image_id": image.image_id, "imohash": image.content_hash.hex(), **timed}
+    if added.status == "duplicate" and added.duplicate is not None:
+        given |= {"existing_image_id": added.duplicate.image_id, "existing_image_path": added.duplicate.path}
+        return IngestResponse(status="duplicate", message="this content is indexed already", **given)
+    texts = None if image.lines is None else [line.text for line in image.lines]
+    return IngestResponse(
+        status="success",
+        num_detections=len(image.objects),
+        num_faces=len(image.faces),
+        embedding_norm=None if norm is None else to_norm(norm),
+        indexed=to_indexed({**added.indexed, "global": bool(added.indexed.get("global"))}),
+        near_duplicate=_near(found),
+        ocr=None if texts is None else IngestedText(len(texts), "\n".join(texts), bool(texts)),
+        errors=[f"{part}: {detail}" for part, detail in errors.items()] or None,
+        **given,
+    )
+
+
+async def ingest(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+    """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
+    context = context_of(request.scope)
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestParameters, body.parse_body)
+        context.log_fields["image_bytes"] = len(content.image)
+        search, given = worker.require_search(), {"path": wanted.image_path, "metadata": wanted.read_metadata()}
+        found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
+    context.log_fields |= {"ingested": found.added.status, "objects": len(found.image.objects), "faces": len(found.image.faces)}
+    answer = _to_response(found, total_time_ms=round(context.timing.total, 2), request_id=context.request_id)
+    return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
+
+
+async def ingest_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+    """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
+    context = context_of(request.scope)
+    with ClientWatch(request.receive, context.body_limits) as client:
+        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestBatchParameters, parse_batch)
+        images = len(content.images)
+        ids = [image_id or str(uuid4()) for image_id in wanted.read_list("image_ids", images)]
+        paths = wanted.read_list("image_paths", images)
+        context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
+
+        async def add(_: WorkerResources, image: bytes, __: _IngestBatchParameters, own: CallContext) -> Ingested:
+            index = own.image_index
+            return await worker.require_search().ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
+
+        async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
+            answer.totals.update(found.counts())
+            known = found.added.duplicate if found.added.status == "duplicate" else None
+            duplicate = known and DuplicateDetail(ids[index], known.image_id, found.image.content_hash.hex())
+            return _near(found, ids[index]), duplicate
+
+        asking = Asking(lambda worker, _: worker.pipeline.default_for(_TASK), add)
+        answer = ImagesAnswer(images, keep, context, worker.metrics)
+        await answer.run(await open_batch(worker, content.images, wanted, call, asking))
+    answer.log()
+    errors = [
+        ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures(content.names) or ()
+    ]
+    kept = [details for _, details in sorted(answer.converted.items())]
+    document = IngestBatchResponse(
+        **sum_up(answer.totals + Counter(errors=len(errors))),
+        duplicate_details=[duplicate for _, duplicate in kept if duplicate] or None,
+        error_details=errors or None,
+        near_duplicate_details=[near for near, _ in kept if near] or None,
+        image_ids=ids,
+        total_time_ms=round(context.timing.total, 2),
+        request_id=context.request_id,
+    )
+    return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed else 200)
+
+
+_ONE: dict[str, Any] = {"task": _TASK, "scope": "ingest", "also": {_CREATED: "What became of it"}}
+_MANY = _ONE | {"body": describe_images, "takes": "images", "media_types": MEDIA_TYPES}
+ROUTES: list[HTTPRouteHandler] = [
+    own_route(
+        *("/ingest", ingest, IngestResponse, "Its content is indexed already"),
+        kinds=(_IngestParameters,),
+        summary="Add an image to the index",
+        **_ONE,
+    ),
+    own_route(
+        *("/ingest/batch", ingest_batch, IngestBatchResponse, "None was added"),
+        kinds=(_IngestBatchParameters,),
+        summary="Add several images to the index",
+        **_MANY,
+    ),
+]

@@ -1,0 +1,49 @@
+"""Requests of search end in time while the database does not answer."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from app.main import create_app
+from app.search.postgres.engine import PostgresEngine
+from app.settings.schema import Settings
+from tests.api.conftest import write_keys
+from tests.support import SCENE, json, started
+
+WAYS = (
+    ("POST", "/ingest?timeout_ms=300", SCENE),
+    ("POST", "/search/image?timeout_ms=300", SCENE),
+    ("POST", "/v1/vision/face/list?timeout_ms=300", b""),
+    *(("GET", path, b"") for path in ("/persons", "/clusters/stats/global", "/query/duplicates", "/query/stats", "/ingest/jobs")),
+)
+
+
+async def test_every_request_has_a_deadline(search_settings: Settings) -> None:
+    engine = PostgresEngine(search_settings.database_url)
+    async with started(create_app(msgspec.structs.replace(search_settings, timeout_seconds=0.5))) as client:
+        async with engine.as_owner() as connection:
+            await connection.execute("LOCK TABLE models, images, persons, jobs, clusters")
+            async with asyncio.timeout(5):
+                for method, path, body in WAYS:
+                    assert (await client.request(method, path, content=body)).status_code == httpx.codes.GATEWAY_TIMEOUT, path
+        assert json(await client.get("/persons"))["persons"] == []
+    await engine.close()
+
+
+@pytest.mark.parametrize("path", ["/persons", "/query/duplicates/stats"])
+async def test_a_caller_who_lists_leaves_connections_to_others(search_settings: Settings, tmp_path: Path, path: str) -> None:
+    """As one who searches."""
+    file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "search"))
+    engine = PostgresEngine(search_settings.database_url)
+    async with started(create_app(msgspec.structs.replace(search_settings, api_keys_file=file))) as client:
+        one, other = ({"X-API-Key": f"{name}.secret"} for name in ("one", "other"))
+        async with engine.as_owner() as connection:
+            await connection.execute("LOCK TABLE persons, images")
+            slow = [asyncio.create_task(client.get(path, headers=one)) for _ in range(12)]
+            await asyncio.sleep(0.3)
+            assert (await client.get("/clusters/stats/global", headers=other, timeout=2)).status_code == httpx.codes.OK
+        assert {reply.status_code for reply in await asyncio.gather(*slow)} == {httpx.codes.OK}
+    await engine.close()
