@@ -27,6 +27,7 @@ from bench.experiments import (
     stages,
     text,
     tune,
+    vectors,
     versus,
 )
 from bench.experiments.options import Commands
@@ -64,6 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         profile,
         text,
         tune,
+        vectors,
     ):
         experiment.add_to(commands)
     _add_results(commands)

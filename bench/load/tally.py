@@ -38,6 +38,8 @@ class _Answer(msgspec.Struct):
     """Results in DeepStack's interface, instead of detections."""
     results: list["_Answer"] | None = None
     """Results of a batch, instead of detections."""
+    status: Any = None
+    """`success` from routes that are OpenProcessor's, which may have other results."""
     model: Any = None
     """`{"name": ...}` from Nereid; other servers may put anything here."""
 
@@ -166,6 +168,8 @@ class Tally:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         self._model = self._model or answer.model_name
+        if answer.status == "success":
+            return not expected
         results = [answer] if answer.results is None else answer.results
         found = [result.names for result in results]
         return None not in found and expected <= {name for names in found for name in names or ()}

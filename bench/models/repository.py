@@ -20,6 +20,17 @@ CLASSIFIER = "efficientnet_lite0"
 _FOLDER = Path(__file__).parent
 # The tensor between preprocessing and network in a composed model, named in app/zoo/compose.py.
 _PIXELS = "before/pixels"
+_EMBEDDING = """
+name: "embedding"
+backend: "python"
+max_batch_size: 8
+input { name: "image" data_type: TYPE_UINT8 dims: [ 256, 256, 3 ] }
+output { name: "vector" data_type: TYPE_FP32 dims: [ 512 ] }
+instance_group [ { count: 1 kind: KIND_CPU } ]
+parameters { key: "task" value { string_value: "embedding" } }
+parameters { key: "resize" value { string_value: "stretch" } }
+parameters { key: "wait_milliseconds" value { string_value: "%g" } }
+"""
 
 
 def write_models(repository: Path, pulled: Iterable[Path] = ()) -> None:
@@ -55,6 +66,15 @@ def write_waiting(name: str, repository: Path, milliseconds: int, objects: int) 
         text = text.replace(before, after)
     text += f'parameters {{ key: "objects" value {{ string_value: "{objects}" }} }}\n'
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+
+
+def write_embedding(repository: Path, milliseconds: float) -> None:
+    """Write `embedding`, a model that waits so long for a batch and returns vectors in clusters, into a model repository."""
+    version = repository / "embedding" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(_EMBEDDING % milliseconds, encoding="utf-8")
+    shutil.copyfile(_FOLDER / "embedding.py", version / "model.py")
+    shutil.copyfile(_FOLDER / "clusters.py", version / "clusters.py")
 
 
 def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> None:

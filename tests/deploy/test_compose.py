@@ -32,7 +32,14 @@ from tests.deploy.needs import (
 from tests.deploy.test_prometheus import promtool
 from tests.support import ROOT
 
-FILES = ["compose.yaml", "compose.cpu.yaml", "compose.gpus.yaml", "compose.outside.yaml", "compose.models.yaml"]
+FILES = [
+    "compose.yaml",
+    "compose.cpu.yaml",
+    "compose.gpus.yaml",
+    "compose.outside.yaml",
+    "compose.models.yaml",
+    "compose.search.yaml",
+]
 ALONE = FILES[:2]
 """Those that are not overlays of the first one."""
 PROJECTS = {name: read(name) if name in ALONE else read("compose.yaml", name) for name in FILES}

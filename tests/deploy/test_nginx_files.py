@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app import server
 from app.api.admin import ROUTES
-from app.api.application import table_of
+from app.api.application import _MODEL_ROUTES, table_of
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.dialect import load
 from app.api.dialects.kserve import control
@@ -18,6 +18,7 @@ from app.api.reports.health import livez, readyz
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute
 from app.api.routing import ADMIN_ROUTES, routes
+from app.api.search import routes as search
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
 from tests.nginx import SHIPPED, prepare
@@ -25,7 +26,7 @@ from tests.nginx import SHIPPED, prepare
 INSTANCES = 3
 CONTROL = {prefix + path for path in control.paths for prefix in ("", "/kserve")}
 SLASHED = CONTROL | {f"{path}/" for path in CONTROL}
-TABLE = table_of(load(DIALECTS))
+TABLE = table_of(load(DIALECTS), [*_MODEL_ROUTES, *search.MODEL_ROUTES])
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
@@ -59,10 +60,10 @@ def test_the_gateways_own_errors_have_the_same_names() -> None:
 def test_each_path_of_the_table_is_public_with_its_limit() -> None:
     """But for two reports, public below the dialect's name only, and changes of models; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
-    own, several, changes, dialects = patterns[:4]
+    own, several, records, changes, dialects = patterns[:5]
     for path, (handler, *_) in TABLE.paths:
         sample = re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3"))
-        location = next((pattern for pattern in (own, several, dialects) if re.search(pattern, sample)), None)
+        location = next((pattern for pattern in (own, several, records, dialects) if re.search(pattern, sample)), None)
 
         assert (location is None) == (sample in {"/health", "/v1/auth"} or bool(re.search(changes, sample)))
         assert (location == several) == (isinstance(handler, ModelRoute) and handler.takes == "images") or sample == "/predict"
@@ -82,8 +83,8 @@ def test_models_are_changed_at_the_location_that_only_this_machine_has() -> None
 
 EXAMPLES = {"[^/]+": "tiny", "[0-9]+": "3", "(page-assets/tiny)?": "", "/?$": "$", "^/v1/vision/": "^/v1/vision/detection$"}
 OTHERS = {
-    prefix + re.sub(r"\{\w+:str\}", "tiny", path)
-    for handler in (models, model, routes, livez, readyz, *ROUTES, *ADMIN_ROUTES)
+    prefix + re.sub(r"\{\w+:str\}", "tiny", path.replace("{cluster_id:int}", "3"))
+    for handler in (models, model, routes, livez, readyz, *ROUTES, *ADMIN_ROUTES, *search.ROUTES)
     for path in handler.paths
     for prefix in ("", VERSION)
 }

@@ -19,7 +19,7 @@ from bench.harness.processes import ROOT, environment_of
 from bench.harness.triton import link_installation
 from tests.processes import has_ended, wait_for
 
-_START_SECONDS = _STOP_SECONDS = 60.0
+_START_SECONDS, _STOP_SECONDS = 180.0, 60.0
 
 
 class Fleet(NamedTuple):
@@ -37,7 +37,7 @@ class Fleet(NamedTuple):
 
     def instances(self) -> list[psutil.Process]:
         """Return the parents of the workers."""
-        return [child for child in self._children(self.process) if child.name() != "tritonserver"]
+        return [child for child in self._children(self.process) if child.name() not in {"tritonserver", "postgres"}]
 
     def workers(self) -> list[psutil.Process]:
         return [worker for instance in self.instances() for worker in self.workers_of(instance)]
@@ -47,6 +47,10 @@ class Fleet(NamedTuple):
 
     def triton(self) -> psutil.Process | None:
         return next((child for child in self._children(self.process) if child.name() == "tritonserver"), None)
+
+    def database(self) -> psutil.Process | None:
+        """Return the parent of the processes of PostgreSQL."""
+        return next((child for child in self._children(self.process) if child.name() == "postgres"), None)
 
     def stubs(self, model: str = "") -> list[psutil.Process]:
         """Return the processes that run the models, or one of them."""

@@ -126,6 +126,22 @@ async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_pa
     assert refused["summary"] == "The file api_keys of Nereid on 127.0.0.1 is not valid"
 
 
+async def test_a_database_of_search_that_is_away_is_a_page(watched: Watched, tmp_path: Path) -> None:
+    """Detection goes on."""
+    write_short_rules(tmp_path)
+    nobody = f"postgresql://nereid@127.0.0.1:{free_port()}/nereid"
+    settings = {"model": "checksum", "log_level": "warning", "search": "on", "database_url": nobody}
+    with serving(watched.triton, tmp_path, settings=settings) as gateway:
+        targets = {"nereid": gateway.address, "triton": f"127.0.0.1:{watched.triton.settings.triton_ports + 1}"}
+        with running_prometheus(targets, tmp_path, scrape_seconds=SCRAPE_SECONDS, rules=tmp_path) as prometheus:
+            here = Watched(gateway, watched.triton, prometheus)
+            async with asking(gateway, *[_GOOD] * 30, encode(b"", "/query/stats", "GET")) as statuses:
+                said = await here.until_firing("NereidSearchDown")
+
+    assert set(statuses) == {200, 503}
+    assert said["summary"] == "Search on 127.0.0.1 has no database"
+
+
 async def test_a_missing_default_model_is_a_page(watched: Watched, tmp_path: Path) -> None:
     """Triton answers, and nothing counts as a failure; a load balancer asks, and sends no requests."""
     write_short_rules(tmp_path)

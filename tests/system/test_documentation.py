@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -15,6 +15,7 @@ import pytest
 
 from app.host.processes import end_group
 from bench.harness.processes import running
+from tests.postgres import database_home
 from tests.programs import require_program
 from tests.support import ROOT, free_port, triton_home
 from tests.system.documentation import Block, find_blocks, pages, script
@@ -100,8 +101,11 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
     record_property("blocks", (len(run), len(blocks) - len(run)))
     if not run:
         return
-    with _checkout(served, networks["yolo11n"]) as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(_checkout(served, networks["yolo11n"]))
         environ = {**os.environ, **served.environ}
+        if any("--search" in block.code for block in run):  # in a folder that PostgreSQL's user can enter
+            environ["NEREID_DATABASE_HOME"] = str(stack.enter_context(database_home()))
         environ["PATH"] = f"{folder.parent / 'bin'}:{Path(sys.executable).parent}:{environ['PATH']}"
         log = folder.parent / "output"
         with log.open("wb") as output:

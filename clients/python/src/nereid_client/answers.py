@@ -182,6 +182,68 @@ class Analysis(ImageAnswer, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, image=original, ocr=msgspec.structs.replace(self.ocr, boxes=boxes))
 
 
+class NearDuplicate(msgspec.Struct, frozen=True):
+    """What became of an image that is nearly the same as one that was there."""
+
+    group_id: str | None = None
+    similarity: float | None = None
+    matched_image: str | None = None
+
+
+class IngestResult(Answer, frozen=True, kw_only=True):
+    """What was added to the index for an image."""
+
+    status: str
+    """`success`; or `duplicate`, if an image with the same content was there, so that nothing was added."""
+    image_id: str
+    num_detections: int = 0
+    num_faces: int = 0
+    indexed: dict[str, int | bool] | None = None
+    """How many entries it has in each index: `global`, `vehicles`, `people`, `faces`, `ocr`; None for a duplicate."""
+    errors: list[str] | None = None
+    """Why parts were left out."""
+    near_duplicate: NearDuplicate | None = None
+    existing_image_id: str | None = None
+    """Of the image with the same content."""
+    existing_image_path: str | None = None
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """An image that a search has found, or a face in it."""
+
+    image_id: str
+    image_path: str | None
+    score: float
+    """How near it is: up to 1."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    face_id: str | None = None
+    box: Box | None = None
+    """Of the face."""
+    confidence: float | None = None
+    """That it is a face, 0 to 1."""
+    person_id: str | None = None
+    person_name: str | None = None
+    matched_text: str | None = None
+    """The line of text that fits best."""
+    full_text: str | None = None
+
+
+class SearchResult(Answer, frozen=True, kw_only=True):
+    """What a search has found, the best first."""
+
+    results: list[Hit]
+    search_time_ms: float
+    """Of the database alone."""
+
+
+class DeleteResult(msgspec.Struct, frozen=True):
+    """What was deleted with an image."""
+
+    deleted_from: list[str]
+    """The indexes."""
+    total_deleted: int
+
+
 def _scaled(corners: Corners, sent: ImageSize, original: ImageSize) -> Corners:
     scale = original.width / sent.width, original.height / sent.height
     return [round(at * scale[index % 2], 2) for index, at in enumerate(corners)]

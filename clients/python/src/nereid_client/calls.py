@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeGuard, TypeVar
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -14,17 +14,31 @@ import msgspec
 
 from nereid_client.answers import (
     Analysis,
+    DeleteResult,
     EmbedBoxesResult,
     EmbedResult,
     FacesResult,
+    IngestResult,
     OcrResult,
     PredictResult,
+    SearchResult,
     Vector,
     VerifyResult,
 )
 from nereid_client.errors import Problem, ProblemDocument, UnexpectedResponse, address
+from nereid_client.parameters import (
+    AnalyzeParameters,
+    ClassifyParameters,
+    DetectParameters,
+    EmbedParameters,
+    FaceParameters,
+    IngestParameters,
+    OcrParameters,
+    SearchParameters,
+    VerifyParameters,
+)
 from nereid_client.pictures import Image
-from nereid_client.prepare import Prepare, Shrunk, shrink
+from nereid_client.prepare import Shrunk, shrink
 from nereid_client.results import Answer, ClassifyResult, Detection, DetectResult, ImageAnswer, ImageSize, ModelUsed
 
 T = TypeVar("T")
@@ -38,102 +52,15 @@ _OTHER_FIELDS = {"class", "bbox", "num_detections", "status"}
 _STAGE = re.compile(r'(\w+)(?:;desc="[^"]*")?;dur=([\d.]+)')
 
 
-class ImageParameters(TypedDict, total=False):
-    """Parameters of any request. Apart from `prepare`, the gateway has defaults for them, and checks them."""
-
-    timeout_ms: int
-    """Deadline in the gateway, milliseconds."""
-    truncated: Literal["refuse", "allow"]
-    """What becomes of a damaged JPEG."""
-    prepare: Prepare | None
-    """Makes large images smaller before they are sent; boxes, polygons and points still refer to the original."""
-
-
-class Parameters(ImageParameters, total=False):
-    """Parameters of a request that one model answers."""
-
-    model: str
-    version: str
-    confidence: float
-    """Minimum confidence, 0 to 1."""
-
-
-class DetectParameters(Parameters, total=False):
-    """Parameters of a request for detections."""
-
-    classes: str | list[str]
-    """Names or ids of the classes to return: separated by commas, or one by one."""
-    max_detections: int
-    iou: float
-    """Overlap above which only the better of two boxes of a class is returned, 0 to 1."""
-    agnostic: bool
-    """Whether boxes of different classes are compared, too."""
-    boxes: Literal["normalized", "pixel"]
-    """Unit of boxes, polygons and points."""
-    task: Literal["detect", "segment", "pose", "obb"]
-    """What is found beside boxes: nothing, masks, keypoints or oriented boxes; by default nothing."""
-    masks: Literal["polygon", "rle", "png", "none"]
-    """Form of the masks of the task `segment`; with `prepare`, neither `rle` nor `png`."""
-
-
-class ClassifyParameters(Parameters, total=False):
-    """Parameters of a request for classes."""
-
-    top_k: int
-
-
-class OcrParameters(ImageParameters, total=False):
-    """Parameters of a request for text."""
-
-    min_det_score: float
-    """Minimum score of a line, 0 to 1."""
-    min_rec_score: float
-    """Minimum score of the text of a line, 0 to 1."""
-    filter_by_score: bool
-    """Whether lines below `min_rec_score` are left out."""
-
-
-class FaceParameters(ImageParameters, total=False):
-    """Parameters of a request for faces."""
-
-    confidence: float
-    """Minimum score of a face, 0 to 1."""
-
-
-class VerifyParameters(FaceParameters, total=False):
-    """Parameters of a comparison of faces."""
-
-    threshold: float
-    """The similarity of a match, 0 to 1."""
-
-
-class EmbedParameters(ImageParameters, total=False):
-    """Parameters of a request for vectors."""
-
-    model: str
-    version: str
-
-
-class AnalyzeParameters(Parameters, total=False):
-    """Parameters of an analysis; `model`, `version` and `confidence` are those of objects."""
-
-    face_confidence: float
-    """Minimum score of a face, 0 to 1."""
-    include_embedding: bool
-    """Whether the image and each object are described by vectors."""
-    include_face_embeddings: bool
-    enable_ocr: bool
-    """Whether text is read."""
-
-
 class Call(NamedTuple, Generic[T]):
-    """One POST request, and how its response is read."""
+    """One request, and how its response is read."""
 
     path: str
     options: dict[str, Any]
     """Arguments of httpx's `post`."""
     read: Callable[[httpx.Response], T]
     """Returns the result in a response; raises Problem or UnexpectedResponse."""
+    method: str = "POST"
 
 
 def detect(image: Image, parameters: DetectParameters, *, draw: bool) -> Call[DetectResult]:
@@ -225,6 +152,34 @@ def _without(kind: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, An
 def analyze(image: Image, parameters: AnalyzeParameters) -> Call[Analysis]:
     """Make the request for all that is found in one image."""
     return _single("/analyze", image, parameters, Analysis)
+
+
+def ingest(image: Image, metadata: Mapping[str, Any] | None, parameters: IngestParameters) -> Call[IngestResult]:
+    """Make the request that adds an image to the index."""
+    options: dict[str, Any] = {"params": _query(parameters), "files": {"image": _part(image, _load(image, parameters)[0])}}
+    if metadata is not None:
+        options["data"] = {"metadata": json.dumps(metadata)}
+    return Call("/ingest", options, partial(_read, IngestResult))
+
+
+def search_image(image: Image, parameters: SearchParameters) -> Call[SearchResult]:
+    """Make the request for images like one."""
+    return _single("/search/image", image, parameters, SearchResult)
+
+
+def search_faces(image: Image, parameters: SearchParameters) -> Call[SearchResult]:
+    """Make the request for faces like the largest one in an image."""
+    return _single("/faces/search", image, parameters, SearchResult)
+
+
+def search_text(text: str, parameters: SearchParameters) -> Call[SearchResult]:
+    """Make the request for images with these words in them."""
+    return Call("/search/ocr", {"params": {**parameters, "text": text}}, partial(_read, SearchResult))
+
+
+def delete_image(image_id: str) -> Call[DeleteResult]:
+    """Make the request that deletes an image from the index."""
+    return Call(f"/query/image/{quote(image_id, safe='')}", {}, partial(_decode, kind=DeleteResult), "DELETE")
 
 
 def _single(path: str, image: Image, parameters: Mapping[str, Any], kind: type[A]) -> Call[A]:

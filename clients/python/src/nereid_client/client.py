@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Self, TypeVar, Unpack
@@ -14,25 +14,30 @@ import httpx
 from nereid_client import calls
 from nereid_client.answers import (
     Analysis,
+    DeleteResult,
     EmbedBoxesResult,
     EmbedResult,
     FacesResult,
+    IngestResult,
     OcrResult,
     PredictResult,
+    SearchResult,
     Vector,
     VerifyResult,
 )
-from nereid_client.calls import (
+from nereid_client.calls import Call
+from nereid_client.errors import InvalidKey, NereidError, Problem
+from nereid_client.parameters import (
     AnalyzeParameters,
-    Call,
     ClassifyParameters,
     DetectParameters,
     EmbedParameters,
     FaceParameters,
+    IngestParameters,
     OcrParameters,
+    SearchParameters,
     VerifyParameters,
 )
-from nereid_client.errors import InvalidKey, NereidError, Problem
 from nereid_client.pictures import Image
 from nereid_client.results import ClassifyResult, DetectResult
 from nereid_client.retries import Attempts, Retries
@@ -116,6 +121,28 @@ class Client:
         """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
         return [found for call in calls.embed_batches(images, parameters) for found in self._send(call)]
 
+    def ingest(
+        self, image: Image, *, metadata: Mapping[str, Any] | None = None, **parameters: Unpack[IngestParameters]
+    ) -> IngestResult:
+        """Add an image to the index, with all that is found in it; the same one twice is there once."""
+        return self._send(calls.ingest(image, metadata, parameters))
+
+    def search_image(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the images in the index that are like this one."""
+        return self._send(calls.search_image(image, parameters))
+
+    def search_text(self, text: str, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the images in the index that have these words in them."""
+        return self._send(calls.search_text(text, parameters))
+
+    def search_faces(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the faces in the index that are like the largest one in this image."""
+        return self._send(calls.search_faces(image, parameters))
+
+    def delete_image(self, image_id: str) -> DeleteResult:
+        """Delete an image from the index, with its objects, faces and text."""
+        return self._send(calls.delete_image(image_id))
+
     def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
         """Ask a model with objects, or a cascade, about an image."""
         return self._send(calls.predict(name, image, parameters))
@@ -147,7 +174,7 @@ class Client:
         attempts = Attempts(self._retries)
         while True:
             try:
-                return call.read(self._http.post(call.path, **call.options))
+                return call.read(self._http.request(call.method, call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
                 time.sleep(attempts.pause_after(error))
 
@@ -211,6 +238,28 @@ class AsyncClient:
         """Describe images by vectors, up to 64 in one request; return a vector or a problem for each, in their order."""
         return await self._send_each(calls.embed_batches(images, parameters))
 
+    async def ingest(
+        self, image: Image, *, metadata: Mapping[str, Any] | None = None, **parameters: Unpack[IngestParameters]
+    ) -> IngestResult:
+        """Add an image to the index, with all that is found in it; the same one twice is there once."""
+        return await self._send(await asyncio.to_thread(calls.ingest, image, metadata, parameters))
+
+    async def search_image(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the images in the index that are like this one."""
+        return await self._send(await asyncio.to_thread(calls.search_image, image, parameters))
+
+    async def search_text(self, text: str, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the images in the index that have these words in them."""
+        return await self._send(calls.search_text(text, parameters))
+
+    async def search_faces(self, image: Image, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Find the faces in the index that are like the largest one in this image."""
+        return await self._send(await asyncio.to_thread(calls.search_faces, image, parameters))
+
+    async def delete_image(self, image_id: str) -> DeleteResult:
+        """Delete an image from the index, with its objects, faces and text."""
+        return await self._send(calls.delete_image(image_id))
+
     async def predict(self, name: str, image: Image, **parameters: Unpack[DetectParameters]) -> PredictResult:
         """Ask a model with objects, or a cascade, about an image."""
         return await self._send(await asyncio.to_thread(calls.predict, name, image, parameters))
@@ -255,7 +304,7 @@ class AsyncClient:
         attempts = Attempts(self._retries)
         while True:
             try:
-                return call.read(await self._http.post(call.path, **call.options))
+                return call.read(await self._http.request(call.method, call.path, **call.options))
             except (httpx.RequestError, Problem) as error:
                 await asyncio.sleep(attempts.pause_after(error))
 

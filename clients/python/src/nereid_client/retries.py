@@ -15,7 +15,7 @@ _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 
 
 class Retries(msgspec.Struct, frozen=True, kw_only=True):
-    """How often, and for how long, a request is repeated after 429, 503 or a broken connection. Detection is safe to repeat."""
+    """How often, and for how long, a request is repeated after 429, 503 or a broken connection. All are safe to repeat."""
 
     attempts: int = 8
     """Maximum number of requests, including the first one."""
