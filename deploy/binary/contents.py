@@ -177,6 +177,7 @@ def data_files() -> list[tuple[str, str]]:
         "app/embedded/requirements.txt",
         f"app/embedded/{BACKEND.name}",
         *(f"app/{module}" for module in MODULES),
+        "app/search/postgres/migrations/*.sql",
         "app/zoo/published/*",
         "tests/images/*.jpg",
     ):

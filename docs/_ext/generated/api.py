@@ -12,7 +12,7 @@ from generated.markdown import define, type_of
 from tests.tools import openapi
 
 _PROBLEM = "application/problem+json"
-_OWN_PAGE = {"GpuDevice", "GpuHealth", "Health", "LimitsInForce", "ReadinessReport", "ServerHealth", "State"}
+_OWN_PAGE = {"GpuDevice", "GpuHealth", "Health", "LimitsInForce", "ReadinessReport", "SearchHealth", "ServerHealth", "State"}
 """Schemas that another page describes."""
 
 _ANCHOR = str.maketrans(" ", "-", "/{}")

@@ -12,6 +12,8 @@ _SECTIONS = {
     "model": "Models and Triton",
     "timeout_seconds": "Limits",
     "log_level": "Log, page and other interfaces",
+    "search": "Search",
+    "tracing": "Traces",
 }
 """Titles of sections, by their first setting."""
 
