@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from app.errors import DeadlinePassed, SearchUnavailable
 from app.pipeline.call import CallContext
-from app.search.engine import SearchEngine
+from app.search.engine import Family, SearchEngine
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import SEARCH
 
@@ -27,6 +27,7 @@ class Database:
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._checking = asyncio.Lock()
         self._checked: tuple[float, str | None] = -_CHECK_SECONDS, None
+        self._active: dict[Family, tuple[float, str]] = {}
 
     @asynccontextmanager
     async def asking(self, call: CallContext) -> AsyncIterator[SearchEngine]:
@@ -40,6 +41,16 @@ class Database:
         except TimeoutError:
             raise DeadlinePassed(_LATE) from None
         call.timing.lap(SEARCH)
+
+    async def active_model(self, family: Family, call: CallContext) -> str | None:
+        """Return the model that is searched, as it was at most a second ago: after a change, questions get 503 for so long."""
+        read_at, model = self._active.get(family, (-_CHECK_SECONDS, None))
+        if model is None or monotonic() - read_at >= _CHECK_SECONDS:
+            async with self.asking(call) as engine:
+                model = (await engine.models(family)).active
+            if model is not None:
+                self._active[family] = monotonic(), model
+        return model
 
     async def why_unusable(self) -> str | None:
         """Return why the engine does not answer, None if it does; what is returned is at most a second old."""

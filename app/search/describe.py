@@ -100,9 +100,7 @@ class Describer:
 
     async def among_images(self, text: Embedding, call: CallContext) -> Vector:
         """Return the vector of a text as one of the images' model; raise UnsupportedModel if they cannot be compared."""
-        async with self.database.asking(call) as engine:
-            active = (await engine.models("image")).active
-        if active is None:
+        if (active := await self.database.active_model("image", call)) is None:
             return Vector(text.vector, "")
         dimensions = (await self._spec(active, call)).expect_head(EmbeddingHead).dimensions
         if dimensions != len(text.vector):
@@ -175,8 +173,7 @@ class Describer:
         return await self._spec(self._default_model(family), call)
 
     async def _model(self, family: Family, call: CallContext) -> str:
-        async with self.database.asking(call) as engine:
-            return (await engine.models(family)).active or self._default_model(family)
+        return await self.database.active_model(family, call) or self._default_model(family)
 
     def _default_model(self, family: Family) -> str:
         if family == "face":

@@ -26,8 +26,8 @@ from tests.support import ROOT, free_port, sample_image
 from tests.support import json as json_of
 
 SAMPLES = ("chelsea.jpg", "coffee.jpg", "astronaut.jpg")
-API_BYTES = 450_000_000
-EMBEDDED_BYTES = 1_020_000_000
+API_BYTES = 470_000_000
+EMBEDDED_BYTES = 1_040_000_000
 
 packages = pytest.mark.packages
 pytestmark = pytest.mark.timeout(1800)

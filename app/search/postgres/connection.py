@@ -30,7 +30,6 @@ _SETTINGS = {
     "jit": "off",
     "plan_cache_mode": "force_custom_plan",
     "hnsw.iterative_scan": "relaxed_order",  # see `vectors.nearest`
-    "hnsw.ef_search": "100",
     "hnsw.max_scan_tuples": "40000",
     "hnsw.scan_mem_multiplier": "8",
 }

@@ -184,16 +184,16 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
             await connection.executemany(_INSERT.format(n=table.number), rows)
 
 
-async def is_small(connection: Connection, table: Table, index: VectorIndex) -> bool:
+async def is_small(connection: Connection, table: Table, index: VectorIndex, *, is_filtered: bool = False) -> bool:
     """Return whether the tenant has so few vectors that all are compared; for more, the transaction walks the index.
 
     What the planner knows of filters does not get through row-level security: it would sort half a table.
     """
     row = await connection.fetchrow(
-        "SELECT set_config('enable_sort', 'off', true),"
+        f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if is_filtered else 64}', true),"
         f" (SELECT count(*) FROM (SELECT FROM vectors_{table.number} WHERE index = '{index}' LIMIT {_SMALL + 1}) few)"
     )
-    return int(row[1]) <= _SMALL
+    return int(row[2]) <= _SMALL
 
 
 async def nearest(  # noqa: PLR0913 - the parts of a question
@@ -213,7 +213,7 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
     ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
     rows: Sequence[Any] = ()
-    for order, limit in ways[await is_small(connection, table, index) :]:
+    for order, limit in ways[await is_small(connection, table, index, is_filtered=bool(where)) :]:
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
             f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"
