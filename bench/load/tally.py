@@ -168,8 +168,8 @@ class Tally:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         self._model = self._model or answer.model_name
-        if answer.status == "success":
-            return not expected
+        if answer.status == "success" and not expected:
+            return True
         results = [answer] if answer.results is None else answer.results
         found = [result.names for result in results]
         return None not in found and expected <= {name for names in found for name in names or ()}
