@@ -100,7 +100,7 @@ image *args:
 test *args:
     @python -m pytest -n 2 --dist loadfile {{ args }}
 
-# Run the tests with real servers, restarts and real time; nginx, Prometheus, Chromium and Graphviz must be installed
+# Run the tests with real servers, restarts and real time, and those of the bench; nginx, Prometheus, Chromium and Graphviz must be installed
 [group('develop')]
 test-system *args:
     @python -m pytest -n 2 --dist loadfile -m system -o timeout=600 -o faulthandler_timeout=660 {{ args }}
@@ -116,7 +116,7 @@ coverage *args:
 # Change the code in thirty small wrong ways, and see which the tests notice
 [group('develop')]
 mutants:
-    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients' --cov=app --cov-context=test --cov-report=
+    @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=
     @python -m tests.tools.mutants
 
 # Serve, detect and stop once: a quick check of another Python or machine
@@ -132,12 +132,12 @@ faults *args:
 # Build the wheel, the one file and the container images, and run them where nothing else is installed; needs root, buildah, debootstrap, nginx and iproute2
 [group('develop')]
 packages *args:
-    @python -m pytest -m packages -o timeout=3000 -o faulthandler_timeout=3060 tests/deploy {{ args }}
+    @python -m pytest -m packages -o timeout=3000 -o faulthandler_timeout=3060 {{ args }}
 
 # Let processes die and clients leave for about 16 minutes, and look for losses, wrong answers and leaks; nginx must be installed
 [group('develop')]
 soak *args:
-    @python -m pytest -m soak -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 tests/faults {{ args }}
+    @python -m pytest -m soak -p no:randomly -o timeout=1800 -o faulthandler_timeout=1860 {{ args }}
 
 # Run the programs that call detectors, each in an environment of its own, against a served gateway; nginx and haproxy must be installed; --record renews docs/reference/clients.md
 [group('develop')]
@@ -149,7 +149,7 @@ clients *args:
 raise-clients: (_lock-clients "--upgrade")
     {{ just_executable() }} --justfile {{ justfile() }} clients --record
 
-# Everything that must pass before a commit: format, lint, types, import contracts, tests
+# Everything that must pass before a commit: format, lint, types, import contracts, texts, tests
 [group('develop')]
 check: lint test
 
@@ -163,13 +163,14 @@ openapi:
 rules:
     @python -m tests.tools.kubernetes_rules
 
-# Check format, lint rules, types and import contracts
+# Check format, lint rules, types and import contracts, and documentation and files for deployment against the code
 [group('develop')]
 lint:
     ruff format --check .
     ruff check .
     mypy
     lint-imports
+    python -m pytest -q -n 2 --dist loadfile -m texts
 
 # Format the code, and fix what can be fixed automatically
 [group('develop')]

@@ -3,8 +3,10 @@
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -50,6 +52,18 @@ SKIPS_UNDER_CI = (
     "the published network of",  # some can only be downloaded with it
 )
 
+# The group of the tests in a folder that are not marked otherwise. Those of other folders belong to `./just test`.
+GROUPS = {
+    "bench": "system",
+    "callers": "clients",
+    "deploy": "texts",
+    "docs": "texts",
+    "faults": "faults",
+    "system": "system",
+}
+MARKS = {"system", "faults", "packages", "soak", "clients", "texts"}
+
+_TESTS = Path(__file__).parent
 _RUN = pytest.StashKey[Run]()
 
 # The same examples in each run: what has passed passes again. Fuzzing beyond them is one of the longer runs.
@@ -61,6 +75,42 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.stash[_RUN] = Run()
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the reference; the embedded Triton has it anyway
+
+
+def group_of(path: Path) -> str:
+    return GROUPS.get(path.relative_to(_TESTS).parts[0], "")
+
+
+@cache
+def groups_in(path: Path) -> set[str]:
+    """Return the groups of the tests of a file as its text names them: it is not imported."""
+    text = path.read_text(encoding="utf-8")
+    mark = rf"\bmark\.({'|'.join(MARKS)})\b"
+    if of_all := re.search(rf"^pytestmark = .*{mark}", text, re.MULTILINE):
+        return {of_all[1]}
+    return {group_of(path), *re.findall(mark, text)}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files that have no test of the group that is run; those that the command line names are imported anyway."""
+    group = config.option.markexpr
+    if group == config.getini("addopts")[-1]:
+        group = ""
+    elif group not in MARKS:
+        return None
+    if collection_path.is_dir():
+        return None if any(group in groups_in(path) for path in collection_path.rglob("test_*.py")) else True
+    return None if not collection_path.match("test_*.py") or group in groups_in(collection_path) else True
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        marks = MARKS & {mark.name for mark in item.iter_markers()}
+        if not marks <= groups_in(item.path):
+            raise pytest.UsageError(f"{item.nodeid} has a mark that its file does not show, or that differs from its `pytestmark`")
+        if not marks and (group := group_of(item.path)):
+            item.add_marker(group)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -42,8 +43,9 @@ class Run:
         return sorted(named)
 
     def _named(self) -> set[str]:
-        new = _named_files() - self._before
-        files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")} | new - _mapped_files()
+        files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")}
+        if new := _named_files() - self._before:
+            files |= {path for path in new - _used_files() if not _is_of_others(path)}
         files = {path for path in files if not _is_locked(path)}  # of another Triton on this machine
         return {f"file {path}" for path in files} | {
             f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
@@ -97,13 +99,21 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _mapped_files() -> set[Path]:
-    """List the files in shared memory that a living process uses, such as a gateway that runs beside the tests."""
-    found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+def _is_of_others(path: Path) -> bool:
+    """Return whether a network of the kernel is named after another living process, such as other tests."""
+    named = re.fullmatch(r"/run/netns/nereid-(\d+)-.*", str(path))
+    return named is not None and int(named[1]) != os.getpid() and psutil.pid_exists(int(named[1]))
+
+
+def _used_files() -> set[Path]:
+    """List what other living processes use, such as a bench beside the tests: files in shared memory, and folders of open files."""
+    found: set[Path] = set()
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+            found |= {Path(line[line.index("/") :]) for line in lines if str(SHM) in line}
+            if process.name != str(os.getpid()):
+                found |= {folder for file in (process / "fd").iterdir() for folder in file.readlink().parents}
         except OSError:  # ended, or another user's
             continue
-        found |= {Path(line[line.index("/") :]) for line in lines if str(SHM) in line}
     return found

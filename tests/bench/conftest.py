@@ -12,14 +12,6 @@ from bench.harness.triton import Triton, embedded_triton, fixture_triton
 from bench.models.repository import write_fixture
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the bench's tests that need a Triton as `system`."""
-    for item in items:
-        if {"fixtures", "reloadable"} & {*getattr(item, "fixturenames", ())}:
-            item.add_marker(pytest.mark.system)
-
-
 @pytest.fixture
 def short_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the waits around a burst, and the search for the peak before it."""

@@ -1,4 +1,4 @@
-"""All tests of this folder are `clients`; the gateway that they call, and the table of what was done with which version."""
+"""The gateway that the clients call, and the table of what was done with which version."""
 
 import hashlib
 import os
@@ -31,13 +31,6 @@ PATIENCE_SECONDS = 60
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="write the table into the documentation, if all tests pass")
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.clients)
 
 
 @pytest.fixture(autouse=True)

@@ -139,13 +139,18 @@ class Builder:
             require_program(program, program)
         self._folder = folder
         storage = folder / "storage.conf"
-        storage.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n', encoding="utf-8")
+        storage.write_text(f'[storage]\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n', encoding="utf-8")
         self._environ = {
             **os.environ,
             "BUILDER": "buildah",
             "BUILDAH_ISOLATION": "chroot",
             "CONTAINERS_STORAGE_CONF": str(storage),
         }
+        driver = self.run("buildah", "info", "--format={{.store.GraphDriverName}}").strip()
+        with storage.open("a", encoding="utf-8") as file:
+            file.write(f'driver = "{driver}"\n')
+        # Both images begin with the same layers. Where there is no overlay, a layer is a copy of all below it.
+        self._environ["BUILDAH_LAYERS"] = str(driver == "overlay").lower()
 
     def run(self, *command: str | Path) -> str:
         done = subprocess.run(command, env=self._environ, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from app.embedded.launch import shm_prefix
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
@@ -90,7 +91,6 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         probe: Path that answers when it can be used.
         settings: Environment variables.
     """
-    before = shared_files()
     environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings})
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
@@ -101,17 +101,12 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         yield process
         wait_until_gone(family)
         assert not list(folder.glob("_MEI*"))
-        wait_for(lambda: shared_files() <= before)
+        wait_for(lambda: not [path for one in family for path in SHM.glob(f"nereid-{one.pid}-*")])
     finally:
         for left in family:
             with suppress(psutil.NoSuchProcess):
                 left.kill()
         process.wait()
-
-
-def shared_files() -> set[Path]:
-    """List the files in shared memory, without the folders of Triton's sockets, which stay."""
-    return {path for path in SHM.glob("nereid*") if not path.is_dir()}
 
 
 def is_ok(url: str) -> bool:
@@ -286,4 +281,6 @@ def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: E
         stop(process)
 
     assert seen.read_text(encoding="ascii") == "/usr/lib/own\n"
-    assert list(Settings(triton_home=str(home)).triton_folder.iterdir()) == []  # Triton was stopped in order
+    settings_of_triton = Settings(triton_home=str(home))
+    assert list(settings_of_triton.triton_folder.iterdir()) == []  # Triton was stopped in order
+    assert not list(SHM.glob(f"{shm_prefix(settings_of_triton)}*"))

@@ -247,6 +247,7 @@ def test_only_the_gateway_can_reach_others_if_it_shall() -> None:
     assert {name for name in can_reach if "outside" in OUTSIDE[name]["networks"]} == set(INSTANCES)
 
 
+@pytest.mark.system
 def test_prometheus_takes_its_configuration() -> None:
     assert "2 rule files found" in promtool("check", "config", "--lint-fatal", "prometheus.compose.yml")
 

@@ -45,6 +45,7 @@ def test_prometheus_has_what_the_adapter_asks_for() -> None:
     assert used <= known
 
 
+@pytest.mark.system
 def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
     """One of three models is full, two are idle; waiting images are added up. Promtool runs the queries."""
     queries = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
@@ -67,6 +68,7 @@ def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> N
     assert "SUCCESS" in promtool("test", "rules", "test.yml", folder=tmp_path)
 
 
+@pytest.mark.system
 def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
     """By the names of their ports; Debian's promtool knows no discovery in Kubernetes, so that fixed targets take its place."""
     config = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")

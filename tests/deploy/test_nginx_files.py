@@ -122,6 +122,7 @@ def test_nginx_closes_idle_connections_before_the_gateway_does() -> None:
     assert seconds("keepalive_timeout", text) * 1000 < server._HEADER_MILLISECONDS  # noqa: SLF001
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "servers", [["unix:/run/nereid-1.sock"] * INSTANCES, ["127.0.0.1:1"] * INSTANCES], ids=["sockets", "ports"]
 )

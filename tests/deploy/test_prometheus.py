@@ -29,6 +29,7 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 def test_the_configuration_is_valid() -> None:
     shown = promtool("check", "config", "--lint-fatal", CONFIG.name)
 

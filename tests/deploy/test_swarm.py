@@ -58,6 +58,7 @@ def essence(service: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.system
 def test_docker_accepts_the_file_and_ignores_nothing() -> None:
     """Its command line checks a stack, and names what it does not support, before it looks for an engine."""
     nowhere = "unix:///nowhere/docker.sock"
@@ -156,6 +157,7 @@ def test_nginx_asks_for_the_instances() -> None:
     assert int(valid) < SETTINGS.drain_delay_seconds
 
 
+@pytest.mark.system
 def test_prometheus_finds_all_tasks() -> None:
     shown = promtool("check", "config", "--lint-fatal", "--syntax-only", "prometheus.swarm.yml")
     jobs = {job["job_name"]: job["dns_sd_configs"][0] for job in load(DEPLOY / "prometheus/prometheus.swarm.yml")["scrape_configs"]}

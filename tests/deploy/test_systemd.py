@@ -46,6 +46,7 @@ def analyze(*arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("unit", "drop_ins"), [*((unit, []) for unit in UNITS), ("tritonserver@.service", [MODELS])])
 def test_the_unit_is_valid(unit: str, drop_ins: list[str], tmp_path: Path) -> None:
     program = tmp_path / "program"
@@ -60,6 +61,7 @@ def test_the_unit_is_valid(unit: str, drop_ins: list[str], tmp_path: Path) -> No
     assert analyze("verify", "--man=no", tmp_path / unit) == ""
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_unit_can_do_little(unit: str) -> None:
     shown = analyze("security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", DEPLOY / "systemd" / unit)

@@ -9,6 +9,8 @@ from app.embedded.install import install, libpython_folder
 from tests.deploy.needs import DEPLOY
 from tests.support import ROOT
 
+pytestmark = pytest.mark.system
+
 FILES = ["compose.yaml", "systemd/tritonserver@.service", "kubernetes/sidecar/triton.yaml", "kubernetes/separate/triton.yaml"]
 NEWER = {"allow-client-shm"}
 """Known to 2.69 and later."""

@@ -27,14 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FIGURES] = []
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is not marked otherwise is `faults`: it asserts times, memory or throughput, or takes long."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not {"system", "soak"} & {mark.name for mark in item.iter_markers()}:
-            item.add_marker(pytest.mark.faults)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     figures = config.stash[_FIGURES]
     if not figures:

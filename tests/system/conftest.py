@@ -1,7 +1,6 @@
-"""All tests of this folder are `system`; fixtures of modules whose Triton has the settings of their fixture `own`."""
+"""Fixtures of modules whose Triton has the settings of their fixture `own`."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -11,13 +10,6 @@ from app.main import create_app
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from tests.support import started
-
-
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.system)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

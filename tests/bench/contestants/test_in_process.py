@@ -17,7 +17,6 @@ from bench.load.images import SAMPLE_FOLDER, Sample, classifier_samples, coco_sa
 from tests.bench.support import needs_reference
 
 
-@pytest.mark.system
 @needs_reference
 @pytest.mark.parametrize(
     ("model", "path", "samples"),

@@ -14,7 +14,7 @@ from bench.load.driver import run
 from bench.load.images import SAMPLE_FOLDER, unlabelled_samples
 from tests.bench.support import needs_reference
 
-pytestmark = [needs_reference, pytest.mark.system]
+pytestmark = needs_reference
 
 
 @pytest.mark.parametrize(("name", "model"), [("reference", "null_fp32"), ("reference_uint8", "null")])

@@ -16,7 +16,6 @@ def test_a_batch_is_compared_with_the_longer_of_decoding_and_model() -> None:
     assert Round(20, 12, 90, 100, 250).throughput_ratio == pytest.approx(2.5)
 
 
-@pytest.mark.system
 def test_rounds_and_medians_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     folder: Path = SAMPLE_FOLDER
     assert main(["batch", "--rounds", "1", "--seconds", "0.5", "--workers", "1", "--images", str(folder)]) == 0

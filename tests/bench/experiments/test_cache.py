@@ -10,7 +10,6 @@ HITS = [f"{where}{model}" for where in (IN_MEMORY, IN_REDIS) for model in ("", O
 INFERENCES = ["inference, nereid_shm", "inference, nereid_file"]
 
 
-@pytest.mark.system
 def test_hits_are_measured_and_not_inferences(capsys: pytest.CaptureFixture[str]) -> None:
     require_program("redis-server", "redis-server")
     assert main(["cache", "--seconds", "1", "--rounds", "1"]) == 0

@@ -5,7 +5,6 @@ import pytest
 from bench.__main__ import main
 
 
-@pytest.mark.system
 def test_a_cascade_is_measured_beside_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cascade", "--rounds", "1"]) == 0
     *_, head, _, large_cpu, large_wall, cpu, wall, note = capsys.readouterr().out.splitlines()

@@ -19,7 +19,6 @@ def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
     assert one.split() == ["one", "100", "120", "20", "(20..20)", "-10", "(-10..-10)"]
 
 
-@pytest.mark.system
 def test_every_dialect_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a real gateway and a real Triton; the others are left out, as is a model that has not been pulled."""
     monkeypatch.setattr(dialects, "loadable_models", lambda _: set())

@@ -32,7 +32,6 @@ def test_an_unknown_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no row nothing" in capsys.readouterr().err
 
 
-@pytest.mark.system
 def test_rows_go_from_the_command_line_to_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a real gateway, here of another checkout, and a real Triton; a wrong key gets only 401."""
     monkeypatch.setattr("bench.experiments.fair._LEAD_SECONDS", 0.5)
@@ -48,7 +47,6 @@ def test_rows_go_from_the_command_line_to_the_table(monkeypatch: pytest.MonkeyPa
     assert "200" not in wrong.partition(";")[0]
 
 
-@pytest.mark.system
 def test_equal_callers_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fair", "--callers", "3", "--seconds", "1", "--workers", "1"]) == 0
 

@@ -8,7 +8,6 @@ from bench.__main__ import main
 from bench.load.images import SAMPLE_FOLDER
 
 
-@pytest.mark.system
 def test_nereid_is_compared_with_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
     """HTTP alone is measured as fast as it can, and again at the rate of each server."""
     options = ["--seconds", "0.5", "--clients", "2", "--workers", "1", "--images", str(SAMPLE_FOLDER)]

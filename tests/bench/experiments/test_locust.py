@@ -45,7 +45,6 @@ def test_failed_requests_make_the_command_fail(
     assert f"{failures} of 2" in capsys.readouterr().out
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
     """Whether or not a server runs: each request fails, and is counted and named."""
@@ -56,7 +55,6 @@ def test_locust_accepts_the_file_and_the_options() -> None:
     assert b"POST /classify: [Errno 111] Connection refused" in done.stderr
 
 
-@pytest.mark.system
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_does_not_follow_a_redirect() -> None:
     """It would take the load to a host for which nobody was asked."""

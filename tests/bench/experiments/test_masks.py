@@ -6,7 +6,6 @@ from bench.__main__ import main
 from bench.experiments.masks import FORMATS
 
 
-@pytest.mark.system
 def test_each_form_of_masks_gets_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     """The first is the measure of the others; each response has the masks that it asks for, which the experiment checks itself."""
     assert main(["masks", "--seconds", "0.3", "--rounds", "1"]) == 0

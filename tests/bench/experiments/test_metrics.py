@@ -7,7 +7,6 @@ import pytest
 from bench.__main__ import main
 
 
-@pytest.mark.system
 def test_request_and_scrape_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metrics", "--rounds", "2"]) == 0
 

@@ -38,7 +38,6 @@ def test_overload_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys:
     assert overload_text(runs) in capsys.readouterr().out
 
 
-@pytest.mark.system
 def test_a_server_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The other one is measured all the same, here at a multiple of a peak that was given."""
     (tmp_path / "app").mkdir()

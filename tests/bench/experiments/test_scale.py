@@ -47,7 +47,6 @@ def test_a_scaling_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys
     assert scaling_text(scaling) in capsys.readouterr().out
 
 
-@pytest.mark.system
 def test_what_was_complete_is_kept_after_a_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,6 @@ from bench.__main__ import main
 from bench.load.images import SAMPLE_FOLDER
 
 
-@pytest.mark.system
 def test_a_shadow_is_measured_beside_an_a_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--seconds", "1", "--rounds", "1", "--workers", "1", "--images", str(SAMPLE_FOLDER), "--share", "1"]
 

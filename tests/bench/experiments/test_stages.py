@@ -53,7 +53,6 @@ def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) ->
     assert spent.images > 32
 
 
-@pytest.mark.system
 def test_only_the_steps_asked_for_run(files: Path) -> None:
     """Several processes run at the same time, and no Triton is needed for the image's own steps."""
     spent = spend("nereid", files, 0.05, processes=2, steps=IMAGE_STEPS)

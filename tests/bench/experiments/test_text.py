@@ -38,7 +38,6 @@ def test_lines_and_boxes_are_compared_by_kind_of_picture_and_in_total() -> None:
     assert (total.kind, total.lines, total.errors, len(total.ious)) == ("all", 3, 5, 3)
 
 
-@pytest.mark.system
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not RAPIDOCR.is_installed(), reason=RAPIDOCR.missing)
 @pytest.mark.skipif(

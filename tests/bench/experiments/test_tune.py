@@ -79,7 +79,6 @@ def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Setti
     assert control.read() == before
 
 
-@pytest.mark.system
 def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
     """Neither the embedded Triton nor the API outlives it, and the config is as it was."""
     file = repository / MODEL / "config.pbtxt"

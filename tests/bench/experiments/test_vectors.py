@@ -5,7 +5,6 @@ import pytest
 from bench.__main__ import main
 
 
-@pytest.mark.system
 def test_search_is_measured_beside_an_exact_search_and_a_vector_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--vectors", "2000", "--rounds", "1", "--seconds", "1"]) == 0
 

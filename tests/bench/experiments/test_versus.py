@@ -53,7 +53,6 @@ def test_a_folder_that_is_not_a_checkout_is_rejected(command: str, tmp_path: Pat
     assert capsys.readouterr().err == f"{tmp_path} is not a checkout of this project: it has no app/__main__.py\n"
 
 
-@pytest.mark.system
 def test_a_contest_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another checkout takes part beside today's; what is printed and what is saved agree."""
     file = tmp_path / "out.json"

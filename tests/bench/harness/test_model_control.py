@@ -35,7 +35,6 @@ def test_what_triton_cannot_load_leaves_the_model_as_it_is(reloadable: Settings)
     assert control.read() == before
 
 
-@pytest.mark.system
 def test_a_triton_that_may_not_be_told_is_one_line(tmp_path: Path) -> None:
     """Such as one with TCP ports."""
     write_fixture("wait_20", tmp_path)

@@ -14,7 +14,6 @@ from bench.models.clusters import CLUSTERS, make_vector
 from bench.models.repository import write_embedding
 
 
-@pytest.mark.system
 async def test_its_vector_is_that_of_the_pixels(tmp_path: Path) -> None:
     """So that a test which knows the pixels knows the vector."""
     write_embedding(tmp_path, 1)

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from bench.experiments.stages import spend
 from bench.harness.counters import read_counters
 from bench.harness.triton import Triton
 from tests.bench.support import needs_reference
 from tests.support import IMAGES
 
-pytestmark = [needs_reference, pytest.mark.system]
+pytestmark = needs_reference
 
 
 def test_with_a_triton_its_client_and_framework_are_steps(fixtures: Triton, tmp_path: Path) -> None:
