@@ -1,53 +1,110 @@
 """The script that sets the project up, as far as it gets without a network, and recipes without what they need."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+
+import pytest
 
 from tests.support import ROOT
 
+JUST = Path(sys.executable).with_name("just")
 
-def test_first_start_without_a_network_is_one_line(tmp_path: Path) -> None:
-    """Pip reports it in many lines, the last of which says that there is no such package. The folder's name contains a space."""
+Lines = list[str]
+Run = Callable[..., tuple[int, Lines, Lines]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run `./just` or `just` in a fresh copy; return its exit code, and the lines of its output and errors.
+
+    The environment that it makes has only the given programs, which are shell scripts.
+    """
     clone = tmp_path / "a clone"
     shutil.copytree(ROOT / "requirements", clone / "requirements")
     (clone / "clients" / "python").mkdir(parents=True)
     shutil.copy(ROOT / "clients" / "python" / "pyproject.toml", clone / "clients" / "python")
     for name in ("just", "justfile"):
         shutil.copy(ROOT / name, clone)
-    # Instead of an environment, whose pip takes seconds to install, one with the pip of this Python.
-    pip = f'exec "{sys.executable}" -m pip "$@"'
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!/bin/sh\n[ \"$*\" = '-m venv --clear .venv' ] || exec '{sys.executable}' \"$@\"\n"
-        f"mkdir -p .venv/bin; echo '{pip}' > .venv/bin/pip; chmod +x .venv/bin/pip\n",
-        encoding="utf-8",
+    python, programs = tmp_path / "python", tmp_path / "programs"
+    programs.mkdir()
+    _write_script(
+        python, f"[ \"$*\" = '-m venv --clear .venv' ] || exec '{sys.executable}' \"$@\"\nmkdir .venv; cp -r '{programs}' .venv/bin"
     )
-    python.chmod(0o755)
-    environ = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
-        "PYTHON": str(python),
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_INDEX_URL": "http://127.0.0.1:1/",
-        "PIP_RETRIES": "1",
-        "PIP_TARGET": str(tmp_path / "target"),
-    }
-    done = subprocess.run([clone / "just", "serve"], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.replace("\033[1m", "").replace("\033[0m", "").splitlines() == [
+    def run(just: str | Path, *arguments: str, scripts: Mapping[str, str] = MappingProxyType({})) -> tuple[int, Lines, Lines]:
+        for name, script in scripts.items():
+            _write_script(programs / name, script)
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+            "PYTHON": str(python),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": "http://127.0.0.1:1/",
+            "PIP_RETRIES": "1",
+            "PIP_TARGET": str(tmp_path / "target"),
+        }
+        command = [just, *arguments]
+        done = subprocess.run(command, env=environ, cwd=clone / "clients", capture_output=True, text=True, check=False)
+        errors = done.stderr.replace("\033[1m", "").replace("\033[0m", "")
+        return done.returncode, done.stdout.splitlines(), errors.splitlines()
+
+    return run
+
+
+both = pytest.mark.parametrize("just", ["../just", JUST], ids=["script", "program"])
+
+
+@both
+def test_first_start_without_a_network_is_one_line(just: str | Path, run: Run, tmp_path: Path) -> None:
+    """Pip reports it in many lines, the last of which says that there is no such package."""
+    # Instead of an environment, whose pip takes seconds to install, one with the pip of this Python.
+    code, output, errors = run(just, "serve", scripts={"pip": f'exec "{sys.executable}" -m pip "$@"'})
+
+    assert (code, output) == (1, [])
+    assert errors == [
         "nereid: creating .venv",
         "nereid: the package index cannot be reached; is there a network, and is pip configured for it?",
     ]
-    assert not (clone / ".venv" / "locked").exists()
+    assert not (tmp_path / "a clone" / ".venv" / "locked").exists()
+
+
+@both
+def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run) -> None:
+    """All recipes of a call, and later calls, have the same environment."""
+    outputs = ["-m tests.tools.openapi", "-m tests.tools.kubernetes_rules"]
+    steps = ["creating .venv", "installing the locked environment (pillow-simd is compiled: about half a minute)"]
+    scripts = {"pip": "", "uv": "", "just": f'exec "{JUST}" "$@"', "python": 'echo "$*"'}
+
+    assert run(just, "openapi", "rules", scripts=scripts) == (0, outputs, [f"nereid: {step}" for step in steps])
+    assert run(just, "openapi", "rules") == (0, outputs, [])
+
+
+def test_every_recipe_that_runs_in_the_environment_sets_it_up() -> None:
+    dump = subprocess.run([JUST, "--dump", "--dump-format", "json"], cwd=ROOT, capture_output=True, check=True)
+    recipes = json.loads(dump.stdout)["recipes"]
+
+    def sets_up(name: str) -> bool:
+        return name == "_setup" or any(sets_up(each["recipe"]) for each in recipes[name]["dependencies"])
+
+    assert recipes["_setup"]["private"]
+    assert {name for name in recipes if not recipes[name]["private"] and not sets_up(name)} == {"default", "clean", "image"}
 
 
 def test_documentation_needs_graphviz(tmp_path: Path) -> None:
     (tmp_path / "sh").symlink_to("/bin/sh")
-    just = Path(sys.executable).with_name("just")
-    done = subprocess.run([just, "docs"], env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [JUST, "--no-deps", "docs"], env={"PATH": str(tmp_path)}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz\n"
+
+
+def _write_script(file: Path, script: str) -> None:
+    file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    file.chmod(0o755)
