@@ -7,13 +7,14 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
+from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import admin, routing
 from app.api.admission.cors import CorsMiddleware
-from app.api.admission.guards import guard_model
+from app.api.admission.guards import MODEL_GUARDS
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
 from app.api.batch import route as batch
@@ -87,7 +88,7 @@ def build(
         *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
     ]
     routes: list[ControllerRouterHandler] = [
-        Router("/", route_handlers=[*_secured(model_routes, keys)], guards=[guard_model(resources)]),
+        Router("/", route_handlers=[*_secured([*_guarded(model_routes)], keys)]),
         Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")]),
         Router("/", route_handlers=[*_secured((search if has_search else off).ROUTES, keys)], guards=[guard_scope(keys, "search")]),
         Router(
@@ -110,13 +111,14 @@ def build(
             docs.docs_asset,
             *(
                 # Other services document these interfaces, so the OpenAPI document omits them.
-                Router(f"/{each.name}", route_handlers=each.handlers, guards=[guard_model(resources)], include_in_schema=False)
+                Router(f"/{each.name}", route_handlers=[*_guarded(each.handlers)], include_in_schema=False)
                 for each in dialects
             ),
         ],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
+        state=State({"worker": resources}, deep_copy=False),
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
@@ -138,6 +140,14 @@ def table_of(
     for each in dialects:
         table.add([handler for handler in each.handlers if isinstance(handler, ModelRoute)], f"/{each.name}")
     return table
+
+
+def _guarded(handlers: Sequence[HTTPRouteHandler]) -> Iterator[HTTPRouteHandler]:
+    """Copy handlers, and give guards to those that run a model; a router would give them to OPTIONS and to others, too."""
+    for handler in map(copy, handlers):
+        if isinstance(handler, ModelRoute):
+            handler.guards = MODEL_GUARDS
+        yield handler
 
 
 def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: str = "search") -> Iterator[HTTPRouteHandler]:

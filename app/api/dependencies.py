@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
@@ -94,6 +95,12 @@ class WorkerResources:
 
 
 Worker = NamedDependency[WorkerResources]
+
+
+def worker_of(connection: ASGIConnection[Any, Any, Any, Any]) -> WorkerResources:
+    """Return the resources in the state of the application, for guards, into which nothing is injected."""
+    worker: WorkerResources = connection.app.state["worker"]
+    return worker
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
