@@ -103,6 +103,11 @@ async def test_every_route_that_runs_a_model_lists_the_guards_in_their_order(gat
         assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
 
 
+async def test_every_route_that_asks_a_model_gets_the_pipeline_injected(gateway: Gateway) -> None:
+    for path, route in gateway.routes:
+        assert "pipeline" in route.parsed_fn_signature.parameters or path.endswith(_UNREAD), path
+
+
 async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
     """401 and 403 come before anything else is judged; a body that may contain the key is received first."""
     for path, route in gateway.routes:

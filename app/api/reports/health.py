@@ -10,7 +10,7 @@ from litestar import Request, Response, get
 
 from app import __version__
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import LimitsInForce, Worker, WorkerResources
+from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
@@ -140,10 +140,14 @@ async def readyz(worker: Worker) -> Response[State]:
     summary="The default model is ready, and on what that depends",
     responses=describe(503, ReadinessReport, "The default model is not ready"),
 )
-async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
+async def ready(
+    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
-    servers, _, no_search = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context), worker.why_no_search())
+    servers, _, no_search = await asyncio.gather(
+        _examine_all(triton_client, pipeline.default_reference), _spec(pipeline, context), worker.why_no_search()
+    )
     status = _best_status(servers)
     is_ready = not worker.is_draining and status == "ready" and not (worker.deployment.is_search_alone and no_search)
     reason = context.log_fields.get("detail") if status == "not_ready" else None
@@ -162,11 +166,16 @@ async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[Rea
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
-async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
+async def health(
+    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
+    metrics, context = worker.metrics, context_of(request.scope)
     gpus, servers, spec, no_search = await asyncio.gather(
-        read_gpus(worker.deployment.triton_metrics_urls), _examine_all(worker), _spec(pipeline, context), worker.why_no_search()
+        read_gpus(worker.deployment.triton_metrics_urls),
+        _examine_all(triton_client, pipeline.default_reference),
+        _spec(pipeline, context),
+        worker.why_no_search(),
     )
     status = _best_status(servers)
     is_ready = status == "ready" and spec is not None
@@ -225,10 +234,9 @@ def _to_mb(nbytes: int) -> float:
     return round(nbytes / 1e6, 1)
 
 
-async def _examine_all(worker: WorkerResources) -> list[ServerHealth]:
-    """Query all Tritons. A Triton is ready if the default model is."""
-    pool = worker.tritons
-    model, sent = worker.pipeline.default_reference, sum(server.recent_images for server in pool.servers)
+async def _examine_all(pool: TritonPool, model: str) -> list[ServerHealth]:
+    """Query all Tritons. A Triton is ready if the model is."""
+    sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
 
