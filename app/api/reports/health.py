@@ -26,6 +26,8 @@ from app.triton.pool import TritonPool
 
 _STATES = ("ready", "not_ready", "unreachable")
 """States of a Triton, the best first."""
+_UNREACHABLE = "Triton unavailable"
+"""Literally what clients of the system that this one follows look for."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -77,7 +79,7 @@ class Health(msgspec.Struct, frozen=True):
     triton: Literal["healthy", "unhealthy"]
     """Whether any Triton responds."""
     detail: str | None
-    """Why the default model cannot be used, if its spec cannot be read."""
+    """Why no detection is possible; null if it is. `Triton unavailable` if none responds."""
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
@@ -179,6 +181,10 @@ async def health(
     )
     status = _best_status(servers)
     is_ready = status == "ready" and spec is not None
+    if status == "unreachable":
+        context.log_fields["detail"] = _UNREACHABLE
+    elif status == "not_ready":
+        context.log_fields.setdefault("detail", f"{pipeline.default_model} is not ready in Triton, or its inferences fail")
     workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
