@@ -28,6 +28,7 @@ from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
 from app.api.reports.health import health, livez, ready, readyz
+from app.api.reports.instead import instead
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
@@ -100,6 +101,7 @@ def build(
         livez,
         readyz,
         root,
+        instead,
         *([page_asset] if deployment.has_page else []),
     ]
     dialects = dialect.load(deployment.dialects if has_others else ())
