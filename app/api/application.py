@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from copy import copy
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
@@ -21,7 +22,7 @@ from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
 from app.api.caller.keys import ApiKeys
 from app.api.dependencies import Deployment, WorkerResources, providers
-from app.api.detect import ROUTES
+from app.api.detect import EMBED, ROUTES
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
@@ -45,7 +46,14 @@ from app.triton.pool import TritonPool
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES: list[HTTPRouteHandler] = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES]
+_MODEL_ROUTES: dict[str, Sequence[HTTPRouteHandler]] = {
+    "detection": [*ROUTES, *batch.ROUTES],
+    "text": ocr.ROUTES,
+    "faces": faces.ROUTES,
+    "vectors": [EMBED, *embed.ROUTES],
+    "analysis": analyze.ROUTES,
+}
+"""Routes that run models, by the tag of their subject (see `docs.TAGS`)."""
 
 Application = ASGIApp
 OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[Search]]
@@ -83,24 +91,31 @@ def build(
             following.cancel()
 
     has_search, has_others = open_search is not None, not deployment.is_search_alone
-    model_routes = [*(_MODEL_ROUTES if has_others else []), *(search if has_search else off).MODEL_ROUTES]
+    model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}
     others = [
         *_secured([models, model, routing.routes], keys, "detect"),
         *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
     ]
     routes: list[ControllerRouterHandler] = [
-        Router("/", route_handlers=[*_secured([*_guarded(model_routes)], keys)]),
-        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")]),
-        Router("/", route_handlers=[*_secured((search if has_search else off).ROUTES, keys)], guards=[guard_scope(keys, "search")]),
+        *(
+            Router("/", route_handlers=[*_secured([*_guarded(handlers)], keys)], tags=[subject])
+            for subject, handlers in model_routes.items()
+        ),
+        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")], tags=["models"]),
+        Router(
+            "/",
+            route_handlers=[*_secured((search if has_search else off).ROUTES, keys)],
+            guards=[guard_scope(keys, "search")],
+            tags=["search"],
+        ),
         Router(
             "/",
             route_handlers=[health, metrics, ready],
             guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
+            tags=["health"],
         ),
-        livez,
-        readyz,
-        root,
+        Router("/", route_handlers=[livez, readyz, root], tags=["health"]),
         instead,
         *([page_asset] if deployment.has_page else []),
     ]
@@ -124,14 +139,17 @@ def build(
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    inner: ASGIApp = DispatchMiddleware(app, table_of(dialects, model_routes), resources, write_error)
+    inner: ASGIApp = DispatchMiddleware(
+        app, table_of(dialects, [*chain.from_iterable(model_routes.values())]), resources, write_error
+    )
     if deployment.allowed_origins:
         inner = CorsMiddleware(inner, deployment.allowed_origins, app)
     return RequestContextMiddleware(HeadMiddleware(inner), resources, tracing)
 
 
 def table_of(
-    dialects: Sequence[Dialect], model_routes: Sequence[HTTPRouteHandler] = (*_MODEL_ROUTES, *off.MODEL_ROUTES)
+    dialects: Sequence[Dialect],
+    model_routes: Sequence[HTTPRouteHandler] = (*chain.from_iterable(_MODEL_ROUTES.values()), *off.MODEL_ROUTES),
 ) -> RouteTable:
     """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()

@@ -77,7 +77,6 @@ ROUTES = [
     _route("segmentation", "/segment", "Segment objects in an image", "Detect objects and their masks"),
     _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
     _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
-    _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse),
     own_route(
         "/predict/{model:str}",
         predict,
@@ -88,6 +87,8 @@ ROUTES = [
         summary="Ask a given model about an image",
     ),
 ]
+
+EMBED = _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse)
 
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
