@@ -201,7 +201,13 @@ class ModelNotReady(GatewayError):
 
 class SearchUnavailable(GatewayError):
     status, code, title = 503, "search_unavailable", "Search is not available"
-    retry_after_seconds = 1
+    retry_after_seconds: int | None = 1
+
+
+class IndexRefused(SearchUnavailable):
+    """The database would damage a new index of vectors; it has to be updated."""
+
+    retry_after_seconds = None
 
 
 class DeadlinePassed(GatewayError):

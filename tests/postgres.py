@@ -76,6 +76,10 @@ class Server:
 
             await migrations.migrate(self.url(TEMPLATE))
 
+    async def pretend(self, url: str, pgvector: str) -> None:
+        """Let the database at a URL say that its pgvector has another version."""
+        await self.execute(f"UPDATE pg_extension SET extversion = '{pgvector}' WHERE extname = 'vector'", name_of(url))  # noqa: S608 - ours
+
     @asynccontextmanager
     async def fresh(self, template: str = TEMPLATE) -> AsyncIterator[str]:
         """Make a database for one test, by default empty and migrated; its URL is returned, and it is removed in the end."""
@@ -83,6 +87,11 @@ class Server:
         await self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield self.url(name)
         await self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def name_of(url: str) -> str:
+    """Return the name of the database at a URL."""
+    return url.partition("?")[0].rpartition("/")[2]
 
 
 @asynccontextmanager

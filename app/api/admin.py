@@ -212,7 +212,7 @@ async def _run(
         for server in worker.tritons.servers:
             server.specs.forget(model)
         try:
-            return msgspec.structs.replace(await describe_model(model, worker), detail="; ".join(messages))
+            return msgspec.structs.replace(await describe_model(model, worker.pipeline), detail="; ".join(messages))
         except GatewayError:  # as long as a Triton has not loaded it
             return ModelInfo(model, "not_ready", detail="; ".join(messages))
     if not messages or not output[-1].startswith(_MESSAGE):

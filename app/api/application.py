@@ -4,29 +4,32 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from copy import copy
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from litestar import Litestar, Router
+from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
 from app.api import admin, routing
 from app.api.admission.cors import CorsMiddleware
-from app.api.admission.guards import guard_model
+from app.api.admission.guards import MODEL_GUARDS
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
 from app.api.answering import problems
 from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
 from app.api.caller.keys import ApiKeys
 from app.api.dependencies import Deployment, WorkerResources, providers
-from app.api.detect import ROUTES
+from app.api.detect import EMBED, ROUTES
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
 from app.api.reports.health import health, livez, ready, readyz
+from app.api.reports.instead import instead
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
@@ -43,7 +46,14 @@ from app.triton.pool import TritonPool
 if TYPE_CHECKING:  # imports OpenTelemetry, which is optional
     from app.telemetry.tracing import Tracing
 
-_MODEL_ROUTES: list[HTTPRouteHandler] = [*ROUTES, *batch.ROUTES, *ocr.ROUTES, *analyze.ROUTES, *faces.ROUTES, *embed.ROUTES]
+_MODEL_ROUTES: dict[str, Sequence[HTTPRouteHandler]] = {
+    "detection": [*ROUTES, *batch.ROUTES],
+    "text": ocr.ROUTES,
+    "faces": faces.ROUTES,
+    "vectors": [EMBED, *embed.ROUTES],
+    "analysis": analyze.ROUTES,
+}
+"""Routes that run models, by the tag of their subject (see `docs.TAGS`)."""
 
 Application = ASGIApp
 OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[Search]]
@@ -81,24 +91,32 @@ def build(
             following.cancel()
 
     has_search, has_others = open_search is not None, not deployment.is_search_alone
-    model_routes = [*(_MODEL_ROUTES if has_others else []), *(search if has_search else off).MODEL_ROUTES]
+    model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}
     others = [
         *_secured([models, model, routing.routes], keys, "detect"),
         *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
     ]
     routes: list[ControllerRouterHandler] = [
-        Router("/", route_handlers=[*_secured(model_routes, keys)], guards=[guard_model(resources)]),
-        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")]),
-        Router("/", route_handlers=[*_secured((search if has_search else off).ROUTES, keys)], guards=[guard_scope(keys, "search")]),
+        *(
+            Router("/", route_handlers=[*_secured([*_guarded(handlers)], keys)], tags=[subject])
+            for subject, handlers in model_routes.items()
+        ),
+        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")], tags=["models"]),
+        Router(
+            "/",
+            route_handlers=[*_secured((search if has_search else off).ROUTES, keys)],
+            guards=[guard_scope(keys, "search")],
+            tags=["search"],
+        ),
         Router(
             "/",
             route_handlers=[health, metrics, ready],
             guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
+            tags=["health"],
         ),
-        livez,
-        readyz,
-        root,
+        Router("/", route_handlers=[livez, readyz, root], tags=["health"]),
+        instead,
         *([page_asset] if deployment.has_page else []),
     ]
     dialects = dialect.load(deployment.dialects if has_others else ())
@@ -110,24 +128,28 @@ def build(
             docs.docs_asset,
             *(
                 # Other services document these interfaces, so the OpenAPI document omits them.
-                Router(f"/{each.name}", route_handlers=each.handlers, guards=[guard_model(resources)], include_in_schema=False)
+                Router(f"/{each.name}", route_handlers=[*_guarded(each.handlers)], include_in_schema=False)
                 for each in dialects
             ),
         ],
         dependencies=providers(resources),
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
+        state=State({"worker": resources}, deep_copy=False),
         openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
-    inner: ASGIApp = DispatchMiddleware(app, table_of(dialects, model_routes), resources, write_error)
+    inner: ASGIApp = DispatchMiddleware(
+        app, table_of(dialects, [*chain.from_iterable(model_routes.values())]), resources, write_error
+    )
     if deployment.allowed_origins:
         inner = CorsMiddleware(inner, deployment.allowed_origins, app)
     return RequestContextMiddleware(HeadMiddleware(inner), resources, tracing)
 
 
 def table_of(
-    dialects: Sequence[Dialect], model_routes: Sequence[HTTPRouteHandler] = (*_MODEL_ROUTES, *off.MODEL_ROUTES)
+    dialects: Sequence[Dialect],
+    model_routes: Sequence[HTTPRouteHandler] = (*chain.from_iterable(_MODEL_ROUTES.values()), *off.MODEL_ROUTES),
 ) -> RouteTable:
     """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()
@@ -138,6 +160,14 @@ def table_of(
     for each in dialects:
         table.add([handler for handler in each.handlers if isinstance(handler, ModelRoute)], f"/{each.name}")
     return table
+
+
+def _guarded(handlers: Sequence[HTTPRouteHandler]) -> Iterator[HTTPRouteHandler]:
+    """Copy handlers, and give guards to those that run a model; a router would give them to OPTIONS and to others, too."""
+    for handler in map(copy, handlers):
+        if isinstance(handler, ModelRoute):
+            handler.guards = MODEL_GUARDS
+        yield handler
 
 
 def _secured(handlers: Sequence[HTTPRouteHandler], keys: ApiKeys | None, scope: str = "search") -> Iterator[HTTPRouteHandler]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from litestar.connection import ASGIConnection
 from litestar.di import NamedDependency, Provide
 
 from app.api.caller.client_address import Proxies
@@ -94,11 +95,39 @@ class WorkerResources:
 
 
 Worker = NamedDependency[WorkerResources]
+WorkerTritons = NamedDependency[TritonPool]
+WorkerPipeline = NamedDependency[Pipeline]
+"""Asks models, by the same client."""
+WorkerSearch = NamedDependency[Search]
+"""Asks the models of search and its database, by the same pipeline."""
+
+
+def worker_of(connection: ASGIConnection[Any, Any, Any, Any]) -> WorkerResources:
+    """Return the resources in the state of the application, for guards, into which nothing is injected."""
+    worker: WorkerResources = connection.app.state["worker"]
+    return worker
+
+
+def _triton_client(worker: Worker) -> TritonPool:
+    return worker.tritons
+
+
+def _pipeline(worker: Worker) -> Pipeline:
+    return worker.pipeline
+
+
+def _search(worker: Worker) -> Search:
+    return worker.require_search()
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
-    """Return the dependencies of one application by parameter name. Each is provided once and then cached."""
+    """Return the dependencies of one application by parameter name. Each is provided once and then cached.
+
+    The others depend on `worker`, because for each request Litestar starts a task group for those that are independent.
+    """
     return {
-        "triton_client": Provide(lambda: resources.tritons, use_cache=True, sync_to_thread=False),
         "worker": Provide(lambda: resources, use_cache=True, sync_to_thread=False),
+        "triton_client": Provide(_triton_client, use_cache=True, sync_to_thread=False),
+        "pipeline": Provide(_pipeline, use_cache=True, sync_to_thread=False),
+        "search": Provide(_search, use_cache=True, sync_to_thread=False),
     }

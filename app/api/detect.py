@@ -16,7 +16,7 @@ from app.api.answering.schema import ClassifyResponse, CocoResult, DetectRespons
 from app.api.answering.vectors import EmbedResponse
 from app.api.caller.check import require_scope
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
 from app.api.parameters.tasks import FORMS, EmbedParameters, PathCascade, PathModel
@@ -29,6 +29,7 @@ from app.errors import NotOffered
 from app.model.heads import Task
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import count
 from app.search.describe import NOTHING_BUT_THE_IMAGE
 from app.search.service import IngestOptions
@@ -40,8 +41,8 @@ def _route(
     task: Task, path: str, summary: str, description: str, results: object = DetectResponse | list[CocoResult]
 ) -> HTTPRouteHandler:
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
-        return await handle_image(request, worker, FORMS[task].parameters)
+    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+        return await handle_image(request, worker, pipeline, FORMS[task].parameters)
 
     return own_route(
         path,
@@ -56,16 +57,18 @@ def _route(
     )
 
 
-async def predict(request: Request[Any, Any, Any], worker: Worker, model: FromPath[str]) -> ASGIResponse:
+async def predict(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]) -> ASGIResponse:
     """Ask the model in the path. The response is that of the route for its task, such as `/detect` or `/classify`.
 
     For a cascade, it is that of its first model: each detection has what each of the later steps says of it, by the step's name.
     """
     if (cascade := worker.catalog.own(model)) is not None:
-        path_cascade = PathCascade(cascade, intake.query_of(request.scope), worker.pipeline)
-        return await handle_image(request, worker, path_cascade.kind or path_cascade, path_cascade.in_path, cascade=cascade)
-    path_model = PathModel(model, intake.query_of(request.scope), worker.pipeline)
-    return await handle_image(request, worker, path_model.kind or path_model, [("model", model)])
+        path_cascade = PathCascade(cascade, intake.query_of(request.scope), pipeline)
+        return await handle_image(
+            request, worker, pipeline, path_cascade.kind or path_cascade, path_cascade.in_path, cascade=cascade
+        )
+    path_model = PathModel(model, intake.query_of(request.scope), pipeline)
+    return await handle_image(request, worker, pipeline, path_model.kind or path_model, [("model", model)])
 
 
 ROUTES = [
@@ -74,7 +77,6 @@ ROUTES = [
     _route("segmentation", "/segment", "Segment objects in an image", "Detect objects and their masks"),
     _route("pose", "/pose", "Estimate poses in an image", "Detect objects and their keypoints"),
     _route("obb", "/obb", "Detect oriented boxes in an image", "Detect objects and their oriented boxes"),
-    _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse),
     own_route(
         "/predict/{model:str}",
         predict,
@@ -86,10 +88,13 @@ ROUTES = [
     ),
 ]
 
+EMBED = _route("embedding", "/embed/image", "Describe an image by a vector", "Describe an image by a vector", EmbedResponse)
+
 
 async def handle_image(  # noqa: PLR0913 - the parts of a request
     request: Request[Any, Any, Any],
     worker: WorkerResources,
+    pipeline: Pipeline,
     kind: type[P] | PathModel,
     in_path: Pairs = (),
     *,
@@ -103,7 +108,7 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
     default that of the format that the parameters or `Accept` choose; NotAcceptable is raised before the image is processed.
     Of a `cascade`, `kind` and `in_path` are those of its first model.
     """
-    context, pipeline = context_of(request.scope), worker.pipeline
+    context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
         wanted: Any  # has what its task has
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)

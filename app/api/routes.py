@@ -67,7 +67,9 @@ class ModelRoute(HTTPRouteHandler):
         return self._exception_handlers
 
     async def authorize_connection(self, connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-        """Run the guards. Litestar's implementation would copy the route for each guard."""
+        """Run the guards if the request runs the model. Litestar's implementation would copy the route for each guard."""
+        if connection.scope["method"] != HttpMethod.POST:  # type: ignore[typeddict-item]  # that of HTTP
+            return
         for guard in self.resolve_guards():
             await guard(connection, self)  # type: ignore[misc]
 

@@ -11,7 +11,7 @@ from litestar.params import FromPath, JSONBody
 from msgspec import Meta
 
 from app.api.admin import COMMON
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import WorkerPipeline
 from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
@@ -24,19 +24,19 @@ _Name = FromPath[Annotated[str, Meta(description="Name of a route.")]]
 
 
 @get("/routes", summary="List the names that stand for models")
-async def routes(worker: Worker) -> dict[str, Route]:
+async def routes(pipeline: WorkerPipeline) -> dict[str, Route]:
     """List the routes by name. Requests can name a route instead of a model."""
-    router = cast("Router | None", worker.pipeline.router)
+    router = cast("Router | None", pipeline.router)
     return {} if router is None else {name: _with_folder(route, "") for name, route in router.routes.known.items()}
 
 
 @put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
-async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route:
+async def put_route(name: _Name, data: JSONBody[Route], pipeline: WorkerPipeline) -> Route:
     """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
-    with _changing(worker) as routes:
+    with _changing(pipeline) as routes:
         if data.shadow and data.shadow.keep:
             raise InvalidParameter("shadow.keep: a folder can only be named in the routes file")
-        await _check_models(name, data, worker.pipeline)
+        await _check_models(name, data, pipeline)
         known = routes.known.get(name)
         folder = known.shadow.keep if known and known.shadow else ""
         await asyncio.to_thread(routes.put, name, _with_folder(data, folder))
@@ -44,9 +44,9 @@ async def put_route(name: _Name, data: JSONBody[Route], worker: Worker) -> Route
 
 
 @delete("/routes/{name:str}", summary="Remove a route", **COMMON)
-async def delete_route(name: _Name, worker: Worker) -> None:
+async def delete_route(name: _Name, pipeline: WorkerPipeline) -> None:
     """Remove a route from the routes file."""
-    with _changing(worker) as routes:
+    with _changing(pipeline) as routes:
         if not await asyncio.to_thread(routes.put, name, None):
             raise UnknownModel(f"there is no route {name[:64]!r}; GET /routes lists those that exist")
 
@@ -61,9 +61,9 @@ ADMIN_ROUTES = [put_route, delete_route]
 
 
 @contextmanager
-def _changing(worker: WorkerResources) -> Iterator[Routes]:
+def _changing(pipeline: Pipeline) -> Iterator[Routes]:
     """Yield the routes for a change of the file; raise ModelsNotManaged if it cannot be written, InvalidParameter if it may not."""
-    router = cast("Router | None", worker.pipeline.router)
+    router = cast("Router | None", pipeline.router)
     if router is None:
         raise ModelsNotManaged("there are no routes here; set NEREID_ROUTES_FILE")
     try:

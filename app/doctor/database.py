@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from app.doctor.finding import Finding, failure, ok
+from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
@@ -18,9 +18,11 @@ async def check(settings: Settings) -> list[Finding]:
     try:
         if not settings.database_url:
             EmbeddedPostgres(settings).folder.check()
-        text, lacks = await examine(settings.search_database)
+        text, lacks, doubt = await examine(settings.search_database)
     except (CommandError, ConnectionError) as error:
         fix = f"correct {PREFIX}DATABASE_URL" if settings.database_url else "run `nereid serve --search`; it tells why not"
         return [failure("database", f"the database of search at {where} does not answer: {error}", fix)]
     problems = [failure("database", f"{text} answers at {where}, but search cannot use it", lack) for lack in lacks]
+    if doubt:
+        return [warning("database", f"{text} answers at {where}, but {doubt.why}", doubt.fix)]
     return problems or [ok("database", f"{text} answers at {where}")]

@@ -252,7 +252,12 @@ class SearchEngine(Protocol):
         """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
 
     async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
-        """Keep vectors of another model beside those of the active one; InvalidParameter if yet another is being added."""
+        """Keep vectors of another model beside those of the active one.
+
+        Raises:
+            InvalidParameter: Yet another model is being added.
+            IndexRefused: The database would damage its index.
+        """
 
     async def images_without(self, family: Family, after: str, limit: int) -> Sequence[tuple[str, str, str | None]]:
         """Return tenant, id and path of images that have a vector of the active model, but none of the next one.

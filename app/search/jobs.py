@@ -20,7 +20,7 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 import structlog
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, InvalidParameter, NotOffered, SearchUnavailable
+from app.errors import DeadlinePassed, GatewayError, IndexRefused, InferenceFailed, InvalidParameter, NotOffered, SearchUnavailable
 from app.model.heads import EmbeddingHead
 from app.model.reference import refer_to
 from app.pipeline.call import CallContext
@@ -142,6 +142,8 @@ class _Work:
             job.error = await (self._index_directory() if job.kind == "directory" else self._reindex())
         except _LostError:
             return
+        except IndexRefused as error:
+            job.error = error.detail
         except (SearchUnavailable, _TurnOverError):  # whoever takes it next goes on
             job.state = "waiting"
             with suppress(_LostError):
@@ -252,7 +254,10 @@ class _Work:
             async with self._slots:
                 counts.update(await self._try(partial(work, item)))
 
-        await self._wait({asyncio.create_task(one(item)) for item in items})
+        tasks = {asyncio.create_task(one(item)) for item in items}
+        await self._wait(tasks)
+        for task in tasks:
+            task.result()
         self._job.counts = dict(Counter(self._job.counts) + counts)
 
     async def _wait(self, tasks: set[asyncio.Task[T]]) -> None:
@@ -275,6 +280,8 @@ class _Work:
             call = CallContext(Deadline.after(self._limits.max_timeout_seconds), Timing(), f"job-{self._job.job_id}", _CALLER)
             try:
                 return await work(call._replace(is_batch=True, uses_cache=False))
+            except IndexRefused:
+                raise
             except GatewayError as error:
                 attempts = _FAILURES if isinstance(error, DeadlinePassed | InferenceFailed) else 1
                 code, attempts = error.code, _ATTEMPTS if error.retry_after_seconds else attempts

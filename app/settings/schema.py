@@ -178,8 +178,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Search in images that were sent before, on PostgreSQL: `on`, beside the gateway's other routes, as `serve --search` does;
     `alone`, without these, as `nereid search` does."""
     database_url: Annotated[str, Meta(pattern="^(postgres(ql)?://.+)?$", title="a URL such as postgresql://nereid@db/nereid")] = ""
-    """URL of the PostgreSQL of search, 16 or later with pgvector 0.8 or later. Empty: the embedded one, which `serve` and `search`
-    run."""
+    """URL of the PostgreSQL of search, 16 or later with pgvector 0.8.4 or later. Empty: the embedded one, which `serve` and
+    `search` run."""
     database_home: str = ".postgres"
     """Folder of the embedded PostgreSQL's installation, data and log. By default, it is in the same folder as the default model
     repository. If root runs this, another user runs PostgreSQL, who must be able to enter the folders above it."""

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from app.api import application
+from app.api.admission.guards import guard_circuit, guard_key, guard_payload, guard_timing
 from app.api.application import Application
 from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
@@ -95,6 +96,16 @@ def status_of(path: str, status: int) -> int:
 
 def type_for(route: ModelRoute) -> tuple[str, str]:
     return FORM if route.media_types else JPEG
+
+
+async def test_every_route_that_runs_a_model_lists_the_guards_in_their_order(gateway: Gateway) -> None:
+    for path, route in gateway.routes:
+        assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
+
+
+async def test_every_route_that_asks_a_model_gets_the_pipeline_injected(gateway: Gateway) -> None:
+    for path, route in gateway.routes:
+        assert "pipeline" in route.parsed_fn_signature.parameters or path.endswith(_UNREAD), path
 
 
 async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:

@@ -50,5 +50,13 @@ async def test_what_is_too_old_is_named(postgres: Server, monkeypatch: pytest.Mo
     found = await database.check(Settings(search="on", database_url=postgres.url("migrated")))
     assert [finding.fix and finding.fix.partition(" or later")[0] for finding in found] == [
         "search needs PostgreSQL 19",
-        "search needs pgvector 0.8",
+        "search needs pgvector: install pgvector 0.8.4",
     ]
+
+
+@pytest.mark.parametrize(("version", "says"), [("0.8.2", "no new one is made"), ("0.8.3", "can fail")])
+async def test_a_pgvector_with_known_faults_is_a_warning(postgres: Server, version: str, says: str) -> None:
+    async with postgres.fresh() as url:
+        await postgres.pretend(url, version)
+        found = await check(url)
+    assert_useful(found, Severity.WARNING, says=[f"pgvector {version}", says], fix="install pgvector 0.8.4")

@@ -1,5 +1,6 @@
 """A backup is restored, and finds what was there; nothing is restored over records."""
 
+import asyncio
 from itertools import count
 from pathlib import Path
 
@@ -93,3 +94,14 @@ async def test_a_restored_backup_finds_the_same(
     await again.add_job("a", "reindex", {})
     assert await again.claim_job(60)
     await again.close()
+
+
+async def test_nothing_is_restored_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(postgres.settings, database_url=await database_of(postgres, "nereid"))
+    engine, file = PostgresEngine(settings.database_url), tmp_path / "kept.dump"
+    await engine.open()
+    await engine.close()
+    await asyncio.to_thread(backup, settings, file)
+    await postgres.pretend(settings.database_url, "0.8.2")
+    with pytest.raises(CommandError, match=r"install 0\.8\.4 or later"):
+        await asyncio.to_thread(restore, settings, file)

@@ -9,14 +9,15 @@ import asyncpg
 import numpy as np
 import pytest
 
-from app.errors import SearchUnavailable
+from app.errors import IndexRefused, SearchUnavailable
 from app.main import _search_options
 from app.search.engine import Filter, Page, Vector
 from app.search.postgres import migrations
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
-from tests.postgres import Server
+from tests.postgres import Server, name_of
 from tests.search.test_engine import PAGE, make_image, vector
+from tests.support import captured_log
 
 
 @pytest.fixture
@@ -24,10 +25,6 @@ async def empty(postgres: Server) -> AsyncIterator[str]:
     """The URL of a database without a schema."""
     async with postgres.fresh("template1") as url:
         yield url
-
-
-def name_of(url: str) -> str:
-    return url.partition("?")[0].rpartition("/")[2]
 
 
 @pytest.mark.parametrize("version", range(migrations.NEWEST))
@@ -216,3 +213,26 @@ async def test_what_is_wrong_with_a_url_is_told(postgres: Server) -> None:
     ):
         with pytest.raises(SearchUnavailable, match=cause):
             await PostgresEngine(url).open()
+
+
+async def test_a_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(
+    database: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is indexed is searched, and added to; the start says why."""
+    log = captured_log(monkeypatch, migrations)
+    await postgres.pretend(database, "0.8.2")
+    engine = PostgresEngine(database)
+    with pytest.raises(IndexRefused, match=r"pgvector 0\.8\.2 .* install pgvector 0\.8\.4 or later"):
+        await engine.add("", make_image(1))
+    (warning,) = log
+    assert warning.method_name == "warning"
+    assert "no new one is made" in warning.kwargs["detail"]
+    await postgres.pretend(database, "0.8.3")
+    assert (await engine.add("", make_image(1))).status == "added"
+    await postgres.pretend(database, "0.8.2")
+    assert (await engine.add("", make_image(2))).status == "added"
+    assert len(await engine.nearest("", "global", vector(1), PAGE)) == 2
+    with pytest.raises(IndexRefused):
+        await engine.begin_model("image", "embedding:2", 64)
+    assert (await engine.models("image")).next is None
+    await engine.close()

@@ -4,13 +4,14 @@ If several checks fail, the response reports the first in this order:
 
     400  the framing is wrong                                           `check_framing`
     404  no route has the path; 405 for the method                      Litestar
-    401  no API key, or a wrong one; 403 if it lacks the scope          `require_key`
+    401  no API key, or a wrong one; 403 if it lacks the scope          `guard_key`
     415  the declared type; 413 the declared length                     `guard_payload`
-    503  the model's circuit is open                                    `guard_model`
+    503  the model's circuit is open                                    `guard_circuit`
     429  the gateway is full                                            `check_capacity`
 
-`DispatchMiddleware` checks framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only
-if the key is valid, none is needed, or it may come with the body. An open circuit still takes precedence over the 429.
+The guards are Litestar's, in this order, and `guard_timing` is the last; `MODEL_GUARDS` lists them. `DispatchMiddleware` checks
+framing and capacity before Litestar is called. So a 429 may come before 415 and 413, but only if the key is valid, none is
+needed, or it may come with the body. An open circuit still takes precedence over the 429.
 
 A key in the body is checked by `admit_with_body`. Until then the request is anonymous: its body is limited to the size of one
 image, must arrive within two seconds, and counts against a budget that all anonymous requests share. So 408 and 429 may come
@@ -21,14 +22,12 @@ from collections.abc import Mapping
 from typing import cast
 from urllib.parse import parse_qs
 
-from litestar.enums import HttpMethod
 from litestar.exceptions import NotFoundException
-from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.check import Connection, require_key
-from app.api.context import RequestContext, context_of, header_of
-from app.api.dependencies import WorkerResources
+from app.api.context import context_of, header_of
+from app.api.dependencies import WorkerResources, worker_of
 from app.api.parameters.parse import MODEL_NAMES
 from app.api.receiving import content_encoding
 from app.api.receiving.body import needs_parsing
@@ -90,34 +89,24 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
     context, pipeline = context_of(scope), worker.pipeline
     if route.takes == "text" or (context.scopes is not None and route.scope not in context.scopes):
         return
-    # While the circuit is open, `guard_model` rejects the request: unanswered calls to Triton may have filled the gateway.
+    # While the circuit is open, `guard_circuit` rejects the request: unanswered calls to Triton may have filled the gateway.
     if not model or pipeline.tritons.is_usable(model):
         pipeline.admission.check(split_reference(model)[0], context.caller, is_batch=route.takes == "images")
 
 
-def guard_model(worker: WorkerResources) -> Guard:
-    """Make the guard of all routes that run a model; requests to other routes pass it."""
-
-    async def guard(connection: Connection, route: BaseRouteHandler) -> None:  # a plain function would run in a thread
-        scope = cast("HTTPScope", connection.scope)
-        if not isinstance(route, ModelRoute) or scope["method"] != HttpMethod.POST:
-            return
-        context = context_of(scope)
-        if not context.has_model_route:
-            raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
-        if not context.is_anonymous:
-            require_key(connection, worker.keys, route.scope, is_dialect=route.key_in != "header")
-        guard_payload(scope, route, worker)
-        if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
-            worker.pipeline.check_circuit(context.model)
-        guard_timing(context, worker)
-
-    return guard
+async def guard_key(connection: Connection, route: ModelRoute) -> None:
+    """Raise Unauthorized or Forbidden by the key in the headers, unless the body may contain one."""
+    context = context_of(connection.scope)
+    if not context.has_model_route:
+        raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits
+    if not context.is_anonymous:
+        require_key(connection, worker_of(connection).keys, route.scope, is_dialect=route.key_in != "header")
 
 
-def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) -> None:
+async def guard_payload(connection: Connection, route: ModelRoute) -> None:
     """Raise UnsupportedMediaType or BodyTooLarge by declared type, encoding and length; note the limits in the context."""
-    context, deployment = context_of(scope), worker.deployment
+    scope, deployment = cast("HTTPScope", connection.scope), worker_of(connection).deployment
+    context = context_of(scope)
     declared = media_type(context.content_type)
     if route.media_types:
         if declared not in route.media_types:
@@ -140,7 +129,19 @@ def guard_payload(scope: HTTPScope, route: ModelRoute, worker: WorkerResources) 
     context.body_limits = limits
 
 
-def guard_timing(context: RequestContext, worker: WorkerResources) -> None:
+async def guard_circuit(connection: Connection, route: ModelRoute) -> None:
+    """Raise CircuitOpen if the circuit of the model that the request names is open everywhere."""
+    context = context_of(connection.scope)
+    if route.takes != "text" and context.model and not context.is_anonymous:  # who has no key yet learns nothing about models
+        worker_of(connection).pipeline.check_circuit(context.model)
+
+
+async def guard_timing(connection: Connection, _: ModelRoute) -> None:
     """Set the slow-request threshold, and start the stage timing."""
-    context.slow_request_ms = worker.deployment.slow_request_ms
+    context = context_of(connection.scope)
+    context.slow_request_ms = worker_of(connection).deployment.slow_request_ms
     context.timing.start_lap()
+
+
+MODEL_GUARDS = cast("list[Guard]", [guard_key, guard_payload, guard_circuit, guard_timing])
+"""The guards of every `ModelRoute`. They do not wait, but Litestar would run plain functions in threads."""

@@ -20,7 +20,7 @@ from app.api.answering.schema import CocoResult
 from app.api.batch.answer import BatchResponse, ImagesAnswer, to_document, to_encoded_results, to_line, to_result
 from app.api.batch.body import FIELDS, MAX_IMAGES, parse_batch, refuse_large
 from app.api.context import PAUSE_SECONDS, context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.tasks import FORMS, BatchParameters
 from app.api.receiving import intake
@@ -29,6 +29,7 @@ from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
 from app.errors import ClientGone
 from app.model.heads import Task
 from app.pipeline.batch_request import BatchRequest
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 from app.telemetry.timing import Timing
 
@@ -69,7 +70,7 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
     kind = FORMS[task].batch
     assert kind is not None  # noqa: S101 - of tasks with batches only
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIApp:
         """Ask about up to 64 images. Each image succeeds or fails on its own.
 
         The deadline is that of the whole batch; images that are not done by then fail with 504. Without `timeout_ms`, it is the
@@ -78,7 +79,7 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
         With `Accept: application/x-ndjson` the response has one line per image, sent as soon as the image is done, and a summary
         line. With `format=coco-results` the response is one list of COCO results; if any image fails, the request fails.
         """
-        return await _handle_batch(request, worker, kind)
+        return await _handle_batch(request, worker, pipeline, kind)
 
     options: dict[str, Any] = {"task": task, "takes": "images", "media_types": MEDIA_TYPES, "summary": summary}
     response = BatchResponse | list[CocoResult]
@@ -87,8 +88,10 @@ def _route(task: Task, path: str, summary: str) -> HTTPRouteHandler:
     )
 
 
-async def _handle_batch(request: Request[Any, Any, Any], worker: WorkerResources, kind: type[BatchParameters]) -> ASGIApp:
-    context, pipeline = context_of(request.scope), worker.pipeline
+async def _handle_batch(
+    request: Request[Any, Any, Any], worker: WorkerResources, pipeline: Pipeline, kind: type[BatchParameters]
+) -> ASGIApp:
+    context = context_of(request.scope)
     with ExitStack() as stack:
         client = stack.enter_context(ClientWatch(request.receive, context.body_limits))
         media_type = negotiate(context.accept, (JSON, LINES))

@@ -17,7 +17,7 @@ from litestar.response.base import ASGIResponse
 from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects, rounded
 from app.api.context import header_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.dialects.dialect import (
     AnyRequest,
     ConfidenceParameters,
@@ -50,25 +50,25 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @get("/api/functions")
-async def functions(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+async def functions(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors, by name."""
-    return {spec.name: to_function(spec, spec.name) for spec in await detectors(request, worker, HEADS)}
+    return {spec.name: to_function(spec, spec.name) for spec in await detectors(request, worker, pipeline, HEADS)}
 
 
 @get("/api/functions/{name:str}")
-async def function(request: AnyRequest, worker: Worker, name: FromPath[str]) -> dict[str, Any]:
+async def function(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, name: FromPath[str]) -> dict[str, Any]:
     """Describe a detector, or the one for which a route stands."""
-    reference = worker.pipeline.refer_to(name, None)
-    if split_reference(reference)[0] in {spec.name for spec in await detectors(request, worker, HEADS)}:
-        return to_function(await worker.pipeline.spec(reference), name)
+    reference = pipeline.refer_to(name, None)
+    if split_reference(reference)[0] in {spec.name for spec in await detectors(request, worker, pipeline, HEADS)}:
+        return to_function(await pipeline.spec(reference), name)
     raise UnknownModel("there is no such detector; GET /api/functions lists them")
 
 
 @ModelRoute("/api/function_invocations", key_in="query", model_header=_FUNCTION)
-async def invoke(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def invoke(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Detect objects with the model that a header names."""
     name = header_of(request.scope, _FUNCTION)
-    return await detect(request, worker, _Parameters, parse_body, _describe, [("model", name)] if name else [])
+    return await detect(request, worker, pipeline, _Parameters, parse_body, _describe, [("model", name)] if name else [])
 
 
 def to_function(spec: ModelSpec, name: str) -> dict[str, Any]:

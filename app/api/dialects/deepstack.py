@@ -25,7 +25,7 @@ from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.dialects.dialect import (
     READING,
     AnyRequest,
@@ -52,6 +52,7 @@ from app.model.heads import PoseHead
 from app.model.reference import split_reference
 from app.pipeline.batch_request import Image
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 from app.search.describe import Parts
 from app.search.engine import FacePart, Hit, NewImage, Page
@@ -124,23 +125,25 @@ class _RecognizeParameters(DialectParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute(["/v1/vision/detection", "/v1/vision/custom/{model:str}"], key_in="body")
-async def detection(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
+async def detection(
+    request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
+) -> ASGIResponse:
     """Detect objects with the model in the path, or with the default model."""
     describe = partial(to_predictions, "custom" if model else "detect")
-    return await detect(request, worker, _Parameters, parse_body, describe, [("model", model)] if model else [])
+    return await detect(request, worker, pipeline, _Parameters, parse_body, describe, [("model", model)] if model else [])
 
 
 @ModelRoute("/v1/vision/face", task=None, key_in="body")
-async def faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def faces(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Detect faces."""
     require_faces(worker)
     name, version = split_reference(named_cascade(worker, "faces", "faces").model)
     in_path = [("model", name), *([("version", version)] if version else [])]
-    return await detect(request, worker, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
+    return await detect(request, worker, pipeline, _FaceParameters, parse_body, partial(to_predictions, "face"), in_path)
 
 
 @ModelRoute("/v1/vision/face/match", task=None, takes="images", key_in="body")
-async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def match(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest faces of two images."""
     require_faces(worker)
 
@@ -150,12 +153,12 @@ async def match(request: AnyRequest, worker: Worker) -> ASGIResponse:
         total = round(context.timing.total)
         return JsonResponse(msgspec.json.encode({"success": True, "similarity": alike, "duration": total, "code": 200, **_MODULE}))
 
-    return await answer_each(request, worker, _MatchParameters, parse_pair, respond, LARGEST)
+    return await answer_each(request, worker, pipeline, _MatchParameters, parse_pair, respond, LARGEST)
 
 
 # The keys of cameras have the scope `detect`, and tell persons apart. Who else has been registered is only for those that search.
 @ModelRoute("/v1/vision/face/recognize", task=None, key_in="body")
-async def recognize(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def recognize(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Tell whose the faces in an image are: those of the most similar registered face, if it is similar enough."""
     search = _require_names(request, worker)
 
@@ -172,11 +175,11 @@ async def recognize(request: AnyRequest, worker: Worker) -> ASGIResponse:
         message = "A face was recognised" if is_known else "No known faces"
         return _respond("recognize", context, message=message, predictions=predictions, count=len(predictions))
 
-    return await answer_each(request, worker, _RecognizeParameters, _parse_one, respond, _FACES)
+    return await answer_each(request, worker, pipeline, _RecognizeParameters, _parse_one, respond, _FACES)
 
 
 @ModelRoute("/v1/vision/face/register", task=None, takes="images", key_in="body", scope="ingest")
-async def register(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Keep the largest face of each image as one of the person `userid`."""
     search = _require_names(request, worker)
 
@@ -198,7 +201,7 @@ async def register(request: AnyRequest, worker: Worker) -> ASGIResponse:
                         await engine.add(tenant, image, skip_duplicates=False)
         return _respond("register", context_of(request.scope), message="face updated" if is_known else "face added")
 
-    return await answer_each(request, worker, _UserParameters, _parse_images, respond, _FACES)
+    return await answer_each(request, worker, pipeline, _UserParameters, _parse_images, respond, _FACES)
 
 
 @ModelRoute("/v1/vision/face/list", task=None, takes="text", key_in="body", scope="search")
@@ -253,7 +256,9 @@ def _require_names(request: AnyRequest, worker: WorkerResources) -> Search:
     return worker.search
 
 
-async def _describe_faces(worker: WorkerResources, image: bytes, wanted: DialectParameters, call: CallContext) -> NewImage:
+async def _describe_faces(
+    worker: WorkerResources, _: Pipeline, image: bytes, wanted: DialectParameters, call: CallContext
+) -> NewImage:
     """Find and describe the faces in an image. A picture of a person is kept once, and apart from the same one that is indexed."""
     assert worker.search is not None  # noqa: S101 - see `_require_names`
     name = wanted.name if isinstance(wanted, _UserParameters) else ""
@@ -269,7 +274,7 @@ _FACES: Asking[Any, NewImage] = Asking(lambda worker, _: named_cascade(worker, "
 
 
 @ModelRoute(["/v1/image/ocr", "/v1/vision/ocr"], task="text_detection", key_in="body")
-async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Read the text in an image: the label of each line is its text."""
 
     async def respond(answer: ImagesAnswer[Any, CascadeAnswer], wanted: _Parameters, _: CallContext) -> ASGIResponse:
@@ -279,15 +284,15 @@ async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
         is_gpu = any(result.spec.device == "gpu" for result in found.require("text").results)
         return JsonResponse(msgspec.json.encode(_describe("ocr", predictions, context_of(request.scope), is_gpu=is_gpu)))
 
-    return await answer_each(request, worker, _Parameters, _parse_one, respond, READING)
+    return await answer_each(request, worker, pipeline, _Parameters, _parse_one, respond, READING)
 
 
 @ModelRoute("/v1/vision/custom/list", takes="text", key_in="body", is_get=True)
-async def list_custom(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+async def list_custom(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
         await receive_text(request, worker, _Parameters, _parse_form)
-    specs = await detectors(request, worker)
+    specs = await detectors(request, worker, pipeline)
     return {
         "success": True,
         "models": [spec.name for spec in specs],

@@ -40,6 +40,7 @@ from app.model.heads import HEADS, DetectionHead, Task
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions, Reader
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
 AnyRequest = Request[Any, Any, Any]
@@ -122,6 +123,7 @@ class ConfidenceParameters(DialectParameters, frozen=True, kw_only=True):
 async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     request: AnyRequest,
     worker: WorkerResources,
+    pipeline: Pipeline,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBody],
     describe: Callable[[ResponseInput[Any]], object],
@@ -135,12 +137,13 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     async def respond(given: ResponseInput[Any]) -> ASGIResponse:
         return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
 
-    return await handle_image(request, worker, kind, in_path, parse=parse, respond=respond)
+    return await handle_image(request, worker, pipeline, kind, in_path, parse=parse, respond=respond)
 
 
 async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     request: AnyRequest,
     worker: WorkerResources,
+    pipeline: Pipeline,
     kind: type[P],
     parse: Callable[[bytes, str, type[P]], ParsedBatch],
     respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
@@ -151,7 +154,7 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
     `asking` asks about an image, by default the question that the parameters have as `options`.
     """
-    context, pipeline = context_of(request.scope), worker.pipeline
+    context = context_of(request.scope)
     memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
 
     async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
@@ -167,9 +170,9 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
         is_single = len(images) == 1
         try:
             if is_single and isinstance(images[0], bytes):
-                await answer.keep(0, await asking.ask(worker, images[0], wanted, call))
+                await answer.keep(0, await asking.ask(worker, pipeline, images[0], wanted, call))
             else:
-                await answer.run(await open_batch(worker, images, wanted, call, asking))
+                await answer.run(await open_batch(worker, pipeline, images, wanted, call, asking))
                 if is_single:
                     answer.all()
         finally:
@@ -186,20 +189,21 @@ async def receive_text(
         return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
 
 
-async def detectors(request: AnyRequest, worker: WorkerResources, tasks: Container[Task] = ("detection",)) -> list[ModelSpec]:
+async def detectors(
+    request: AnyRequest, worker: WorkerResources, pipeline: Pipeline, tasks: Container[Task] = ("detection",)
+) -> list[ModelSpec]:
     """Return the available models with these tasks, sorted by name, after checking the caller's key."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    states = await worker.tritons.list_models()
+    states = await pipeline.tritons.list_models()
     specs = []
     for name in sorted(name for name, state in states.items() if state.is_ready):
         with suppress(GatewayError):  # it cannot be used; `/models` reports the reason
-            specs.append(await worker.pipeline.spec(name))
+            specs.append(await pipeline.spec(name))
     return [spec for spec in specs if spec.head.task in tasks]
 
 
-async def find_detector(worker: WorkerResources, options: DetectOptions, call: CallContext) -> ModelSpec:
+async def find_detector(pipeline: Pipeline, options: DetectOptions, call: CallContext) -> ModelSpec:
     """Return the model that options name, or the default model of their task; raise WrongTask if the dialect lacks its task."""
-    pipeline = worker.pipeline
     name = options.model or pipeline.default_for(options.task)
     spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline, call.caller)
     options.reader(spec)

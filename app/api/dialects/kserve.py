@@ -20,7 +20,7 @@ from app.api.admin import load_model, receive_parts, unload_model
 from app.api.answering.responses import LargeResponse
 from app.api.caller.check import require_key
 from app.api.context import context_of, header_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline, WorkerTritons
 from app.api.dialects.dialect import AnyRequest, Dialect, DialectParameters, OptionsByModel
 from app.api.dialects.kserve_tensors import InferRequest, encode_response
 from app.api.parameters.parse import check_model_name
@@ -71,9 +71,11 @@ class _Options(OptionsByModel):
 
 
 @ModelRoute([f"{_MODEL}/infer", f"{_VERSION}/infer"], key_in="query")
-async def infer(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> ASGIResponse:
+async def infer(
+    request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: Model, version: Version = None
+) -> ASGIResponse:
     """Ask a model about one image, an element of type BYTES, as `/predict/{model}` does; or pass a tensor on to it."""
-    context, pipeline, length = context_of(request.scope), worker.pipeline, header_of(request.scope, _LENGTH)
+    context, length = context_of(request.scope), header_of(request.scope, _LENGTH)
     if not 0 < len(length) <= len(str(_QUICK_BYTES)):
         context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
     in_path = [("model", model), *([("version", str(version))] if version else [])]
@@ -146,7 +148,14 @@ async def health(request: AnyRequest, worker: Worker) -> dict[str, bool]:
 
 
 @get([f"{path}{end}" for path in (_MODEL, _VERSION) for end in ("", "/ready", "/config", "/stats")])
-async def describe(request: AnyRequest, worker: Worker, model: Model, version: Version = None) -> Any:  # noqa: ANN401 - of any members
+async def describe(  # noqa: PLR0913, PLR0917 - the dependencies and the path
+    request: AnyRequest,
+    worker: Worker,
+    triton_client: WorkerTritons,
+    pipeline: WorkerPipeline,
+    model: Model,
+    version: Version = None,
+) -> Any:  # noqa: ANN401 - of any members
     """Describe the tensors, the state, the config or the statistics of a model as a Triton does.
 
     The outputs of a model that takes files are those for its image.
@@ -154,14 +163,14 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
     end = route_of(request.scope).rpartition("/")[2]
     require_key(request, worker.keys, "health" if end == "stats" else "detect", is_dialect=True)  # all callers' statistics
     check_model_name(model)
-    reference, spec = worker.pipeline.refer_to(model, version), None
+    reference, spec = pipeline.refer_to(model, version), None
     with suppress(UnsupportedModel):  # Triton can describe it nevertheless
-        spec = await worker.pipeline.spec(reference)
+        spec = await pipeline.spec(reference)
     if end == "ready":
-        if not await worker.tritons.is_ready(reference):
+        if not await triton_client.is_ready(reference):
             raise ModelNotReady("the model is not ready")
         return {"name": model, "ready": True}
-    answer = await worker.tritons.describe(_METHODS.get(end, "ModelMetadata"), reference)
+    answer = await triton_client.describe(_METHODS.get(end, "ModelMetadata"), reference)
     if end not in _METHODS and spec is not None and spec.input_format is InputFormat.FILE:
         outputs = [*(_CLASSES if isinstance(spec.head, ClassificationHead) else _BOXES), _NAMES]
         if isinstance(spec.head, EmbeddingHead):
@@ -172,13 +181,13 @@ async def describe(request: AnyRequest, worker: Worker, model: Model, version: V
 
 
 @post("/v2/repository/index", status_code=200)
-async def index(request: AnyRequest, worker: Worker) -> list[dict[str, str]]:
+async def index(request: AnyRequest, worker: Worker, triton_client: WorkerTritons) -> list[dict[str, str]]:
     """List the models in the repositories of all Tritons."""
     require_key(request, worker.keys, "detect", is_dialect=True)
     only_ready = (await _read_object(request)).get("ready") is True
     return [
         {"name": name, "version": version, "state": state.state, "reason": state.reason}
-        for name, state in sorted((await worker.tritons.list_models()).items())
+        for name, state in sorted((await triton_client.list_models()).items())
         if state.is_ready or not only_ready
         for version in sorted(state.versions) or [""]
     ]

@@ -18,7 +18,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, ImageList, ParsedBatch, items_of
 from app.api.caller.check import require_key
 from app.api.context import context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.dialects import labeling_config
 from app.api.dialects.dialect import (
     AnyRequest,
@@ -146,7 +146,7 @@ async def health(request: AnyRequest, worker: Worker) -> dict[str, str]:
 
 
 @ModelRoute("/setup", takes="text", key_in="query")
-async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
+async def setup(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, str]:
     """Return the model of a project. Label Studio requests new predictions when it changes."""
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBody:
@@ -154,18 +154,18 @@ async def setup(request: AnyRequest, worker: Worker) -> dict[str, str]:
         return ParsedBody(b"", _question_of(labeling_config.read(config) if config else ()))
 
     _, wanted, call = await receive_text(request, worker, _Parameters, parse)
-    spec = await find_detector(worker, wanted.options, call)
+    spec = await find_detector(pipeline, wanted.options, call)
     return {"model_version": refer_to(spec.name, spec.version)}
 
 
 @get("/versions")
-async def versions(request: AnyRequest, worker: Worker) -> dict[str, list[str]]:
+async def versions(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, list[str]]:
     """List the models of all projects: Label Studio does not say for which project it asks."""
-    return {"versions": [refer_to(spec.name, spec.version) for spec in await detectors(request, worker, HEADS)]}
+    return {"versions": [refer_to(spec.name, spec.version) for spec in await detectors(request, worker, pipeline, HEADS)]}
 
 
 @ModelRoute("/predict", takes="images", key_in="query")
-async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def predict(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Detect objects in the images of tasks.
 
     If there are too many tasks, only the first one gets a prediction; Label Studio then requests each task separately.
@@ -173,15 +173,15 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
     controls: list[Control] = []
 
     def parse(data: bytes, content_type: str, _: type[_Parameters]) -> ParsedBatch:
-        images, found = _read_tasks(data, content_type, worker.pipeline.fetcher.origin)
+        images, found = _read_tasks(data, content_type, pipeline.fetcher.origin)
         controls.extend(found)
         threshold = min(control.threshold for control in controls)
-        timeout_ms = int(worker.pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
+        timeout_ms = int(pipeline.limits.max_timeout_seconds * 1e3)  # Label Studio waits for 100 s
         pairs = [*_question_of(controls), ("confidence", str(threshold)), ("timeout_ms", str(timeout_ms))]
         return ParsedBatch(images, [None] * len(images), pairs)
 
     async def respond(answer: ImagesAnswer[Detections, Detections], _: _Parameters, call: CallContext) -> ASGIResponse:
-        pipeline, found = worker.pipeline, answer.all_or_errors()
+        found = answer.all_or_errors()
         nbytes = estimate_bytes(found, controls)
         if nbytes <= _FEW_BYTES and len(found) == 1:
             return JsonResponse(describe(found, controls))
@@ -192,7 +192,7 @@ async def predict(request: AnyRequest, worker: Worker) -> ASGIResponse:
             body = await pipeline.threads.run(partial(describe, found, controls), call.deadline, lease, turn=call.turn())
         return LargeResponse(body, JSON, pipeline.admission.memory)
 
-    return await answer_each(request, worker, _Parameters, parse, respond)
+    return await answer_each(request, worker, pipeline, _Parameters, parse, respond)
 
 
 @post("/webhook", status_code=201)

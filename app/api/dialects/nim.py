@@ -20,7 +20,7 @@ from app.api.answering.schema import ModelList
 from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, split_images
 from app.api.caller.check import require_key
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, answer_each, detectors
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
@@ -46,7 +46,7 @@ class _Image(msgspec.Struct):
 
 
 @ModelRoute("/v1/infer", takes="images", key_in="query")
-async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def infer(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Detect objects in up to 64 images. If one image fails, the request fails."""
     nbytes = 0
 
@@ -66,9 +66,9 @@ async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
         if len(found) == 1:
             return JsonResponse(describe())
         # Encoding thousands of objects takes 0.1 s.
-        return JsonResponse(await worker.pipeline.threads.run(describe, call.deadline, turn=call.turn()))
+        return JsonResponse(await pipeline.threads.run(describe, call.deadline, turn=call.turn()))
 
-    return await answer_each(request, worker, _Parameters, parse, respond)
+    return await answer_each(request, worker, pipeline, _Parameters, parse, respond)
 
 
 @get("/v1/health/live")
@@ -86,17 +86,17 @@ async def ready(worker: Worker) -> dict[str, str]:
 
 
 @get("/v1/models")
-async def models(request: AnyRequest, worker: Worker) -> ModelList:
+async def models(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ModelList:
     """List the models in the gateway's own format, which contains the members that NIM's clients read."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    return await list_models(worker.tritons, worker.pipeline)
+    return await list_models(pipeline)
 
 
 @get("/v1/metadata")
-async def metadata(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+async def metadata(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """Describe the service. The default model is first, because clients use only the first one."""
-    specs = await detectors(request, worker)
-    specs.sort(key=lambda spec: spec.name != split_reference(worker.pipeline.default_reference)[0])
+    specs = await detectors(request, worker, pipeline)
+    specs.sort(key=lambda spec: spec.name != split_reference(pipeline.default_reference)[0])
     info = [{"shortName": f"{spec.name}:{spec.version}", "modelUrl": spec.source} for spec in specs]
     return {"version": __version__, "modelInfo": info, "assetInfo": []}
 

@@ -23,7 +23,7 @@ from app.api.answering.native import respond_json
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.detect import handle_image
 from app.api.dialects import roboflow_core
 from app.api.dialects.dialect import (
@@ -154,21 +154,23 @@ def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBo
 
 
 @get("/model/registry")
-async def list_models(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+async def list_models(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors, each in its newest version."""
-    return {"models": [to_description(spec) for spec in await detectors(request, worker, TASK_TYPES)]}
+    return {"models": [to_description(spec) for spec in await detectors(request, worker, pipeline, TASK_TYPES)]}
 
 
 @ModelRoute("/model/add", takes="text", key_in="body")
-async def add_model(request: AnyRequest, worker: Worker) -> dict[str, Any]:
+async def add_model(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors, the requested one first, under the client's id for it."""
 
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
     _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
-    spec = await find_detector(worker, wanted.options, call)
-    others = [one for one in await detectors(request, worker, TASK_TYPES) if one.pinned.reference != spec.pinned.reference]
+    spec = await find_detector(pipeline, wanted.options, call)
+    others = [
+        one for one in await detectors(request, worker, pipeline, TASK_TYPES) if one.pinned.reference != spec.pinned.reference
+    ]
     return {"models": [to_description(spec, wanted.model_id), *map(to_description, others)]}
 
 
@@ -176,7 +178,7 @@ def _infer_route(path: str, task: Task) -> HTTPRouteHandler:
     """Make a route of v1. Its task only chooses the default model: the answer is that of the model."""
     kind: Any = msgspec.defstruct("_Parameters", (), bases=(_V1Parameters,), namespace={"task": task}, frozen=True, kw_only=True)
 
-    async def infer(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    async def infer(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         """Detect objects in an image, or in each of a list of images. If one image fails, the request fails."""
         body = InferenceBody()
         context = context_of(request.scope)
@@ -192,16 +194,18 @@ def _infer_route(path: str, task: Task) -> HTTPRouteHandler:
 
             if body.is_list or body.drawn:  # large responses
                 drawable = list(zip(body.drawn, found, strict=False))  # none if no pictures are wanted
-                return await drawn.respond_with_pictures(worker.pipeline, call, drawable, describe)
-            return await respond_json(describe, found[0], worker.pipeline, call)
+                return await drawn.respond_with_pictures(pipeline, call, drawable, describe)
+            return await respond_json(describe, found[0], pipeline, call)
 
-        return await answer_each(request, worker, kind, body.parse, respond)
+        return await answer_each(request, worker, pipeline, kind, body.parse, respond)
 
     return ModelRoute(path, task=None, takes="images", key_in="body")(infer)
 
 
 @ModelRoute(_V0, key_in="query")
-async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], version: FromPath[int]) -> ASGIResponse:
+async def infer_v0(
+    request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str], version: FromPath[int]
+) -> ASGIResponse:
     """Detect objects with the model in the path."""
 
     async def respond(given: ResponseInput[Detections]) -> ASGIResponse:
@@ -213,7 +217,7 @@ async def infer_v0(request: AnyRequest, worker: Worker, model: FromPath[str], ve
         return await respond_json(partial(describe_v0, given), given.found, given.pipeline, given.call)
 
     in_path = [("model", model), ("version", str(version))]
-    return await handle_image(request, worker, _V0Parameters, in_path, parse=parse_v0, respond=respond)
+    return await handle_image(request, worker, pipeline, _V0Parameters, in_path, parse=parse_v0, respond=respond)
 
 
 def describe_v0(given: ResponseInput[Detections], pictures: Sequence[bytes] = ()) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from app.api.answering.native import respond_in_thread
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
 from app.api.dialects.roboflow_answers import random_uuid
 from app.api.dialects.roboflow_images import InferenceBody
@@ -37,7 +37,7 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
     """Make a route for text. All of them read with the same models, whatever the path names."""
 
-    async def read(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         """Read the text in an image, or in each of a list of images. If one image fails, the request fails."""
         body, context = InferenceBody(), context_of(request.scope)
 
@@ -49,22 +49,22 @@ def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
                 described = [_to_text(one, context, has_boxes=shows) for one in found]
                 return described if body.is_list else described[0]
 
-            return await respond_in_thread(describe, worker.pipeline, call)
+            return await respond_in_thread(describe, pipeline, call)
 
-        return await answer_each(request, worker, _Parameters, body.parse, respond, READING)
+        return await answer_each(request, worker, pipeline, _Parameters, body.parse, respond, READING)
 
     return ModelRoute(path, task="text_detection", takes="images", key_in="body")(read)
 
 
 @ModelRoute("/clip/embed_image", task="embedding", takes="images", key_in="body")
-async def embed_image(request: AnyRequest, worker: Worker) -> ASGIResponse:
+async def embed_image(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Describe an image, or each of a list of images, by a vector. If one image fails, the request fails."""
 
     async def respond(answer: ImagesAnswer[Any, Embedding], _: _Parameters, call: CallContext) -> ASGIResponse:
         describe = partial(_to_vectors, answer.all(), context_of(request.scope))
-        return await respond_in_thread(describe, worker.pipeline, call)
+        return await respond_in_thread(describe, pipeline, call)
 
-    return await answer_each(request, worker, _Parameters, InferenceBody().parse, respond)
+    return await answer_each(request, worker, pipeline, _Parameters, InferenceBody().parse, respond)
 
 
 def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) -> dict[str, Any]:

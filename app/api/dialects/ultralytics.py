@@ -23,7 +23,7 @@ from app.api.answering.format import ResponseInput
 from app.api.answering.native import objects, rounded, to_scores
 from app.api.caller.check import require_key
 from app.api.context import context_of
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.dialects.dialect import AnyRequest, ConfidenceParameters, Dialect, OptionsByModel, detect
 from app.api.parameters.parse import Fraction
 from app.api.receiving.body import FILE_FIELDS, parse_body
@@ -76,9 +76,11 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
 
 @ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")
-async def predict(request: AnyRequest, worker: Worker, model: FromPath[str | None] = None) -> ASGIResponse:
+async def predict(
+    request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str | None] = None
+) -> ASGIResponse:
     """Ask the model in the path; without one, the default model, as a dedicated endpoint asks its own."""
-    return await detect(request, worker, _Parameters, _parse, to_prediction, [("model", model)] if model else [])
+    return await detect(request, worker, pipeline, _Parameters, _parse, to_prediction, [("model", model)] if model else [])
 
 
 @post("/v1/auth", status_code=200)
@@ -89,10 +91,12 @@ async def authenticate(request: AnyRequest, worker: Worker) -> dict[str, bool]:
 
 
 @get("/v1/models/{model:str}")
-async def describe(request: AnyRequest, worker: Worker, model: FromPath[str]) -> dict[str, dict[str, str]]:
+async def describe(
+    request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, model: FromPath[str]
+) -> dict[str, dict[str, str]]:
     """Tell hub-sdk that a model, or a route, exists."""
     require_key(request, worker.keys, "detect", is_dialect=True)
-    await describe_model(split_reference(worker.pipeline.refer_to(model, None))[0], worker)
+    await describe_model(split_reference(pipeline.refer_to(model, None))[0], pipeline)
     return {"data": {"id": model}}
 
 

@@ -7,7 +7,7 @@ from litestar import get
 from litestar.exceptions import NotFoundException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, SwaggerRenderPlugin
-from litestar.openapi.spec import Components
+from litestar.openapi.spec import Components, Tag
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
@@ -17,6 +17,17 @@ from app.api.answering.responses import FileResponse
 # Swagger UI's files, with their names in the package offapi.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
 _ASSETS_PATH = "/docs-assets"
+TAGS = [
+    Tag("detection", "Ask a model about an image, or about several."),
+    Tag("text", "Read text."),
+    Tag("faces", "Find, describe and compare faces."),
+    Tag("vectors", "Describe images and texts by vectors."),
+    Tag("analysis", "Ask several models about one image."),
+    Tag("search", "Keep what models say of images, and find them again; off by default."),
+    Tag("models", "The models, the names that stand for them, and changes of both, which need API keys."),
+    Tag("health", "The state of the gateway and of Triton."),
+]
+"""Subjects of the routes."""
 
 
 @get(_ASSETS_PATH + "/{name:str}", include_in_schema=False)
@@ -39,6 +50,7 @@ def config(components: Components) -> OpenAPIConfig:
         "objects or classes come out.",
         use_handler_docstrings=True,
         components=components,
+        tags=TAGS,
         path="/docs",
         render_plugins=[
             SwaggerRenderPlugin(

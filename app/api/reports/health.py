@@ -10,7 +10,7 @@ from litestar import Request, Response, get
 
 from app import __version__
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import LimitsInForce, Worker, WorkerResources
+from app.api.dependencies import LimitsInForce, Worker, WorkerPipeline, WorkerTritons
 from app.api.documentation.openapi import describe
 from app.api.routes import API_VERSION
 from app.errors import GatewayError
@@ -26,6 +26,8 @@ from app.triton.pool import TritonPool
 
 _STATES = ("ready", "not_ready", "unreachable")
 """States of a Triton, the best first."""
+_UNREACHABLE = "Triton unavailable"
+"""Literally what clients of the system that this one follows look for."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -77,7 +79,7 @@ class Health(msgspec.Struct, frozen=True):
     triton: Literal["healthy", "unhealthy"]
     """Whether any Triton responds."""
     detail: str | None
-    """Why the default model cannot be used, if its spec cannot be read."""
+    """Why no detection is possible; null if it is. `Triton unavailable` if none responds."""
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
@@ -140,10 +142,14 @@ async def readyz(worker: Worker) -> Response[State]:
     summary="The default model is ready, and on what that depends",
     responses=describe(503, ReadinessReport, "The default model is not ready"),
 )
-async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[ReadinessReport]:
+async def ready(
+    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+) -> Response[ReadinessReport]:
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
-    servers, _, no_search = await asyncio.gather(_examine_all(worker), _spec(worker.pipeline, context), worker.why_no_search())
+    servers, _, no_search = await asyncio.gather(
+        _examine_all(triton_client, pipeline.default_reference), _spec(pipeline, context), worker.why_no_search()
+    )
     status = _best_status(servers)
     is_ready = not worker.is_draining and status == "ready" and not (worker.deployment.is_search_alone and no_search)
     reason = context.log_fields.get("detail") if status == "not_ready" else None
@@ -162,14 +168,23 @@ async def ready(request: Request[Any, Any, Any], worker: Worker) -> Response[Rea
 
 
 @get("/health", summary="State of the gateway and of Triton", responses=describe(503, Health, "No detection is possible"))
-async def health(request: Request[Any, Any, Any], worker: Worker) -> Response[Health]:
+async def health(
+    request: Request[Any, Any, Any], worker: Worker, triton_client: WorkerTritons, pipeline: WorkerPipeline
+) -> Response[Health]:
     """Report the state of the gateway, Triton and the default model."""
-    pipeline, metrics, context = worker.pipeline, worker.metrics, context_of(request.scope)
+    metrics, context = worker.metrics, context_of(request.scope)
     gpus, servers, spec, no_search = await asyncio.gather(
-        read_gpus(worker.deployment.triton_metrics_urls), _examine_all(worker), _spec(pipeline, context), worker.why_no_search()
+        read_gpus(worker.deployment.triton_metrics_urls),
+        _examine_all(triton_client, pipeline.default_reference),
+        _spec(pipeline, context),
+        worker.why_no_search(),
     )
     status = _best_status(servers)
     is_ready = status == "ready" and spec is not None
+    if status == "unreachable":
+        context.log_fields["detail"] = _UNREACHABLE
+    elif status == "not_ready":
+        context.log_fields.setdefault("detail", f"{pipeline.default_model} is not ready in Triton, or its inferences fail")
     workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",
@@ -225,10 +240,9 @@ def _to_mb(nbytes: int) -> float:
     return round(nbytes / 1e6, 1)
 
 
-async def _examine_all(worker: WorkerResources) -> list[ServerHealth]:
-    """Query all Tritons. A Triton is ready if the default model is."""
-    pool = worker.tritons
-    model, sent = worker.pipeline.default_reference, sum(server.recent_images for server in pool.servers)
+async def _examine_all(pool: TritonPool, model: str) -> list[ServerHealth]:
+    """Query all Tritons. A Triton is ready if the model is."""
+    sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from litestar import Request, Response, get
 
 from app.api.context import RequestContext
-from app.api.dependencies import Worker
+from app.api.dependencies import Worker, WorkerPipeline
 from app.errors import DeadlinePassed
 from app.resilience.fairness import Caller
 from app.telemetry.metrics import Metrics, render
@@ -14,9 +14,9 @@ from app.triton.metrics import triton_metrics
 
 
 @get("/metrics", include_in_schema=False)
-async def metrics(request: Request[Any, Any, Any], worker: Worker) -> Response[bytes]:
+async def metrics(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> Response[bytes]:
     """Return the metrics of all workers of this host in a Prometheus format."""
-    worker.pipeline.sample()
+    pipeline.sample()
     families = [*worker.metrics.collect(), *triton_metrics(worker.metrics.table)]
     text, content_type = render(families, request.headers.get("accept", ""))
     return Response(text, media_type=content_type)

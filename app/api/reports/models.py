@@ -4,11 +4,10 @@ import asyncio
 
 import msgspec
 from litestar import get
-from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from app.api.answering.schema import CascadeInfo, ModelCard, ModelInfo, ModelList, StepInfo
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline
 from app.api.documentation.openapi import PROBLEMS
 from app.cascade.definition import Cascade
 from app.errors import GatewayError, UnknownModel
@@ -17,14 +16,13 @@ from app.model.heads import TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
-from app.triton.pool import TritonPool
 from app.triton.server_info import ModelState
 
 
 @get("/models", summary="List the models that can be used, and those that could be pulled", responses={503: PROBLEMS[503]})
-async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> ModelList:
+async def models(worker: Worker, pipeline: WorkerPipeline) -> ModelList:
     """List the models in the repositories of all Tritons, those that `pull` can download, and the cascades."""
-    listed = await list_models(triton_client, worker.pipeline)
+    listed = await list_models(pipeline)
     known = [(name, cascade) for name in worker.catalog.names() if (cascade := worker.catalog.own(name)) is not None]
     return msgspec.structs.replace(listed, cascades=[_describe_cascade(name, cascade) for name, cascade in known])
 
@@ -34,14 +32,14 @@ async def models(triton_client: NamedDependency[TritonPool], worker: Worker) -> 
     summary="Describe a model",
     responses={status: PROBLEMS[status] for status in (400, 404, 503)},
 )
-async def model(model: FromPath[str], worker: Worker) -> ModelInfo:
+async def model(model: FromPath[str], pipeline: WorkerPipeline) -> ModelInfo:
     """Describe a model in the repositories of all Tritons, or one that `pull` can download."""
-    return await describe_model(model, worker)
+    return await describe_model(model, pipeline)
 
 
-async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
+async def describe_model(name: str, pipeline: Pipeline) -> ModelInfo:
     """Describe a model; raise UnknownModel if there is none of this name."""
-    listed = await list_models(worker.tritons, worker.pipeline)
+    listed = await list_models(pipeline)
     found = next((model for model in listed.models if model.name == name), None)
     if found is None:
         similar = suggestion(name, [model.name for model in listed.models]) or ";"
@@ -49,9 +47,9 @@ async def describe_model(name: str, worker: WorkerResources) -> ModelInfo:
     return found
 
 
-async def list_models(tritons: TritonPool, pipeline: Pipeline) -> ModelList:
+async def list_models(pipeline: Pipeline) -> ModelList:
     """Describe the models in the repositories of all Tritons, and those that `pull` can download."""
-    listed = await tritons.list_models()
+    listed = await pipeline.tritons.list_models()
     loaded = {name for name, state in listed.items() if state.is_ready}
     unloadable = await asyncio.to_thread(pipeline.unloadable, loaded)
     states: dict[str, ModelState | None] = dict.fromkeys([*pipeline.pullable, *unloadable]) | listed

@@ -19,7 +19,7 @@ from app.api.answering.native import respond_in_thread
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerResources, WorkerSearch
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.receiving import body, intake
@@ -107,7 +107,6 @@ Question = Callable[[SearchEngine, str], Awaitable[T]]
 class Asked(NamedTuple, Generic[P]):
     """A request for a search; `image` is empty if it has none."""
 
-    worker: WorkerResources
     search: Search
     tenant: str
     image: bytes
@@ -137,7 +136,7 @@ def search_route(
     parse = parse_any if "text" in kind.__struct_fields__ else body.parse_body
     is_text = described.get("takes") == "text"
 
-    async def handle(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         check(worker)
         context = context_of(request.scope)
         if is_text:
@@ -145,14 +144,14 @@ def search_route(
         with ClientWatch(request.receive, context.body_limits) as client:
             received = intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=parse is parse_any)
             content, wanted, call = await received
-            found = await find(Asked(worker, worker.require_search(), context.tenant, content.image, wanted, call))
+            found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 
             def describe() -> Timed:
                 took, total = (round(time, 2) for time in (context.timing.stages.get(SEARCH, 0.0), context.timing.total))
                 return response(**found, search_time_ms=took, total_time_ms=total, request_id=context.request_id)  # type: ignore[call-arg]
 
-            return await respond_in_thread(describe, worker.pipeline, call)
+            return await respond_in_thread(describe, search.pipeline, call)
 
     described = {"task": None, **described, **({"body": describe_text} if is_text else {})}
     return own_route(path, handle, response, "What was found, best first", kinds=(kind,), scope="search", **described)

@@ -143,7 +143,7 @@ async def _by_image(asked: Asked[_ImageParameters]) -> Document:
 
 
 async def _describe(asked: Asked[Any]) -> Vector:
-    text = await ask_text(asked.worker, words_of(asked.wanted.text).encode(), asked.call)
+    text = await ask_text(asked.search.pipeline, words_of(asked.wanted.text).encode(), asked.call)
     return await asked.search.among_images(text, asked.call)
 
 

@@ -18,7 +18,7 @@ from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerResources, WorkerSearch
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
@@ -29,6 +29,7 @@ from app.api.sight.image import Asking
 from app.api.sight.images import open_batch
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.search.describe import Parts
 from app.search.service import Ingested, IngestOptions
 
@@ -232,20 +233,20 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
     )
 
 
-async def ingest(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+async def ingest(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestParameters, body.parse_body)
         context.log_fields["image_bytes"] = len(content.image)
-        search, given = worker.require_search(), {"path": wanted.image_path, "metadata": wanted.read_metadata()}
+        given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
     context.log_fields |= {"ingested": found.added.status, "objects": len(found.image.objects), "faces": len(found.image.faces)}
     answer = _to_response(found, total_time_ms=round(context.timing.total, 2), request_id=context.request_id)
     return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
 
 
-async def ingest_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
@@ -255,9 +256,9 @@ async def ingest_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
         paths = wanted.read_list("image_paths", images)
         context.log_fields["image_bytes"] = sum(len(image) for image in content.images if isinstance(image, bytes))
 
-        async def add(_: WorkerResources, image: bytes, __: _IngestBatchParameters, own: CallContext) -> Ingested:
+        async def add(_: WorkerResources, __: Pipeline, image: bytes, ___: _IngestBatchParameters, own: CallContext) -> Ingested:
             index = own.image_index
-            return await worker.require_search().ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
+            return await search.ingest(context.tenant, image, ids[index], own, wanted.options, path=paths[index])
 
         async def keep(index: int, found: Ingested) -> tuple[NearDuplicate | None, DuplicateDetail | None]:
             answer.totals.update(found.counts())
@@ -267,7 +268,7 @@ async def ingest_batch(request: Request[Any, Any, Any], worker: Worker) -> ASGIR
 
         asking = Asking(lambda worker, _: worker.pipeline.default_for(_TASK), add)
         answer = ImagesAnswer(images, keep, context, worker.metrics)
-        await answer.run(await open_batch(worker, content.images, wanted, call, asking))
+        await answer.run(await open_batch(worker, search.pipeline, content.images, wanted, call, asking))
     answer.log()
     errors = [
         ErrorDetail(image_id=ids[each.index], **msgspec.structs.asdict(each)) for each in answer.failures(content.names) or ()

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerSearch
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
 from app.api.receiving import intake
@@ -26,6 +26,7 @@ from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext
 from app.search.engine import Family, Job, Page
 from app.search.jobs import DirectoryOptions, ReindexOptions, allowed_folder, begin_reindex
+from app.search.service import Search
 
 _PAUSE_SECONDS = 0.5
 _ENDED = ("done", "failed")
@@ -35,7 +36,7 @@ _Wait = Annotated[
     bool, Meta(description="Whether the answer comes at the end; otherwise, or after `timeout_ms`, it is 202 with the job.")
 ]
 W = TypeVar("W", bound=Parameters)
-_Begin = Callable[[WorkerResources, W, CallContext], Awaitable[DirectoryOptions | ReindexOptions]]
+_Begin = Callable[[Search, W, CallContext], Awaitable[DirectoryOptions | ReindexOptions]]
 
 
 class _DirectoryParameters(IngestFlags, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,13 +121,13 @@ def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
 def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: str) -> HTTPRouteHandler:
     """Make a route that adds the job whose options `begin` returns, and waits for its end as long as the client stays."""
 
-    async def handle(request: AnyRequest, worker: Worker) -> ASGIResponse:
+    async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
-        context, search = context_of(request.scope), worker.require_search()
+        context = context_of(request.scope)
         with ClientWatch(request.receive, context.body_limits) as client:
             _, wanted, call = await intake.receive(client, request.scope, worker, [], kind, _parse, may_be_empty=True)
             given: Any = wanted
-            options = await begin(worker, wanted, call)
+            options = await begin(search, wanted, call)
             named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"
             async with search.database.asking(call) as engine:
                 job = await engine.add_job(context.tenant, named, msgspec.to_builtins(options))
@@ -143,15 +144,15 @@ def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: 
     return own_route(path, handle, JobAnswer, "The job has failed", kinds=(kind,), also=also, **described)
 
 
-async def _begin_directory(worker: WorkerResources, wanted: _DirectoryParameters, _: CallContext) -> DirectoryOptions:
+async def _begin_directory(search: Search, wanted: _DirectoryParameters, _: CallContext) -> DirectoryOptions:
     if not wanted.directory:
         raise InvalidParameter("directory: expected the path of a folder")
-    folder = await asyncio.to_thread(allowed_folder, worker.require_search().options.folders, wanted.directory)
+    folder = await asyncio.to_thread(allowed_folder, search.options.folders, wanted.directory)
     return DirectoryOptions(str(folder), wanted.recursive, wanted.max_images, wanted.options)
 
 
-async def _begin_reindex(worker: WorkerResources, wanted: _ReindexParameters, call: CallContext) -> ReindexOptions:
-    model = await begin_reindex(worker.require_search(), wanted.family, call)
+async def _begin_reindex(search: Search, wanted: _ReindexParameters, call: CallContext) -> ReindexOptions:
+    model = await begin_reindex(search, wanted.family, call)
     return ReindexOptions(wanted.family, model, wanted.allow_missing)
 
 

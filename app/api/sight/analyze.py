@@ -26,6 +26,7 @@ from app.errors import GatewayError, WrongTask
 from app.model.heads import DetectionHead
 from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
 
@@ -146,9 +147,9 @@ def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
     return Cascade(name="analyze", steps=steps)
 
 
-async def _ask(worker: WorkerResources, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
+async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: _Parameters, call: CallContext) -> CascadeAnswer:
     """Ask about an image; the detector must be there: what is wrong with it is no failure of a part."""
-    pipeline, (name, version) = worker.pipeline, split_reference(_detector(worker, wanted))
+    name, version = split_reference(_detector(worker, wanted))
     spec = await pipeline.prepare(pipeline.refer_to(name, version), call.deadline, call.caller)
     if not isinstance(spec.head, DetectionHead):
         raise WrongTask(f"{spec.name} is a {spec.head.noun}, not a {DetectionHead.noun}")

@@ -14,7 +14,7 @@ from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import BatchFailure
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
@@ -27,6 +27,7 @@ from app.api.sight.images import images_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Embedding
 from app.pipeline.tensors import run_text
 
@@ -121,8 +122,10 @@ class BoxesParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
         return boxes
 
 
-async def _embed_boxes(worker: WorkerResources, image: bytes, wanted: BoxesParameters, call: CallContext) -> _Embedded:
-    width, height, found = await ask_about_boxes(worker.pipeline, image, wanted.read_boxes(), wanted.options, call)
+async def _embed_boxes(
+    _: WorkerResources, pipeline: Pipeline, image: bytes, wanted: BoxesParameters, call: CallContext
+) -> _Embedded:
+    width, height, found = await ask_about_boxes(pipeline, image, wanted.read_boxes(), wanted.options, call)
     return ImageSize(width, height), found
 
 
@@ -166,10 +169,10 @@ def _describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=True, content={JSON: describe_form({"text": text, **fields}, ["text"])})
 
 
-async def ask_text(worker: WorkerResources, text: bytes, call: CallContext, version: int | None = None) -> Embedding:
+async def ask_text(pipeline: Pipeline, text: bytes, call: CallContext, version: int | None = None) -> Embedding:
     """Describe a text by a vector; raise UnknownModel, with what to do, if there is no model for it."""
     try:
-        return await run_text(worker.pipeline, _TEXT_MODEL, version, text, call)
+        return await run_text(pipeline, _TEXT_MODEL, version, text, call)
     except UnknownModel as error:
         raise UnknownModel(
             f"texts cannot be described: there is no model {_TEXT_MODEL}, which has to be added; its input is a text, of type "
@@ -177,7 +180,7 @@ async def ask_text(worker: WorkerResources, text: bytes, call: CallContext, vers
         ) from error
 
 
-async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Describe the `text` of a JSON object by a vector, if there is a model for it; it has to be added.
 
     The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.
@@ -189,9 +192,9 @@ async def embed_text(request: Request[Any, Any, Any], worker: Worker) -> ASGIRes
         if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
             raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
         if wanted.model is not None:
-            found = await run_text(worker.pipeline, wanted.model, wanted.version, content.image, call)
+            found = await run_text(pipeline, wanted.model, wanted.version, content.image, call)
         else:
-            found = await ask_text(worker, content.image, call, wanted.version)
+            found = await ask_text(pipeline, content.image, call, wanted.version)
     answer = EmbedTextResponse(
         embedding=to_vector(found.vector),
         embedding_norm=to_norm(found.norm),

@@ -20,7 +20,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
@@ -190,15 +190,15 @@ def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
     )
 
 
-async def verify(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
     context = context_of(request.scope)
     with ClientWatch(request.receive, context.body_limits) as client:
         content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
-        context.log_fields |= worker.pipeline.log_fields(LARGEST.first(worker, wanted))
+        context.log_fields |= pipeline.log_fields(LARGEST.first(worker, wanted))
         answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
-        await answer.run(await open_batch(worker, content.images, wanted, call, LARGEST))
+        await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, LARGEST))
         answer.log()
         response = compare(answer.all(), wanted.threshold, context)
     return JsonResponse(msgspec.json.encode(response))

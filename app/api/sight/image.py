@@ -14,7 +14,7 @@ from app.api.answering.format import ResponseInput, negotiate
 from app.api.answering.native import respond_in_thread
 from app.api.answering.schema import ImageSize
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Parameters
 from app.api.receiving import body, intake
@@ -25,6 +25,7 @@ from app.cascade.run import CascadeAnswer, run_cascade
 from app.model.heads import DetectionHead, Task
 from app.model.reference import refer_to, split_reference
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
 _PICTURES = pictures_of(DetectionHead.task)
@@ -65,14 +66,14 @@ class Asking(NamedTuple, Generic[P, R]):
 
     first: Callable[[WorkerResources, P], str]
     """Returns the reference of the model that is asked first."""
-    ask: Callable[[WorkerResources, bytes, P, CallContext], Awaitable[R]]
+    ask: Callable[[WorkerResources, Pipeline, bytes, P, CallContext], Awaitable[R]]
 
 
 MODEL: Asking[Any, Any] = Asking(
     lambda worker, wanted: refer_to(
         wanted.options.model or worker.pipeline.default_for(wanted.options.task), wanted.options.version
     ),
-    lambda worker, image, wanted, call: worker.pipeline.run(image, wanted.options, call),
+    lambda _, pipeline, image, wanted, call: pipeline.run(image, wanted.options, call),
 )
 """Asks the model that the parameters name, or the default model of their task."""
 
@@ -80,8 +81,8 @@ MODEL: Asking[Any, Any] = Asking(
 def by_cascade(choose: Callable[[WorkerResources, P], Cascade]) -> Asking[P, CascadeAnswer]:
     """Ask the cascade that `choose` returns for the parameters of a request."""
 
-    async def ask(worker: WorkerResources, image: bytes, wanted: P, call: CallContext) -> CascadeAnswer:
-        return await run_cascade(worker.pipeline, choose(worker, wanted), image, call, worker.metrics)
+    async def ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted: P, call: CallContext) -> CascadeAnswer:
+        return await run_cascade(pipeline, choose(worker, wanted), image, call, worker.metrics)
 
     return Asking(lambda worker, wanted: choose(worker, wanted).model, ask)
 
@@ -106,15 +107,15 @@ def image_route(  # noqa: PLR0913 - the properties of a route
     """
     pictures = _PICTURES if to_objects else {}
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
+    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         check(worker)
-        context, pipeline = context_of(request.scope), worker.pipeline
+        context = context_of(request.scope)
         accepted = negotiate(context.accept, (JSON, *pictures))
         with ClientWatch(request.receive, context.body_limits) as client:
             content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, body.parse_body)
             name, _ = split_reference(asking.first(worker, wanted))
             context.log_fields |= {"image_bytes": len(content.image), **pipeline.log_fields(name)}
-            found = await asking.ask(worker, content.image, wanted, call)
+            found = await asking.ask(worker, pipeline, content.image, wanted, call)
             if to_objects and accepted != JSON:
                 drawing = ResponseInput(to_objects(wanted, found), content.image, wanted, context, call, pipeline)
                 return await drawn.IMAGE.respond(drawing)

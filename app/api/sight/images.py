@@ -15,7 +15,7 @@ from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.receiving import intake
 from app.api.receiving.client_watch import ClientWatch
@@ -25,6 +25,7 @@ from app.model.heads import Task
 from app.model.reference import split_reference
 from app.pipeline.batch_request import BatchRequest, Image
 from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
 from app.resilience.lease import Lease
 
 _DESCRIPTION = """Up to 64 images; each succeeds or fails on its own. The deadline is that of the whole batch; images that are not
@@ -44,18 +45,17 @@ class Documents(Timed, frozen=True, kw_only=True):
     failures: list[BatchFailure] | None = None
 
 
-async def open_batch(
-    worker: WorkerResources, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, R]
+async def open_batch(  # noqa: PLR0913, PLR0917 - the parts of a question
+    worker: WorkerResources, pipeline: Pipeline, images: list[Image], wanted: P, call: CallContext, asking: Asking[P, R]
 ) -> BatchRequest[R]:
     """Open a batch of images, of which those that are too large fail; errors are those of `BatchRequest.open_with`."""
     refuse_large(images, worker.deployment.body_limits.max_bytes)
     if asking is MODEL:
-        return await BatchRequest.open(worker.pipeline, images, wanted.options, call)  # type: ignore[attr-defined]
+        return await BatchRequest.open(pipeline, images, wanted.options, call)  # type: ignore[attr-defined]
 
     def ask(image: bytes, own_call: CallContext, _: Lease) -> Awaitable[R]:
-        return asking.ask(worker, image, wanted, own_call)
+        return asking.ask(worker, pipeline, image, wanted, own_call)
 
-    pipeline = worker.pipeline
     call = call._replace(route_key=call.route_key or call.request_id)  # a route answers about all of them by the same model
     model = pipeline.refer_to(*split_reference(asking.first(worker, wanted)))
     slots = asyncio.Semaphore(2 * pipeline.limits.decode_threads)  # while some are decoded, models answer about others
@@ -78,8 +78,8 @@ def images_route(  # noqa: PLR0913, PLR0917 - the properties of a route
     `to_document` makes the response from the fields of `Documents`, which the results add totals to.
     """
 
-    async def handle(request: Request[Any, Any, Any], worker: Worker) -> ASGIResponse:
-        context, pipeline = context_of(request.scope), worker.pipeline
+    async def handle(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
+        context = context_of(request.scope)
         with (
             ClientWatch(request.receive, context.body_limits) as client,
             pipeline.admission.memory.reserve(context.caller, "the results of this batch") as memory,
@@ -101,7 +101,7 @@ def images_route(  # noqa: PLR0913, PLR0917 - the properties of a route
                 return encoded
 
             answer: ImagesAnswer[R, bytes] = ImagesAnswer(len(names), convert, context, worker.metrics)
-            await answer.run(await open_batch(worker, content.images, wanted, call, asking))
+            await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, asking))
             answer.log()
             results = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
             document = to_document(results=results, failures=answer.failures(names), **answer.summary(), **answer.totals)

@@ -17,6 +17,7 @@ from app.settings.schema import Settings
 
 # A backup does not contain what only a superuser may be able to make.
 _BEFORE_RESTORE = """
+SET client_min_messages = warning;  -- the first line that is printed is the one that is shown
 DO $$ BEGIN
     IF to_regclass('images') IS NOT NULL THEN
         IF EXISTS (SELECT FROM images) OR EXISTS (SELECT FROM persons) THEN
@@ -27,6 +28,9 @@ DO $$ BEGIN
         CREATE ROLE nereid_search NOLOGIN;
     END IF;
     CREATE EXTENSION IF NOT EXISTS vector;
+    IF (SELECT string_to_array(extversion, '.')::integer[] < '{0,8,3}' FROM pg_extension WHERE extname = 'vector') THEN
+        RAISE EXCEPTION 'this pgvector can damage the indexes of a restore: install 0.8.4 or later, ALTER EXTENSION vector UPDATE';
+    END IF;
 END $$
 """
 # The policies of the owner name the user whose the backup was; until they are made again, nobody sees any rows.

@@ -1,12 +1,24 @@
 """Whether search can use a database, and its schema: `migrations/<version>_<subject>.sql`, each once, in order."""
 
 import asyncio
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
+import structlog
 
-from app.errors import SearchUnavailable
+from app.errors import IndexRefused, SearchUnavailable
+
+LOG = structlog.get_logger()
+
+
+class Doubt(NamedTuple):
+    """Why a database can be used, but should be updated, and how."""
+
+    why: str
+    fix: str
+
 
 LOCK = 0x6E65_7265_6964
 """Advisory lock of those who define something."""
@@ -19,6 +31,9 @@ _FILES = {int(file.name.split("_")[0]): file for file in Path(__file__).with_nam
 NEWEST = max(_FILES)
 
 _MIN_MAJOR, _MIN_PGVECTOR = 16, [0, 8]
+# https://github.com/pgvector/pgvector/pull/988 and https://github.com/pgvector/pgvector/issues/993
+_UNDAMAGED_PGVECTOR, _MENDED_PGVECTOR = [0, 8, 3], [0, 8, 4]
+_UPDATE = "install pgvector 0.8.4 or later, and ALTER EXTENSION vector UPDATE"
 _EXAMINE = """
 SELECT current_setting('server_version'), current_setting('server_version_num')::integer / 10000,
     (SELECT coalesce(installed_version, default_version) FROM pg_available_extensions WHERE name = 'vector'),
@@ -55,9 +70,11 @@ async def migrate(url: str, up_to: int | None = None) -> None:
 
 
 async def _migrate(connection: Any, up_to: int | None) -> None:  # noqa: ANN401 - asyncpg's connection
-    found, lacks = await _examine(connection)
+    found, lacks, doubt = await _examine(connection)
     if lacks:
         raise SearchUnavailable(f"{found} cannot be used: {'; '.join(lacks)}")
+    if doubt:
+        LOG.warning("the database of search should be updated", database=found, detail=doubt.why, fix=doubt.fix)
     if not await connection.fetchval("SELECT to_regclass('schema_version')"):
         await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
         await connection.execute("CREATE TABLE schema_version (version integer NOT NULL); INSERT INTO schema_version VALUES (0)")
@@ -69,8 +86,15 @@ async def _migrate(connection: Any, up_to: int | None) -> None:  # noqa: ANN401 
         await connection.execute("UPDATE schema_version SET version = $1", next_version)
 
 
-async def examine(url: str) -> tuple[str, list[str]]:
-    """Return what a database is, and what search lacks there, in sentences.
+async def refuse_damage(connection: Any) -> None:  # noqa: ANN401 - asyncpg's connection
+    """Raise IndexRefused if pgvector might damage an index of vectors that is made now."""
+    pgvector = await connection.fetchval("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
+    if (doubt := _doubt(pgvector)) and _numbers(pgvector) < _UNDAMAGED_PGVECTOR:
+        raise IndexRefused(": ".join(doubt))
+
+
+async def examine(url: str) -> tuple[str, list[str], Doubt | None]:
+    """Return what a database is, what search lacks there, and why it should be updated, if so, in sentences.
 
     Raises:
         ConnectionError: It does not answer, or refuses its user.
@@ -85,13 +109,27 @@ async def examine(url: str) -> tuple[str, list[str]]:
         raise ConnectionError(str(error) or type(error).__name__) from error
 
 
-async def _examine(connection: Any) -> tuple[str, list[str]]:  # noqa: ANN401 - asyncpg's connection
+async def _examine(connection: Any) -> tuple[str, list[str], Doubt | None]:  # noqa: ANN401 - asyncpg's connection
     version, major, pgvector, has_role = await connection.fetchrow(_EXAMINE)
     lacks = []
     if major < _MIN_MAJOR:
         lacks.append(f"search needs PostgreSQL {_MIN_MAJOR} or later")
-    if not pgvector or [int(number) for number in pgvector.split(".")[:2]] < _MIN_PGVECTOR:
-        lacks.append("search needs pgvector 0.8 or later: install it, and ALTER EXTENSION vector UPDATE")
+    if not pgvector or _numbers(pgvector) < _MIN_PGVECTOR:
+        lacks.append(f"search needs pgvector: {_UPDATE}")
     if not has_role:
         lacks.append("its user cannot be nereid_search: CREATE ROLE nereid_search NOLOGIN; GRANT nereid_search TO the user")
-    return f"PostgreSQL {version} with {f'pgvector {pgvector}' if pgvector else 'no pgvector'}", lacks
+    found = f"PostgreSQL {version} with {f'pgvector {pgvector}' if pgvector else 'no pgvector'}"
+    return found, lacks, None if lacks else _doubt(pgvector)
+
+
+def _doubt(pgvector: str) -> Doubt | None:
+    if _numbers(pgvector) < _UNDAMAGED_PGVECTOR:
+        why = f"pgvector {pgvector} can damage an index of vectors when VACUUM and inserts meet, so no new one is made"
+        return Doubt(why, f"{_UPDATE}; then REINDEX the tables vectors_* that exist, which are used as ever")
+    if _numbers(pgvector) < _MENDED_PGVECTOR:
+        return Doubt(f"with pgvector {pgvector}, VACUUM and inserts that meet can fail", _UPDATE)
+    return None
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]

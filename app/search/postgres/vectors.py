@@ -7,6 +7,7 @@ from uuid import UUID
 from app.errors import InvalidParameter, SearchUnavailable
 from app.search.engine import FAMILY, Family, ModelsInUse, Page, Vector, VectorIndex
 from app.search.postgres.connection import VECTORS_LOCK, Connection, Database, lock
+from app.search.postgres.migrations import refuse_damage
 from app.search.postgres.values import check_vector
 
 _MAX_DIMENSIONS = 4000
@@ -88,6 +89,7 @@ class Vectors(Database):
                 return
             if "next" in known:
                 raise InvalidParameter(f"The index is being made anew with {known['next'].model}; end that first")
+            await refuse_damage(connection)
             state = "next" if known else "active"
             number = await connection.fetchval(
                 "INSERT INTO models (family, model, dimensions, state) VALUES ($1, $2, $3, $4) RETURNING number",

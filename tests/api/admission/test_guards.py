@@ -1,11 +1,17 @@
 """What is decided before the body of a request is read."""
 
+from typing import Any
+
 import pytest
+from litestar import Litestar
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
 
 from app.api.admission.guards import guard_timing
 from app.api.application import Application
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
+from app.api.routes import ModelRoute
 from app.telemetry import timing
 from tests.api.conftest import post_unread
 from tests.support import DEPLOYMENT, call, calling, receiving
@@ -77,13 +83,15 @@ async def test_who_asks_for_methods_sends_no_body(shared_app: Application, path:
             assert sorted(response.headers["allow"].split(", ")) == ["OPTIONS", "POST"]
 
 
-def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_stages_begin_when_the_request_has_passed_the_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time before that is part of the total, but of no stage."""
     now = 10.0
     monkeypatch.setattr(timing, "perf_counter", lambda: now)
     context, worker = RequestContext("id", ""), WorkerResources(DEPLOYMENT._replace(slow_request_ms=7.0))
+    app = Litestar(state=State({"worker": worker}, deep_copy=False))
+    scope: Any = {"type": "http", "state": {"request_context": context}, "litestar_app": app}
     now = 10.5
-    guard_timing(context, worker)
+    await guard_timing(ASGIConnection(scope), ModelRoute("/detect"))
     now = 10.75
     context.timing.lap("read")
 

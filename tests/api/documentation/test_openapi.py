@@ -51,6 +51,15 @@ async def test_the_document_describes_detection(document: Any) -> None:  # noqa:
     assert "application/problem+json" in operation["responses"]["422"]["content"]
 
 
+async def test_every_operation_has_one_tag_which_is_described(document: Any, document_with_keys: Any) -> None:  # noqa: ANN401
+    for each in (document, document_with_keys):
+        described = {tag["name"] for tag in each["tags"] if tag["description"]}
+        for path, operations in each["paths"].items():
+            for operation in operations.values():
+                (tag,) = operation["tags"]
+                assert tag in described, path
+
+
 async def test_every_type_of_a_result_is_described(document: Any) -> None:  # noqa: ANN401
     for path, kinds in {"/detect": ["object", "array"], "/predict/{model}": ["object", "array", "object", "object"]}.items():
         content = document["paths"][path]["post"]["responses"]["200"]["content"]

@@ -278,7 +278,18 @@ async def test_a_triton_that_does_not_answer_is_unreachable(lonely: httpx.AsyncC
     assert (report["tritons"][0]["status"], report["tritons"][0]["version"]) == ("unreachable", None)
     assert report["tritons"][0]["transport"] == "inline"
     assert response.headers["retry-after"] == "1"
-    assert log[-1].kwargs["detail"] == "Triton does not answer"
+    assert report["detail"] == log[-1].kwargs["detail"] == "Triton unavailable"
+
+
+async def test_detail_says_why_a_gateway_that_was_healthy_is_not(gateway: Gateway) -> None:
+    """The spec of the default model is known, so no question about it fails."""
+    fake, client = gateway
+    assert json(await client.get("/health"))["detail"] is None
+    fake.is_model_ready = False
+    assert json(await client.get("/health"), 503)["detail"] == "tiny is not ready in Triton, or its inferences fail"
+    fake.query_refusal = REFUSAL
+    report = json(await client.get("/health"), 503)
+    assert (report["triton"], report["detail"]) == ("unhealthy", "Triton unavailable")
 
 
 @asynccontextmanager

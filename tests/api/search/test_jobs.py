@@ -18,6 +18,7 @@ from app.search.postgres.engine import PostgresEngine
 from app.search.service import IngestOptions
 from app.settings.schema import Settings
 from tests.fakes.models import scene
+from tests.postgres import Server
 from tests.support import SCENE, json, started
 
 OTHER = scene("BMP", background="yellow", shift=10)
@@ -65,6 +66,15 @@ async def test_a_job_need_not_be_waited_for(searching: httpx.AsyncClient, tmp_pa
     after = json(await searching.post("/ingest/directory", json={**given, "timeout_ms": 20_000}), 201)
 
     assert (begun["state"], begun["ended_at"], after["duplicates"]) == ("waiting", None, 1)  # one after the other
+
+
+async def test_a_job_that_would_make_an_index_that_is_damaged_fails_and_says_why(
+    searching: httpx.AsyncClient, search_settings: Settings, postgres: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "a.bmp").write_bytes(SCENE)
+    await postgres.pretend(search_settings.database_url, "0.8.2")
+    ended = json(await searching.post("/ingest/directory", params={"directory": str(tmp_path), **QUICK}))
+    assert (ended["state"], "install pgvector 0.8.4 or later" in ended["error"]) == ("failed", True)
 
 
 async def test_only_some_folders_may_be_indexed(searching: httpx.AsyncClient, search_settings: Settings, tmp_path: Path) -> None:

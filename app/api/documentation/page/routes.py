@@ -14,7 +14,7 @@ from app import __version__
 from app.api.answering.format import best
 from app.api.answering.responses import FileResponse
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe, with_contents
 from app.api.receiving.content_type import JSON
 from app.api.routes import API_VERSION
@@ -78,12 +78,11 @@ _REPORTS = {
     operation_class=with_contents({HTML: Schema(type=OpenAPIType.STRING, description="A page to try the service, if it is on")}),
     responses=describe(200, dict[str, Any], "The service"),
 )
-async def root(request: Request[Any, Any, Any], worker: Worker) -> Response[Any]:
+async def root(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> Response[Any]:
     """Describe the service. Browsers, which accept `text/html`, get a page to try it."""
     if worker.deployment.has_page and best(context_of(request.scope).accept, (JSON, HTML)) == HTML:
         return Response(_page(), media_type=HTML, headers={"Vary": "Accept", **_SECURITY})
-    pipeline = worker.pipeline
-    spec = worker.tritons.cached(pipeline.default_reference)
+    spec = pipeline.tritons.cached(pipeline.default_reference)
     description = {
         "service": "Nereid",
         "status": "running",

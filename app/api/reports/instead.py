@@ -1,0 +1,28 @@
+"""Paths of OpenProcessor that the gateway does not have: the answer is 404, and says what to use instead."""
+
+from typing import Any
+
+from litestar import Request, route
+from litestar.enums import HttpMethod
+
+from app.api.routes import VERSION, route_of
+from app.errors import NotOffered
+
+_INSTEAD = {
+    "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
+    "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
+    "/models/{model}/export": "models are not converted; POST /models/{model} adds an ONNX file, for a key with the scope admin",
+    "/models/{model}/status": "GET /models/{model} describes a model and its state",
+    "/models/{model}/test": "POST /predict/{model} asks a model about an image",
+}
+
+
+@route(
+    [path.replace("{model}", "{model:str}") for path in _INSTEAD],
+    http_method=[HttpMethod.GET, HttpMethod.POST],
+    status_code=200,
+    include_in_schema=False,
+)
+async def instead(request: Request[Any, Any, Any]) -> None:
+    """Say what to use instead of a path, by whatever method."""
+    raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])

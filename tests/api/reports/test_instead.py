@@ -1,0 +1,25 @@
+"""What is said at paths of OpenProcessor that the gateway does not have."""
+
+import httpx
+import pytest
+
+from tests.support import json
+
+ADVICE = {
+    "GET /connection_pool_info": "GET /health",
+    "GET /health/models": "GET /models",
+    "POST /models/tiny/export": "POST /models/{model}",
+    "GET /models/tiny/status": "GET /models/{model}",
+    "POST /models/tiny/test": "POST /predict/{model}",
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+@pytest.mark.parametrize("asked", ADVICE)
+async def test_a_path_of_openprocessor_that_is_not_offered_names_what_to_use(
+    lonely: httpx.AsyncClient, prefix: str, asked: str
+) -> None:
+    method, path = asked.split()
+    problem = json(await lonely.request(method, prefix + path), 404)
+    assert problem["code"] == "not_offered"
+    assert ADVICE[asked] in problem["detail"]
