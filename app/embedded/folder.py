@@ -89,8 +89,8 @@ class PrivateFolder:
         if self.is_held():
             return
         self._close()
-        self.make()
         for attempt in range(attempts):
+            self.make()  # again, if it was removed meanwhile
             if self._lock():
                 return
             if attempt == 1:
