@@ -239,6 +239,7 @@ def patient_clients() -> Iterator[None]:
     """Real time ends no question to a Triton, however busy the machine is, unless a test says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.triton.client._QUERY_SECONDS", 20.0)
+        patch.setattr("app.triton.blocking_client._QUERY_SECONDS", 20.0)
         yield
 
 
