@@ -188,9 +188,10 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
 
 
 def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
-    descriptor = cache_memory.open_file(settings.cache_memory_bytes)
     key_file = settings.cache_key_file
-    secret = cache_memory.read_secret_of(key_file) if key_file else cache_memory.read_secret(descriptor)
+    secret = cache_memory.read_secret_of(key_file) if key_file else b""
+    descriptor = cache_memory.open_file(settings.cache_memory_bytes)
+    secret = secret or cache_memory.read_secret(descriptor)
     store: Store
     if settings.cache == "memory":
         store = cache_memory.MemoryStore(descriptor, settings.cache_seconds, metrics)

@@ -30,6 +30,7 @@ from app.zoo.download import download
 from app.zoo.pull import pull
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
+from tests import leftovers
 from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
@@ -72,6 +73,7 @@ hypothesis.settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(leftovers)  # hooks of a conftest do not see the fixtures of the session
     if not hasattr(config, "workerinput"):
         config.stash[_RUN] = Run()
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the reference; the embedded Triton has it anyway
@@ -289,6 +291,7 @@ def patient_clients() -> Iterator[None]:
     """Real time ends no question to a Triton, however busy the machine is, unless a test says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.triton.client._QUERY_SECONDS", 20.0)
+        patch.setattr("app.triton.blocking_client._QUERY_SECONDS", 20.0)
         yield
 
 

@@ -1,21 +1,30 @@
-"""What a run of the tests must not leave behind: processes, files in shared memory, and temporary files."""
+"""What the tests must not leave behind: a run processes and files, a module locks, memory and threads."""
 
-import fcntl
 import os
 import re
 import shutil
 import tempfile
+import threading
 import time
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
+from app.settings.schema import Settings
 from app.triton.shared_memory import SHM
 from tests.processes import has_ended
 
 _MARK = "TESTS_OF_NEREID"
 _PREFIX = "nereid-tests-"
+_SOCKETS = "nereid-triton-", "nereid-postgres-"
+_THREADS = "check_", "decode_", "resolve_"
+_GRACE_SECONDS = 30
+
+_held_by_session = set[str]()
 
 
 class Run:
@@ -31,10 +40,9 @@ class Run:
 
     def leftovers(self, grace_seconds: float = 10) -> list[str]:
         """Name what the run has left, and what is not gone in a while. Folders of programs' sockets stay, but only empty ones."""
-        for path in _named_files() - self._before:
-            if path.name.startswith(("nereid-triton-", "nereid-postgres-")):
-                with suppress(OSError):  # something is in it
-                    path.rmdir()
+        for path in self._sockets() & (_named_files() - self._before):
+            with suppress(OSError):  # something is in it
+                path.rmdir()
         until = time.monotonic() + grace_seconds
         named = self._named()
         while named and time.monotonic() < until:
@@ -46,10 +54,15 @@ class Run:
         files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")}
         if new := _named_files() - self._before:
             files |= {path for path in new - _used_files() if not _is_of_others(path)}
-        files = {path for path in files if not _is_locked(path)}  # of another Triton on this machine
+        files -= {path for path in files if path.name.startswith(_SOCKETS) and (_is_empty(path) or _is_locked(path))}
         return {f"file {path}" for path in files} | {
             f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
         }
+
+    def _sockets(self) -> set[Path]:
+        """Return the folders that programs with a home in this run's folder have for their sockets, unlike those of other runs."""
+        homes = [Settings(triton_home=path, database_home=path) for path, _, _ in os.walk(self.folder)]
+        return {folder for home in homes for folder in (home.triton_folder, home.database_folder)}
 
     def remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -79,16 +92,17 @@ def _named_files() -> set[Path]:
     return {path for path in found if not path.name.startswith(_PREFIX) and _is_own(path)}
 
 
+def _is_empty(path: Path) -> bool:
+    try:
+        return not any(path.iterdir())
+    except OSError:
+        return not path.exists()  # removed meanwhile
+
+
 def _is_locked(path: Path) -> bool:
-    """Return whether a living process has locked a folder of Triton's socket."""
+    """Return whether a living process, such as another run's Triton, has locked a folder. A try to lock it would disturb others."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
+        return f":{path.stat().st_ino} " in Path("/proc/locks").read_text(encoding="ascii")
     return False
 
 
@@ -117,3 +131,41 @@ def _used_files() -> set[Path]:
         except OSError:  # ended, or another user's
             continue
     return found
+
+
+def held() -> set[str]:
+    """Name the threads of the program in this process, and its descriptors of what it has locked and of its files in memory.
+
+    Arenas are left out: an application of the session makes one when it needs it.
+    """
+    names = {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate() if thread.name.startswith(_THREADS)}
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            target = f"{descriptor.readlink()}"
+            is_locked = "FLOCK" in Path("/proc/self/fdinfo", descriptor.name).read_text(encoding="ascii")
+            if target.startswith("/memfd:nereid-") or (is_locked and not target.startswith(f"{SHM}/nereid-{os.getpid()}-")):
+                names.add(f"{target} ({descriptor.name})")
+    return names
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    """Note what the fixtures of the session hold: that outlives modules."""
+    if fixturedef.scope != "session":
+        return (yield)
+    before = held()
+    try:
+        return (yield)
+    finally:
+        _held_by_session.update(held() - before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_held(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Demand of every module that nothing is held that was not before; what is about to end is waited for."""
+    before = held()
+    yield
+    until = time.monotonic() + _GRACE_SECONDS
+    while (left := held() - before - _held_by_session) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, f"{request.node.name} has left behind {', '.join(sorted(left))}"

@@ -1,5 +1,6 @@
 """Processes that tests start: wait for them, and make sure that none is left."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -7,10 +8,12 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 600
+"""For waits in other threads, which a test's own limit does not end; longer than that."""
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = math.inf) -> None:
+    """Wait until a condition holds; the test's own limit ends this, unless the seconds are part of what it tests."""
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -1,9 +1,12 @@
-"""The check at the end of each run of the tests."""
+"""The checks at the end of each run of the tests, and of each module."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+from app.settings.schema import Settings
 from tests.support import ROOT
 
 LEAVING = """
@@ -51,3 +54,54 @@ def test_what_another_process_uses_is_not_left_behind(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", USED, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == ["[]", f"['file {tmp_path}']"]
+
+
+HOLDING = """
+import os, threading, pytest
+from app.embedded.folder import TritonFolder
+from app.resilience.worker_table import WorkerTable
+from app.settings.schema import Settings
+from tests import leftovers
+
+leftovers._GRACE_SECONDS = 0
+folders = [TritonFolder(Settings(triton_home=os.path.join(os.path.dirname(__file__), name))) for name in ("session", "test")]
+
+@pytest.fixture(scope="session")
+def shared():
+    folders[0].claim()
+    yield
+    for folder in folders:
+        folder.give_up()
+        folder.path.rmdir()
+
+def test_one(shared):
+    folders[1].claim()
+    WorkerTable()
+    threading.Thread(target=threading.Event().wait, name="check_0", daemon=True).start()
+
+def test_another():
+    WorkerTable().close()
+"""
+
+
+def test_what_a_module_holds_is_named(tmp_path: Path) -> None:
+    """A locked folder, a file in memory and a thread of its tests, but not what belongs to the session."""
+    (tmp_path / "test_holding.py").write_text(HOLDING, encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.leftovers",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={tmp_path}",
+        str(tmp_path),
+    ]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # it starts faster
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    folder = Settings(triton_home=str(tmp_path / "test")).triton_folder
+    expected = rf"{folder} \(\d+\), /memfd:nereid-workers \(deleted\) \(\d+\), thread check_0 \(\d+\)$"
+    assert re.search(rf"AssertionError: test_holding.py has left behind {expected}", done.stdout, re.MULTILINE), done.stdout
+    assert "2 passed, 1 error" in done.stdout

@@ -211,11 +211,11 @@ async def test_memory_of_a_burst_is_returned_when_it_has_ended(
             await asyncio.sleep(0)  # the usual size is noted
             resident = 200
             rounds.clear()
-            assert await eventually(lambda: len(rounds) > 2)
+            await eventually(lambda: len(rounds) > 2)
             assert returned == []
-        assert await eventually(lambda: returned == [True])
+        await eventually(lambda: returned == [True])
         rounds.clear()
-        assert await eventually(lambda: len(rounds) > 2)
+        await eventually(lambda: len(rounds) > 2)
 
     assert returned == [True]
 
@@ -232,7 +232,7 @@ async def test_a_step_of_the_housekeeping_that_fails_does_not_stop_it(settings: 
                 raise OSError("no file descriptor left")
 
         monkeypatch.setattr(opened.admission, "refresh", refresh)
-        assert await eventually(lambda: len(done) > 1)
+        await eventually(lambda: len(done) > 1)
 
     assert [call.args for call in log][1:] == [("housekeeping failed",)]  # after that of the fake, which runs no model
 

@@ -9,8 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,12 +30,11 @@ from app.host.processes import SUPERVISED, kill_group
 from app.server import Server
 from app.settings.schema import Settings
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.processes import has_ended, nothing_left_running  # noqa: F401 - a fixture
+from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
-from tests.support import REPOSITORY, ROOT, SCENE, free_port
+from tests.support import REPOSITORY, ROOT, SCENE, free_port, until
 from tests.system.gateway import running_gateway
 
-PATIENCE_SECONDS = 90
 FOREVER = 600
 """Seconds; longer than any test takes."""
 
@@ -144,14 +142,6 @@ class Api:
     @property
     def _lines(self) -> list[str]:
         return self.log.read_text(encoding="utf-8").splitlines()
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds; fail if it takes too long."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not await holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.05)
 
 
 @asynccontextmanager

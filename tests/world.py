@@ -170,7 +170,7 @@ class World:
 
     async def until_known(self) -> None:
         """Wait until the worker knows the version of each Triton, and its model."""
-        assert await eventually(lambda: all(server.client.server for server in self.pool.servers))
+        await eventually(lambda: all(server.client.server for server in self.pool.servers))
         for server in self.pool.servers:
             await server.specs.get("tiny")
 
@@ -200,7 +200,7 @@ class World:
         """Start inferences, and wait until Triton has them."""
         before = sum(len(fake.requests) for fake in self.fakes)
         asking = [asyncio.create_task(self.infer(seconds, **others)) for _ in range(images)]
-        assert await eventually(lambda: sum(len(fake.requests) for fake in self.fakes) >= before + images)
+        await eventually(lambda: sum(len(fake.requests) for fake in self.fakes) >= before + images)
         return asking
 
     async def give_up(self, images: int = 1, seconds: float = _DEADLINE_SECONDS, **others: Any) -> None:  # noqa: ANN401
@@ -221,7 +221,7 @@ class World:
         self.let_answer()
         await self.batchers.close(10)
         await asyncio.sleep(0)
-        assert await eventually(lambda: not any(self.running))
+        await eventually(lambda: not any(self.running))
 
     async def round_trip(self) -> None:
         """Ask each Triton something; what was sent to it before has arrived by then."""

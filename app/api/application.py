@@ -86,9 +86,8 @@ def build(
                 opening = open_search(resources.pipeline, resources.catalog, resources.metrics)
                 resources.search = await stack.enter_async_context(opening)
             asyncio.get_running_loop().add_signal_handler(DRAIN_SIGNAL, resources.drain)
-            following = asyncio.create_task(resources.catalog.follow())
+            stack.callback(asyncio.create_task(resources.catalog.follow()).cancel)
             yield
-            following.cancel()
 
     has_search, has_others = open_search is not None, not deployment.is_search_alone
     model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}

@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from app.host.program import CommandError
@@ -28,20 +28,19 @@ def lock(home: Path) -> Iterator[None]:
     Raises:
         CommandError: `home` cannot be written.
     """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    with ExitStack() as stack:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another process is installing in {home}; waiting for it")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        raise CommandError(f"{home / _LOCK} could not be written or locked: {error.strerror}") from error
-    try:
+            home.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            stack.callback(os.close, descriptor)  # the file stays: another process may be waiting for it
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another process is installing in {home}; waiting for it")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise CommandError(f"{home / _LOCK} could not be written or locked: {error.strerror}") from error
         yield
-    finally:
-        os.close(descriptor)  # the file stays: another process may be waiting for it
 
 
 @contextmanager

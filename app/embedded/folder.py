@@ -9,7 +9,8 @@ import os
 import shutil
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.host.program import CommandError
@@ -88,8 +89,8 @@ class PrivateFolder:
         if self.is_held():
             return
         self._close()
-        self.make()
         for attempt in range(attempts):
+            self.make()  # again, if it was removed meanwhile
             if self._lock():
                 return
             if attempt == 1:
@@ -99,6 +100,17 @@ class PrivateFolder:
             f"another process, such as a second `serve` or one in a container with this /dev/shm, runs the {self._program} in "
             f"{self._home}; end it, or choose another folder with {PREFIX}{_HOMES[self._program]}"
         )
+
+    @contextmanager
+    def unclaimed_on_error(self) -> Iterator[None]:
+        """Give the folder up if the block, which claims it, raises, unless it belonged to this process before."""
+        was_held = self.is_held()
+        try:
+            yield
+        except BaseException:
+            if not was_held:
+                self.give_up()
+            raise
 
     def clear(self) -> None:
         """Remove what is in the folder, if it belongs to this process."""

@@ -70,16 +70,17 @@ class EmbeddedTriton:
         Raises:
             CommandError: It, or a TCP port in the settings, is used by another program; the message names the setting.
         """
-        self._folder.claim()
-        first = self._settings.triton_ports
-        for port in (first, first + 1) if first else ():
-            try:
-                if is_free("127.0.0.1", port):
-                    continue
-                reason = "it is in use"
-            except OSError as error:  # only root may use the lowest ones
-                reason = str(error.strerror)
-            raise CommandError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
+        with self._folder.unclaimed_on_error():
+            self._folder.claim()
+            first = self._settings.triton_ports
+            for port in (first, first + 1) if first else ():
+                try:
+                    if is_free("127.0.0.1", port):
+                        continue
+                    reason = "it is in use"
+                except OSError as error:  # only root may use the lowest ones
+                    reason = str(error.strerror)
+                raise CommandError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
         """Start the server and wait until the default model has returned a result.
@@ -100,23 +101,24 @@ class EmbeddedTriton:
 
     def spawn(self) -> None:
         """Start the server without waiting for it; raise `CommandError` as `claim` does, or if it cannot run on this machine."""
-        self.claim()
         try:
-            self._sweep()
-            self._folder.fill()
-            with self._log.open() as log:
-                self._process = subprocess.Popen(  # noqa: S603 - our own command line
-                    command(self._settings, self._folder.path),
-                    env=environment(self._folder.path),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[self._folder.descriptor],  # locks the folder until Triton, which removes its socket, has ended
-                    # Ctrl-C must reach only the supervisor, which stops it after the API. In another session, the priorities of
-                    # the API's threads would not count beside Triton (sched_autogroup).
-                    process_group=0,
-                    preexec_fn=partial(_become_triton, os.getpid()),  # noqa: PLW1509 - takes no lock
-                )
+            with self._folder.unclaimed_on_error():
+                self.claim()
+                self._sweep()
+                self._folder.fill()
+                with self._log.open() as log:
+                    self._process = subprocess.Popen(  # noqa: S603 - our own command line
+                        command(self._settings, self._folder.path),
+                        env=environment(self._folder.path),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=[self._folder.descriptor],  # locks the folder until Triton, which removes its socket, has ended
+                        # Ctrl-C must reach only the supervisor, which stops it after the API. In another session, the
+                        # priorities of the API's threads would not count beside Triton (sched_autogroup).
+                        process_group=0,
+                        preexec_fn=partial(_become_triton, os.getpid()),  # noqa: PLW1509 - takes no lock
+                    )
         except (OSError, subprocess.SubprocessError) as error:
             raise CommandError(f"Triton cannot be run here: {error}") from error
 

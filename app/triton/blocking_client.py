@@ -63,7 +63,7 @@ class BlockingClient:
             times[model.name] += model.inference_stats.compute_infer.ns
         return {name: times[name] / count / 1e6 for name, count in counts.items() if count}
 
-    def ask(self, method: str, seconds: float = _QUERY_SECONDS, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
+    def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
         """Make the RPC with this name and these fields of its request; return the response message.
 
         Raises:
@@ -71,7 +71,7 @@ class BlockingClient:
         """
         request = getattr(service_pb2, f"{method}Request")(**fields)
         with _translated_errors():
-            return getattr(self._stub, method)(request, timeout=seconds)
+            return getattr(self._stub, method)(request, timeout=_QUERY_SECONDS if seconds is None else seconds)
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
         """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.

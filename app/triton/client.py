@@ -182,7 +182,7 @@ class TritonClient:
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
-    async def ask(self, method: str, seconds: float = _QUERY_SECONDS, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
+    async def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
         """Make the RPC with this name and these fields of its request, which may need the control key; return the response message.
 
         Raises:
@@ -190,7 +190,8 @@ class TritonClient:
             GatewayError: Triton rejects the request.
         """
         request = getattr(service_pb2, f"{method}Request")(**fields)
-        return await _query(getattr(self._stub, method)(request, timeout=seconds, metadata=self._control_metadata))
+        timeout = _QUERY_SECONDS if seconds is None else seconds
+        return await _query(getattr(self._stub, method)(request, timeout=timeout, metadata=self._control_metadata))
 
     async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - it has any members
         """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""

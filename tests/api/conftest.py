@@ -1,8 +1,7 @@
 """Applications of the kinds that tests of HTTP need: with a fake Triton, and without any."""
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +85,6 @@ def routes_of(app: Any) -> Sequence[BaseRoute]:  # noqa: ANN401 - an application
     while not isinstance(app, Litestar):
         app = app.app
     return app.routes
-
-
-async def until(holds: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait up to ten seconds until an answer of the application is as it must be."""
-    for _ in range(100):
-        if await holds():
-            return True
-        await asyncio.sleep(0.1)
-    return False
 
 
 async def post_unread(app: Application, path: str, headers: Headers) -> Reply:

@@ -40,7 +40,6 @@ CLIENT, NGINX, NGINX_BEHIND, GATEWAY = "192.0.2.1", "192.0.2.2", "198.51.100.1",
 PORT = 4603
 URL = f"https://{NGINX}"
 MODEL = "null"
-_START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
 
@@ -102,7 +101,7 @@ def running_in(network: str, command: Sequence[str], url: str, folder: Path, env
             start_new_session=True,
         )
         try:
-            wait_for(is_ready, _START_SECONDS)
+            wait_for(is_ready)
             yield
         finally:
             end_group(process, _STOP_SECONDS)

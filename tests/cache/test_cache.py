@@ -119,7 +119,7 @@ async def test_a_result_is_not_stored_if_the_network_has_changed_meanwhile(cachi
     """It may be that of either network."""
     caching.world.hold()
     asking = asyncio.create_task(caching.ask())
-    assert await eventually(lambda: caching.world.fake.running == 1)
+    await eventually(lambda: caching.world.fake.running == 1)
     caching.networks["1"] = b"another network"
     caching.world.let_answer()
     assert (await asking)[0] == "miss"
@@ -163,7 +163,7 @@ async def test_a_hit_needs_no_permit() -> None:
         await caching.ask()
         caching.world.hold()
         asking = asyncio.create_task(caching.ask(OTHER))
-        assert await eventually(lambda: caching.world.fake.running == 1)
+        await eventually(lambda: caching.world.fake.running == 1)
         with pytest.raises(GatewayFull):
             await caching.ask(large())
 
@@ -203,7 +203,7 @@ async def test_whatever_a_store_returns_the_answer_is_right(caching: Caching) ->
 async def test_identical_images_under_way_share_one_inference(caching: Caching) -> None:
     caching.world.hold()
     asking = [asyncio.create_task(caching.ask(confidence=confidence)) for confidence in (0.1, 0.5, 0.1)]
-    assert await eventually(lambda: caching.world.fake.running == 1)
+    await eventually(lambda: caching.world.fake.running == 1)
     caching.world.let_answer()
     answers = await asyncio.gather(*asking)
 
@@ -217,14 +217,14 @@ async def test_the_deadline_and_the_departure_of_the_first_are_not_the_others(ca
     leaving = asyncio.create_task(caching.ask())
     late = asyncio.create_task(caching.ask(seconds=5))
     waiting = asyncio.create_task(caching.ask())
-    assert await eventually(lambda: caching.world.fake.running == 1)
+    await eventually(lambda: caching.world.fake.running == 1)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    assert await eventually(lambda: len(caching.world.fake.requests) == 2)  # of the next one
+    await eventually(lambda: len(caching.world.fake.requests) == 2)  # of the next one
     await caching.world.time.skip(6)
     with pytest.raises(DeadlinePassed):
         await late
-    assert await eventually(lambda: len(caching.world.fake.requests) == 3)
+    await eventually(lambda: len(caching.world.fake.requests) == 3)
     caching.world.let_answer()
 
     assert (await waiting)[0] == "miss"
@@ -234,7 +234,7 @@ async def test_a_request_for_a_version_never_shares_the_answer_of_a_newer_one(ca
     """A request without a version may get it: the worker has not known yet that Triton has loaded one."""
     caching.world.hold()
     asking = [asyncio.create_task(caching.ask(version=version)) for version in (None, None, 1)]
-    assert await eventually(lambda: caching.world.fake.running == 2)
+    await eventually(lambda: caching.world.fake.running == 2)
     caching.world.fake.model_versions = ["1", "2"]
     caching.world.let_answer()
     answers = await asyncio.gather(*asking)

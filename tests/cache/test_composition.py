@@ -1,6 +1,5 @@
 """A worker whose Tritons load the models of a repository caches what they find once they have loaded the files that are there."""
 
-import asyncio
 from pathlib import Path
 
 import httpx
@@ -14,17 +13,18 @@ from app.triton.repository import CLEARED, DESCRIPTION, LOCK
 from app.zoo import description
 from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, LoadingTriton, infer_response, serving
-from tests.support import SCENE, started
+from tests.support import SCENE, started, until
 from tests.zoo.test_fingerprint import DOORS
 
 
-async def answers(client: httpx.AsyncClient, expected: str | None, model: str = "tiny") -> bool:
-    """Return whether the cache answers so within some seconds."""
-    for _ in range(500):
-        if (await client.post("/detect", params={"model": model}, content=SCENE)).headers.get("x-cache") == expected:
-            return True
-        await asyncio.sleep(0.01)
-    return False
+async def until_cache(client: httpx.AsyncClient, expected: str | None, model: str = "tiny") -> None:
+    """Wait until the cache answers so."""
+
+    async def answers() -> bool:
+        response = await client.post("/detect", params={"model": model}, content=SCENE)
+        return bool(response.headers.get("x-cache") == expected)
+
+    await until(answers)
 
 
 async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,17 +38,17 @@ async def test_changes_are_cached_once_they_are_loaded(tmp_path: Path, monkeypat
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path)}
     async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
-        assert await answers(client, None)
+        await until_cache(client, None)
         (tmp_path / LOCK).touch()
-        assert await answers(client, "hit")
+        await until_cache(client, "hit")
         network.write_bytes(b"two")
-        assert await answers(client, None)
+        await until_cache(client, None)
         (tmp_path / LOCK).touch()
         for result in ("miss", "hit"):
-            assert await answers(client, result)
+            await until_cache(client, result)
         (tmp_path / CLEARED).touch()
         for result in ("miss", "hit"):
-            assert await answers(client, result)
+            await until_cache(client, result)
 
 
 async def test_a_model_is_cached_again_whenever_it_was_loaded_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,5 +66,5 @@ async def test_a_model_is_cached_again_whenever_it_was_loaded_on_demand(tmp_path
     given = {"cache": "memory", "triton_loads_models": True, "model_repository": str(tmp_path), "loaded_models": 2}
     async with serving(fake), started(create_app(settings_for(fake.url, **given))) as client:
         for model in ("doors", "gates", "doors"):
-            assert await answers(client, "hit", model)
+            await until_cache(client, "hit", model)
             assert fake.loaded == {"tiny", model}

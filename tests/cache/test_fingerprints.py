@@ -19,7 +19,7 @@ async def test_a_new_model_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     await fingerprints.refresh()
     assert fingerprints.get(SPEC) == b""
 
-    assert await eventually(lambda: fingerprints.get(SPEC) == b"tiny 1")
+    await eventually(lambda: fingerprints.get(SPEC) == b"tiny 1")
     task.cancel()
 
 
@@ -35,7 +35,7 @@ async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
 
     fingerprints = Fingerprints(read)
     confirming = [asyncio.create_task(fingerprints.confirm(SPEC, b"network")) for _ in range(64)]
-    assert await eventually(lambda: reads != [])
+    await eventually(lambda: reads != [])
     assert await asyncio.to_thread(len, reads) == 1
     is_back.set()
 
@@ -60,7 +60,7 @@ async def test_changes_are_followed_also_after_a_failure(monkeypatch: pytest.Mon
     fingerprints = Fingerprints(read)
     fingerprints.get(SPEC)
     task = asyncio.create_task(fingerprints.run())
-    assert await eventually(lambda: fingerprints.get(SPEC) == b"two")
+    await eventually(lambda: fingerprints.get(SPEC) == b"two")
     task.cancel()
     assert len(log) == 1
 

@@ -52,7 +52,7 @@ async def world() -> AsyncIterator[World]:
     async with open_world(Finding(), max_requests=2) as made:
         yield made
         await made.settle()
-        assert await eventually(lambda: not made.used_bytes)
+        await eventually(lambda: not made.used_bytes)
         assert [queue.in_progress for queue in made.admission.queues.values()] == [0] * len(made.admission.queues)
 
 
@@ -81,7 +81,7 @@ async def test_all_crops_are_asked_about_a_few_at_a_time(world: World) -> None:
 async def test_a_step_that_hangs_fails_at_the_deadline(world: World) -> None:
     world.hold()
     running = asyncio.create_task(run(world))
-    assert await eventually(lambda: "abc-inner" in world.fake.ids)
+    await eventually(lambda: "abc-inner" in world.fake.ids)
     await world.time.skip(SECONDS)
     found = await running
     assert errors(found) == [None, None, "deadline_passed"]
@@ -104,7 +104,7 @@ async def test_memory_of_the_image_is_held_while_a_thread_reads_it(
 ) -> None:
     gate.block(monkeypatch, preprocess, "fill_from_patch")
     running = asyncio.create_task(run(world))
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     if how == "cancelled":
         running.cancel()
     else:
@@ -113,13 +113,13 @@ async def test_memory_of_the_image_is_held_while_a_thread_reads_it(
         await running
     assert world.used_bytes >= IMAGE_BYTES
     gate.opened.set()
-    assert await eventually(lambda: not world.used_bytes)
+    await eventually(lambda: not world.used_bytes)
 
 
 async def test_a_client_that_leaves_takes_its_crops_along(world: World) -> None:
     world.hold()
     running = asyncio.create_task(run(world))
-    assert await eventually(lambda: "abc-inner" in world.fake.ids)
+    await eventually(lambda: "abc-inner" in world.fake.ids)
     await world.leave([running])
     await world.settle()
     assert world.fake.ids.count("abc-inner") == 1
@@ -129,9 +129,9 @@ async def test_crops_take_no_place_of_others(world: World) -> None:
     """One caller's crops hang at a model, and more wait; another caller asks it, and new requests of the same wait behind."""
     world.hold()
     many = [asyncio.create_task(run(world, {"things": STEPS["things"], "inner": INNER}, Caller("many"))) for _ in range(2)]
-    assert await eventually(lambda: world.fake.ids.count("abc-inner") == 2)
+    await eventually(lambda: world.fake.ids.count("abc-inner") == 2)
     more = asyncio.create_task(run(world, {"things": STEPS["things"], "inner": INNER}, Caller("many")))
-    assert await eventually(lambda: world.admission.queues["second"].waiting == 1)
+    await eventually(lambda: world.admission.queues["second"].waiting == 1)
 
     assert len((await world.detect(model="second", caller=Caller("few"))).scores) == 100
     with pytest.raises(GatewayFull):

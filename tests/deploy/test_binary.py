@@ -23,7 +23,7 @@ from app.triton.shared_memory import SHM
 from bench.harness.ports import find_free
 from bench.harness.triton import link_installation
 from tests.imaging.samples import FORMATS, HEIC, encode
-from tests.processes import PATIENCE_SECONDS, wait_for, wait_until_gone
+from tests.processes import wait_for, wait_until_gone
 from tests.programs import require_program
 from tests.support import IMAGES, ROOT, free_port, json, sample_image
 
@@ -95,7 +95,7 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
     try:
-        wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"), 6 * PATIENCE_SECONDS)
+        wait_for(lambda: is_ok(f"http://127.0.0.1:{port}/{probe}"))
         family += process.children(recursive=True)
         assert len(family) >= 3  # itself, or the bootloader, and two workers
         yield process
@@ -129,7 +129,7 @@ def stop(process: psutil.Process, how: signal.Signals = signal.SIGTERM) -> None:
         os.killpg(process.pid, how)
     else:
         process.send_signal(how)
-    assert process.wait(PATIENCE_SECONDS * 2) == 0
+    assert process.wait() == 0
 
 
 def glibc(text: str) -> tuple[int, ...]:

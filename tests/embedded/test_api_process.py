@@ -19,7 +19,7 @@ from tests.processes import children, nothing_left_running, wait_for, wait_until
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 from tests.support import ROOT, free_port
 
-LIVE = "for _ in $(seq 1200); do sleep 0.05; done"
+LIVE = "n=0; while [ $((n += 1)) -lt 1200 ]; do sleep 0.05; done"
 """A minute in which a shell script handles signals."""
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import asyncpg
@@ -11,6 +11,7 @@ import msgspec
 import psutil
 import pytest
 
+from app.embedded.folder import runs_elsewhere
 from app.embedded.postgres import install as installation
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.embedded.service import Service
@@ -115,10 +116,8 @@ def test_another_container_cannot_use_its_data(home: Settings, server: EmbeddedP
     assert server.poll() is None
     elsewhere = Path(home.database_home).parent / "socket"
     monkeypatch.setattr(Settings, "database_folder", elsewhere)
-    other = EmbeddedPostgres(home)
     with pytest.raises(CommandError, match="another process, perhaps in another container, uses"):
-        other.spawn()
-    other.stop()
+        EmbeddedPostgres(home).spawn()
     elsewhere.rmdir()
 
 
@@ -132,12 +131,42 @@ def test_a_process_id_that_another_program_has_does_not_matter(home: Settings) -
     assert not stale.exists()
 
 
-def test_data_of_another_version_are_not_touched(home: Settings) -> None:
-    version = Path(home.database_home, "data", "PG_VERSION")
-    version.write_text("17\n")
-    with pytest.raises(CommandError, match="is of PostgreSQL 17, and this is 18: restore a backup"):
-        EmbeddedPostgres(home).start()
-    version.write_text("18\n")
+class Newer(EmbeddedPostgres):
+    version = "19"
+
+
+@pytest.mark.parametrize("begin", [Newer.prepare, Newer.spawn, Newer.start])
+def test_data_of_another_version_are_not_touched(home: Settings, begin: Callable[[EmbeddedPostgres], None]) -> None:
+    """Who was told so can go on: the folder is free for another process."""
+    server = Newer(home)
+    with pytest.raises(CommandError, match="is of PostgreSQL 18, and this is 19: restore a backup"):
+        begin(server)
+    assert not runs_elsewhere(EmbeddedPostgres(home).folder)
+    assert server.folder.descriptor == -1
+
+
+def test_server_that_cannot_be_run_leaves_its_folder_and_its_data(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("app.embedded.postgres.server._become_postgres", os.kill)  # which wants another argument
+        failed = EmbeddedPostgres(home)
+        with pytest.raises(CommandError, match="PostgreSQL cannot be run here"):
+            failed.spawn()
+    with pytest.raises(CommandError, match="PostgreSQL did not start; its log is"):
+        EmbeddedPostgres(home, port="none").start()
+    server = EmbeddedPostgres(home)
+    server.start()
+    server.stop()
+
+
+def test_failed_restart_keeps_the_folder(home: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor tries again, and no other process takes its place meanwhile."""
+    server = EmbeddedPostgres(home)
+    server.prepare()
+    monkeypatch.setattr(server, "version", Newer.version)
+    with pytest.raises(CommandError, match="restore a backup"):
+        server.spawn()
+    assert runs_elsewhere(EmbeddedPostgres(home).folder)
+    server.stop()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import onnx
 import psutil
 import pytest
 
+from app.embedded.folder import TritonFolder, runs_elsewhere
 from app.embedded.install import install
 from app.embedded.launch import shm_prefix
 from app.embedded.server import EmbeddedTriton
@@ -388,12 +389,21 @@ def test_full_disk_of_the_log_does_not_stop_the_server(server: EmbeddedTriton, m
     assert server.poll() is None
 
 
-def test_server_that_cannot_be_run_is_an_error(stand_in: Settings) -> None:
+@pytest.mark.parametrize("begin", [EmbeddedTriton.spawn, EmbeddedTriton.start])
+def test_server_that_cannot_be_run_is_an_error(stand_in: Settings, begin: Callable[[EmbeddedTriton], None]) -> None:
+    """Its folder is free for another process then, although this one goes on."""
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
+    server = EmbeddedTriton(stand_in)
 
     with pytest.raises(CommandError, match="Triton cannot be run here"):
-        EmbeddedTriton(stand_in).start()
+        begin(server)
+    assert not runs_elsewhere(TritonFolder(stand_in))
+    server.claim()
+    with pytest.raises(CommandError, match="Triton cannot be run here"):
+        server.spawn()  # again, by its supervisor
+    assert runs_elsewhere(TritonFolder(stand_in))
+    server.stop()
 
 
 def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

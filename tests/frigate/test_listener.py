@@ -226,7 +226,7 @@ async def test_a_hanging_image_holds_up_nobody_else(world: World, connect: Conne
     with listening(world, address):
         first, second = connect(address), connect(address)
         waiting = asyncio.create_task(first.detect())
-        assert await eventually(lambda: world.fake.running == 1)
+        await eventually(lambda: world.fake.running == 1)
         assert json.loads(await second.ask(b'{"model_request": true}'))["model_loaded"]
         assert not waiting.done()
         world.fake.may_answer.set()
@@ -269,14 +269,14 @@ async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
     address = address if transport == "tcp" else f"ipc://{tmp_path}/zmq"
     log = captured_log(monkeypatch, listener)
     with listening(world, address) as first:
-        assert await eventually(lambda: len(log) == 1)
+        await eventually(lambda: len(log) == 1)
         with listening(world, address):
             detector = connect(address)
             await asyncio.sleep(0.1)
             assert await detector.detect() == [FOUND]
             assert len(log) == 1
             first.cancel()
-            assert await eventually(lambda: len(log) == 2)
+            await eventually(lambda: len(log) == 2)
             assert await connect(address).detect() == [FOUND]
             assert await detector.detect() == [FOUND]
 
@@ -289,7 +289,7 @@ async def test_it_waits_for_its_address_and_not_for_triton(
     folder = tmp_path / "later"
     world.fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     with listening(world, f"ipc://{folder}/zmq"):
-        assert await eventually(lambda: len(log) == 1)
+        await eventually(lambda: len(log) == 1)
         folder.mkdir()
         detector = connect(f"ipc://{folder}/zmq")
         assert json.loads(await detector.ask(b'{"model_request": true}'))["model_loaded"]

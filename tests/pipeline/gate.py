@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import PATIENCE_SECONDS
+
 
 class Gate:
     """Blocks a step in its thread until the gate is opened."""
@@ -21,7 +23,7 @@ class Gate:
         def blocked(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401
             entered.append(threading.current_thread().name)
             self.reached.set()
-            self.opened.wait(10)
+            self.opened.wait(PATIENCE_SECONDS)
             return step(*arguments, **keywords)
 
         monkeypatch.setattr(module, name, blocked)

@@ -93,7 +93,7 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
     """A batch without enough memory does not ask Triton; reserved memory is released after a missed deadline."""
     world.fake.may_tell.clear()
     waiting = asyncio.create_task(open_batch(world, [SCENE] * 15, 20, OPTIONS._replace(model="other")))
-    assert await eventually(lambda: world.fake.config_reads > 0)
+    await eventually(lambda: world.fake.config_reads > 0)
     assert used(world) == (15 * len(SCENE), 15 * len(SCENE))
     reads = world.fake.config_reads
     with pytest.raises(GatewayFull):
@@ -112,7 +112,7 @@ async def test_a_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.
     await outcomes(await open_batch(world, [SCENE] * 5))
     gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 15)).run(keep):
-        assert await eventually(lambda: world.admission.waiting_batch_images()["tiny"] > 0)
+        await eventually(lambda: world.admission.waiting_batch_images()["tiny"] > 0)
         before = used(world)
         with pytest.raises(GatewayFull):
             await open_batch(world, [SCENE], seconds=1e-6)
@@ -135,7 +135,7 @@ async def test_images_are_not_processed_while_the_circuit_is_open(world: World) 
 async def test_images_that_wait_hold_their_bytes_and_no_pixels(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
     entered = gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep) as done:
-        assert await eventually(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
         images, batches = used(world)
         assert batches == 10 * len(SCENE)
         assert images <= batches + 10 * world.admission.queues["tiny"].own * 3 * 32 * 32
@@ -150,11 +150,11 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 ) -> None:
     entered = gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 10)).run(keep):
-        assert await eventually(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
     assert used(world)[1] == 10 * len(SCENE)
     gate.opened.set()
 
-    assert await eventually(lambda: used(world) == (0, 0))
+    await eventually(lambda: used(world) == (0, 0))
     assert (len(entered), world.fake.requests) == (1, [])
     assert world.admission.queues["tiny"].in_progress == 0
 
@@ -163,14 +163,14 @@ async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyP
     """All of them fail at the deadline of the batch."""
     gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 5, 20)).run(explain) as done:
-        assert await eventually(gate.reached.is_set)
+        await eventually(gate.reached.is_set)
         await world.round_trip()
         await world.time.skip(20)
         found = Counter([await image for image in done])
 
     assert found == {"the request took too long in the gateway": 5}
     gate.opened.set()
-    assert await eventually(lambda: used(world) == (0, 0))
+    await eventually(lambda: used(world) == (0, 0))
 
 
 async def test_batches_take_a_part_of_the_memory(world: World) -> None:
@@ -207,7 +207,7 @@ async def test_an_address_waits_for_memory(world: World, host: Host, part: str) 
     others = budget.reserve(ANYBODY)
     others.add(budget.limit_bytes - 100)  # the address itself has room
     waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)])))
-    assert await eventually(lambda: len(host.requests) == 1 and not host.open_connections)
+    await eventually(lambda: len(host.requests) == 1 and not host.open_connections)
     await world.round_trip()
     assert not waiting.done()
     others.release()
@@ -216,7 +216,7 @@ async def test_an_address_waits_for_memory(world: World, host: Host, part: str) 
 
     others.add(budget.limit_bytes - 100)
     waiting = asyncio.ensure_future(outcomes(await open_batch(world, [host.url(IMAGE)], 20)))
-    assert await eventually(lambda: len(host.requests) == 3 and not host.open_connections)
+    await eventually(lambda: len(host.requests) == 3 and not host.open_connections)
     await world.round_trip()
     await world.time.skip(20)
     assert await waiting == [("GatewayFull", [])]
@@ -272,7 +272,7 @@ async def test_slots_bound_how_many_images_are_asked_about_at_a_time(world: Worl
         return str(found) if isinstance(found, Exception) else found
 
     async with (await open_it(20)).run(report) as done:
-        assert await eventually(lambda: running == 2)
+        await eventually(lambda: running == 2)
         await world.time.skip(20)
         first = [await next(done) for _ in range(3)]
         goes_on.set()

@@ -17,6 +17,7 @@ from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import SHADOW, Caller, Turn
 from app.resilience.lease import Lease
+from tests.processes import PATIENCE_SECONDS
 from tests.support import eventually
 
 
@@ -31,7 +32,7 @@ class Gate:
 
     def __call__(self) -> str:
         self.has_started.set()
-        self.may_end.wait(10)
+        self.may_end.wait(PATIENCE_SECONDS)
         return "done"
 
 
@@ -53,7 +54,7 @@ async def test_jobs_start_in_order_of_arrival(pool: DecodeThreads, gate: Gate) -
     order: list[int] = []
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
     waiting = [asyncio.ensure_future(pool.run(lambda n=n: order.append(n), later(), Lease(), turn=Turn(A))) for n in range(5)]  # type: ignore[misc]
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
     assert order == []
     gate.may_end.set()
     await asyncio.gather(blocking, *waiting)
@@ -67,7 +68,7 @@ async def test_only_so_many_jobs_run_at_a_time(threads: int) -> None:
     running = [asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A))) for gate in gates]
     for ended, gate in enumerate(gates):
         started = min(threads + ended, 5)
-        assert await eventually(lambda started=started: sum(gate.has_started.is_set() for gate in gates) == started)  # type: ignore[misc]
+        await eventually(lambda started=started: sum(gate.has_started.is_set() for gate in gates) == started)  # type: ignore[misc]
         gate.may_end.set()
 
     assert await asyncio.gather(*running) == ["done"] * 5
@@ -82,7 +83,7 @@ async def test_a_queued_job_that_is_dropped_frees_what_it_refers_to(pool: Decode
     """The image of a request that has left or missed its deadline does not stay in memory until a thread is free."""
     deadline: Any = SimpleNamespace(remaining=0.001 if is_late else 30)
     blocking = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
     image = Image()
     left = weakref.ref(image)
     asking = asyncio.ensure_future(pool.run(partial(id, image), deadline, Lease(), turn=Turn(A)))
@@ -127,7 +128,7 @@ async def test_closing_waits_for_running_jobs_and_drops_the_others(gate: Gate) -
     ran: list[bool] = []
     running = asyncio.ensure_future(pool.run(gate, later(), Lease(), turn=Turn(A)))
     waiting = asyncio.ensure_future(pool.run(lambda: ran.append(True), later(), Lease(), turn=Turn(A)))
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
     threading.Timer(0.1, gate.may_end.set).start()
     pool.close()
 
@@ -169,7 +170,7 @@ class Jobs:
 @pytest.fixture
 async def jobs(pool: DecodeThreads, gate: Gate) -> Jobs:
     made = Jobs(pool, gate)
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
     return made
 
 
@@ -201,7 +202,7 @@ async def test_closing_ends_all_threads(gate: Gate) -> None:
     before = threading.enumerate()
     pool = DecodeThreads(2)
     tasks = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(Caller(str(number % 5))))) for number in range(20)]
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
     gate.may_end.set()
     pool.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -215,7 +216,7 @@ async def test_a_shadow_takes_no_thread_of_requests(pool: DecodeThreads, gate: G
     """Neither one for small images nor one for large ones; its own work comes one after the other."""
     shadow = Turn(Caller("shadow", priority=SHADOW))
     blocked = [asyncio.ensure_future(pool.run(gate, later(), turn=shadow._replace(cost=cost))) for cost in (0, 1e7)]
-    assert await eventually(gate.has_started.is_set)
+    await eventually(gate.has_started.is_set)
 
     assert await pool.run(lambda: "small", later(), turn=Turn(A)) == "small"
     assert await pool.run(lambda: "large", later(), turn=Turn(A, 1e7)) == "large"

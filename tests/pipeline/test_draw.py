@@ -98,7 +98,7 @@ async def test_memory_and_backlog_count_while_a_picture_is_drawn(
         await task
     assert admission.memory.own_bytes == nbytes
     gate.opened.set()
-    assert await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
+    await eventually(lambda: admission.memory.own_bytes == admission.decode_backlog.pixels == 0)
 
 
 async def test_a_picture_that_is_late_is_an_error(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:

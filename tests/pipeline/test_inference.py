@@ -141,7 +141,7 @@ async def test_an_inference_is_cancelled_only_if_that_is_safe(world: World, vers
     await world.leave(await world.start())
     await world.give_up()
     await world.round_trip()
-    assert await eventually(lambda: world.fake.cancelled == cancelled)
+    await eventually(lambda: world.fake.cancelled == cancelled)
     assert not (is_shared and world.is_slot_free)
     await world.settle()
 
@@ -247,7 +247,7 @@ async def test_a_slow_registration_starts_no_second_inference(world: World) -> N
     world.fake.regions.clear()
     world.fake.may_map.clear()
     asking = asyncio.ensure_future(world.infer(20))
-    assert await eventually(lambda: len(world.fake.registrations) == 2)
+    await eventually(lambda: len(world.fake.registrations) == 2)
     await world.time.skip(20)
     with pytest.raises(DeadlinePassed):
         await asking
@@ -470,12 +470,12 @@ async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.Monk
             await world.until_known()
             world.hold()
             (asking,) = await world.start()
-        assert await eventually(lambda: fake.cancelled == 1 and world.client.server is None)
+        await eventually(lambda: fake.cancelled == 1 and world.client.server is None)
         world.let_answer()
         late = asyncio.ensure_future(world.infer())
-        assert await eventually(lambda: len(delays) == 2)
+        await eventually(lambda: len(delays) == 2)
         async with serving(fake, port):
-            assert await eventually(lambda: world.client.server is not None)
+            await eventually(lambda: world.client.server is not None)
             await world.time.skip(20)
             assert (await asking).version == (await late).version == "1"
             assert [has_slot(request) for request in fake.requests] == [mode == "auto", False, False]
@@ -496,7 +496,7 @@ async def test_slots_of_a_broken_connection_are_not_used_again(world: World) -> 
 
     assert len(world.fake.requests) == 9
     assert world.transport.take(SPEC.image_bytes, SPEC.image_bytes) is None
-    assert await eventually(lambda: arena.region not in world.fake.regions and not (SHM / arena.name).exists())
+    await eventually(lambda: arena.region not in world.fake.regions and not (SHM / arena.name).exists())
     await world.infer()
     assert world.slot.arena is not arena
     assert has_slot(world.fake.requests[-1])
@@ -548,11 +548,11 @@ async def test_an_answer_to_the_probe_closes_the_circuit(world: World) -> None:
     asked = len(world.fake.requests)
     for probes in (1, 2):
         await world.time.skip(1)
-        assert await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
+        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
     assert not is_closed(world)
     world.fake.refusal = None
 
-    assert await eventually(lambda: is_closed(world))
+    await eventually(lambda: is_closed(world))
     assert {request.id for request in world.fake.requests[asked:]} == {"probe"}
     assert not any(map(has_slot, world.fake.requests[asked:]))
 
@@ -573,7 +573,7 @@ async def test_dead_processes_of_a_model_are_counted(world: World) -> None:
     seen = deaths()
     await world.time.skip(1)
 
-    assert await eventually(lambda: deaths() > seen)
+    await eventually(lambda: deaths() > seen)
 
 
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in ANSWERS])
@@ -640,7 +640,7 @@ async def test_inferences_that_hang_open_the_circuit(five_hang: World) -> None:
     assert five_hang.fake.cancelled == 0
     five_hang.let_answer()
 
-    assert await eventually(lambda: is_closed(five_hang))
+    await eventually(lambda: is_closed(five_hang))
 
 
 async def test_a_hang_that_fills_the_limit_opens_the_circuit(world: World) -> None:
@@ -662,7 +662,7 @@ async def fall_silent(world: World, images: int, seconds: float = 20) -> list[as
     asked = world.fake.server_reads
     asking = await world.start(images, seconds)
     await world.time.skip(1)
-    assert await eventually(lambda: world.fake.server_reads > asked)
+    await eventually(lambda: world.fake.server_reads > asked)
     return asking
 
 
@@ -689,7 +689,7 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
     assert not is_closed(world)
     world.let_answer()
 
-    assert await eventually(lambda: is_closed(world) and not world.server.silence.missed)
+    await eventually(lambda: is_closed(world) and not world.server.silence.missed)
     await world.settle()
     assert world.queue.limit == limit  # what waited for Triton is no measure of its speed
     await world.infer()
@@ -705,7 +705,7 @@ async def test_images_that_waited_for_a_silent_triton_count_as_missed(world: Wor
     world.max_calls = 1
     asking = await fall_silent(world, 1, 5)
     asking += [asyncio.create_task(world.infer(5)) for _ in range(4)]
-    assert await eventually(lambda: world.queue.in_progress == 5)
+    await eventually(lambda: world.queue.in_progress == 5)
     await world.time.skip(4)
     missed = await asyncio.gather(*asking, return_exceptions=True)
 
@@ -721,12 +721,12 @@ async def test_a_question_without_an_answer_opens_the_circuit(world: World, monk
     other = msgspec.structs.replace(SPEC, name="other")
     await world.infer(spec=other)
     asking = await fall_silent(world, 1, 1000)
-    assert await eventually(lambda: not is_closed(world))
+    await eventually(lambda: not is_closed(world))
     assert is_closed(world, "other")
     world.let_answer()
 
     await asyncio.gather(*asking)
-    assert await eventually(lambda: is_closed(world))
+    await eventually(lambda: is_closed(world))
 
 
 async def test_a_lost_inference_gives_everything_back_at_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -739,7 +739,7 @@ async def test_a_lost_inference_gives_everything_back_at_last(world: World, monk
     await world.infer()
     await world.time.skip(60)
 
-    assert await eventually(lambda: world.queue.in_progress == 0)
+    await eventually(lambda: world.queue.in_progress == 0)
     assert world.fake.cancelled == 0
     assert is_closed(world)
 
@@ -806,7 +806,7 @@ async def test_an_inference_that_is_cancelled_counts_if_it_was_given_time(world:
     await world.time.skip(HANG_SECONDS)
 
     assert is_closed(world) is not opens
-    assert await eventually(lambda: world.fake.cancelled == (5 if world.slot is None else 0))
+    await eventually(lambda: world.fake.cancelled == (5 if world.slot is None else 0))
 
 
 def probing() -> bool:
@@ -839,7 +839,7 @@ async def test_the_end_of_an_unanswered_call_is_no_answer(world: World) -> None:
         arena = world.slot.arena
         world.fake.next_refusals = [ended]
         await world.settle()
-        assert await eventually(lambda arena=arena: not (SHM / arena.name).exists())  # type: ignore[misc]
+        await eventually(lambda arena=arena: not (SHM / arena.name).exists())  # type: ignore[misc]
     assert is_closed(world)
     assert world.queue.limit == before
     world.fake.next_refusals = [ended]
@@ -854,7 +854,7 @@ async def test_the_end_does_not_wait_for_inferences_that_hang(five_hang: World) 
     """They may never end while the circuit of their model is open. Probing ends."""
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
-    await asyncio.wait_for(five_hang.batchers.close(3600), 30)
+    await five_hang.batchers.close(3600)
     asked = len(five_hang.fake.requests)
     assert not probing()
     await five_hang.time.skip(10)
@@ -875,10 +875,10 @@ async def test_a_slot_is_free_only_when_its_rpc_to_a_real_triton_has_ended(
         (arena,) = arenas
         process.send_signal(signal.SIGSTOP)
         try:
-            assert await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+            await eventually(lambda: process.status() == psutil.STATUS_STOPPED)
             assert json(await client.post("/predict/six_columns", content=SCENE), 504)["code"] == "deadline_passed"
             assert arena.lent_bytes
         finally:
             process.send_signal(signal.SIGCONT)
 
-        assert await eventually(lambda: not arena.lent_bytes)
+        await eventually(lambda: not arena.lent_bytes)

@@ -142,7 +142,7 @@ async def test_a_triton_that_was_restarted_may_have_other_labels_under_the_same_
             assert named(await world.detect()) == ("1", ["old", "old"])
             await running.aclose()
             async with serving(new, port):
-                assert await eventually(lambda: world.client.connection == 2)
+                await eventually(lambda: world.client.connection == 2)
 
                 assert named(await world.detect()) == ("1", ["new", "other"])
 
@@ -198,7 +198,7 @@ async def test_a_name_asks_for_the_default_version(world: World) -> None:
     assert named(await world.detect()) == ("1", ["old", "old"])
     world.changed_at = 1
     await world.pipeline.refresh()
-    assert await eventually(lambda: world.pipeline.refer_to("tiny", None) == "tiny:2")
+    await eventually(lambda: world.pipeline.refer_to("tiny", None) == "tiny:2")
 
     assert named(await world.detect()) == ("2", ["new", "other"])
     assert [request.model_version for request in world.fake.requests] == ["1", "1", "2"]
@@ -407,7 +407,7 @@ async def test_a_request_that_waits_for_a_thread_until_its_deadline_is_dropped(
 ) -> None:
     gate.block(monkeypatch, preprocess, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     with pytest.raises(DeadlinePassed):
         await world.detect(seconds=0.1)
     assert world.free_slots() == SLOTS
@@ -421,10 +421,10 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
     """Threads and RPCs use slots, also after their requests have left."""
     world.hold()
     asking = [asyncio.ensure_future(world.detect())]
-    assert await eventually(lambda: len(world.fake.requests) == 1)
+    await eventually(lambda: len(world.fake.requests) == 1)
     gate.block(monkeypatch, preprocess, "fill_input")
     asking.append(asyncio.ensure_future(world.detect()))
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     await world.time.skip(30)
     late = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(error) for error in late] == [DeadlinePassed] * 2
@@ -435,7 +435,7 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
 
     assert gate.opened.is_set()
     assert world.fake.may_answer.is_set()
-    assert await eventually(lambda: world.used_bytes == 0)
+    await eventually(lambda: world.used_bytes == 0)
     assert world.free_slots() == SLOTS
 
 
@@ -443,7 +443,7 @@ async def test_closing_waits_for_images_and_inferences(monkeypatch: pytest.Monke
 async def test_a_request_above_the_limit_is_rejected(world: World) -> None:
     world.hold()
     first = asyncio.ensure_future(world.detect())
-    assert await eventually(lambda: len(world.fake.requests) == 1)
+    await eventually(lambda: len(world.fake.requests) == 1)
     with pytest.raises(GatewayFull):
         await world.detect(b"not an image")
     world.let_answer()
@@ -459,7 +459,7 @@ async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) 
     """Triton is still busy with it, so no other request is admitted before."""
     world.hold()
     asking = asyncio.ensure_future(world.detect())
-    assert await eventually(lambda: len(world.fake.requests) == 1)
+    await eventually(lambda: len(world.fake.requests) == 1)
     if how == "deadline":
         await world.time.skip(30)
     else:
@@ -471,7 +471,7 @@ async def test_a_request_counts_until_its_rpc_has_ended(world: World, how: str) 
     assert world.used_bytes > 0
     world.let_answer()
 
-    assert await eventually(lambda: world.used_bytes == 0)
+    await eventually(lambda: world.used_bytes == 0)
     world.admission.check("tiny")
 
 
@@ -480,10 +480,10 @@ async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
 ) -> None:
     gate.block(monkeypatch, preprocess, "fill_input")
     blocking = asyncio.ensure_future(world.detect())
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     before = world.used_bytes
     waiting = asyncio.ensure_future(world.detect())
-    assert await eventually(lambda: world.used_bytes > before)
+    await eventually(lambda: world.used_bytes > before)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -511,7 +511,7 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) ->
     world.fake.refusal = None
     assert len((await world.detect(model="other")).scores) == 2
 
-    assert await eventually(lambda: world.pipeline.tritons.is_usable("tiny"))
+    await eventually(lambda: world.pipeline.tritons.is_usable("tiny"))
     assert len((await world.detect()).scores) == 2
 
 
@@ -533,7 +533,7 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(world: World) ->
     body = bytes(1000)
     world.fake.may_tell.clear()
     waiting = [asyncio.ensure_future(world.detect(body)) for _ in range(2)]
-    assert await eventually(lambda: world.used_bytes == 2 * len(body))
+    await eventually(lambda: world.used_bytes == 2 * len(body))
     with pytest.raises(GatewayFull, match="no memory left"):
         await world.detect(body)
     await world.leave(waiting)
@@ -557,11 +557,11 @@ async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
     large = png(3000, 3000, 8, GREY)
     gate.block(monkeypatch, preprocess, "fill_input")
     running = [asyncio.ensure_future(world.detect(large))]
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     with pytest.raises(GatewayFull, match="decoding the image, and those before it"):
         await world.detect(large, seconds=0.2)
     running += [asyncio.ensure_future(world.detect(data)) for data in (large, SCENE)]
-    assert await eventually(lambda: world.admission.decode_backlog.pixels == 2 * 9_000_000)
+    await eventually(lambda: world.admission.decode_backlog.pixels == 2 * 9_000_000)
     gate.opened.set()
     outcomes = await asyncio.gather(*running, return_exceptions=True)
 
@@ -607,7 +607,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     """A decoder cannot be stopped, so no other image may use the slot before."""
     gate.block(monkeypatch, preprocess, "decode")
     asking = asyncio.ensure_future(world.detect())
-    assert await eventually(gate.reached.is_set)
+    await eventually(gate.reached.is_set)
     assert world.free_slots() == SLOTS - 1
     if how == "deadline":
         await world.time.skip(30)
@@ -618,7 +618,7 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
     assert world.free_slots() == SLOTS - 1
     gate.opened.set()
 
-    assert await eventually(lambda: world.free_slots() == SLOTS)
+    await eventually(lambda: world.free_slots() == SLOTS)
 
 
 @pytest.mark.usefixtures("triton")

@@ -110,10 +110,10 @@ async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:
     fake, client = fake_triton
     fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     fake.answer.raw_output_contents[0] = b""
-    await run_probe(client, SPEC)
+    assert await run_probe(client, SPEC)
     async with serving_bytes(b"\xff\xff\xff") as url:
         garbled = TritonClient(url)
-        await run_probe(garbled, SPEC)
+        assert await run_probe(garbled, SPEC)
         await garbled.close()
 
     assert len(fake.requests) == 1
@@ -150,7 +150,7 @@ async def test_a_probe_waits_until_triton_can_be_reached() -> None:
         await client.read_server()
     assert not probing.done()
     async with serving(fake, port):
-        await asyncio.wait_for(probing, 30)
+        await probing
 
         assert [request.id for request in fake.requests] == ["probe"]
         await client.close()
@@ -172,7 +172,7 @@ async def test_a_probe_asks_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> N
         fake.may_answer.clear()
         fake.is_model_ready = False
         probing = asyncio.create_task(run_probe(client, SPEC))
-        assert await eventually(lambda: len(asked) > 2)
+        await eventually(lambda: len(asked) > 2)
         assert not probing.done()
         fake.may_answer.set()
         await probing
@@ -186,12 +186,12 @@ async def test_a_probe_that_is_given_up_ends_its_call(fake_triton: Fake) -> None
     fake, client = fake_triton
     fake.may_answer.clear()
     probing = asyncio.create_task(run_probe(client, SPEC))
-    assert await eventually(lambda: bool(fake.requests))
+    await eventually(lambda: bool(fake.requests))
     probing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await probing
 
-    assert await eventually(lambda: fake.running == 0)
+    await eventually(lambda: fake.running == 0)
 
 
 def answers_of(settings: Settings, model: str) -> tuple[int, int]:
@@ -220,4 +220,4 @@ async def test_a_real_model_runs_the_probe(
     await client.close()
 
     # Triton counts an inference after it has answered it.
-    assert await eventually(lambda: answers_of(settings, model) == (succeeded + succeeds, failed + (not succeeds)))
+    await eventually(lambda: answers_of(settings, model) == (succeeded + succeeds, failed + (not succeeds)))

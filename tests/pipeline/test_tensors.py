@@ -45,7 +45,7 @@ async def test_a_tensor_takes_the_place_of_an_image(world: World) -> None:
     """Of the model's queue and of the memory, until it is answered."""
     world.fake.may_answer.clear()
     task = asyncio.create_task(ask(world))
-    assert await eventually(lambda: world.running == [1])
+    await eventually(lambda: world.running == [1])
     assert world.admission.memory.used_bytes == SIDE * SIDE * 3
     assert world.queue.in_progress == 1
     world.fake.may_answer.set()
@@ -58,7 +58,7 @@ async def test_a_tensor_takes_the_place_of_an_image(world: World) -> None:
 async def test_a_tensor_has_a_deadline(world: World, time: Time) -> None:
     world.fake.may_answer.clear()
     task = asyncio.create_task(ask(world, seconds=5))
-    assert await eventually(lambda: world.running == [1])
+    await eventually(lambda: world.running == [1])
     await time.skip(6)
     with pytest.raises(DeadlinePassed):
         await task
@@ -92,7 +92,7 @@ async def test_the_images_of_a_tensor_fail_together(world: World) -> None:
     world.fake.refusal = grpc.StatusCode.INTERNAL, "the model is broken"
     with pytest.raises(InferenceFailed):
         await ask(world, images=3)
-    assert await eventually(lambda: world.admission.memory.used_bytes == 0)
+    await eventually(lambda: world.admission.memory.used_bytes == 0)
 
 
 async def test_a_tensor_is_sent_again_if_triton_is_being_stopped(world: World) -> None:

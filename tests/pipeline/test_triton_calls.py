@@ -98,9 +98,9 @@ async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: 
     assert world.fake.images == lost
     world.fake.refusal = None
 
-    assert await eventually(lambda: world.usable == [True, True])
+    await eventually(lambda: world.usable == [True, True])
     assert world.pool.servers[0].model("tiny").speed == 0
-    await asyncio.wait_for(asyncio.gather(*(world.infer() for _ in range(20))), 10)
+    await asyncio.gather(*(world.infer() for _ in range(20)))
     assert world.fake.images > lost
 
 
@@ -156,12 +156,12 @@ async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world
     asked = len(world.fake.requests)
     for probes in (1, 2):
         await world.time.skip(1)
-        assert await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
+        await eventually(lambda probes=probes: len(world.fake.requests) >= asked + probes)  # type: ignore[misc]
     assert await world.errors(10) == []
     assert (world.fake.images, world.usable) == (failed, [False, True])
     world.fake.refusal = None
 
-    assert await eventually(lambda: world.usable == [True, True])
+    await eventually(lambda: world.usable == [True, True])
 
 
 async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
@@ -174,7 +174,7 @@ async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(
         fake.refusal = POISON
     circuit.open()
 
-    assert await eventually(lambda: world.usable == [True, True])
+    await eventually(lambda: world.usable == [True, True])
 
 
 async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) -> None:
@@ -182,7 +182,7 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) 
     assert await world.errors(8) == []
     world.fake.may_answer.clear()
     asking = [asyncio.ensure_future(world.infer(100)) for _ in range(2)]
-    assert await eventually(lambda: world.running == [1, 0])
+    await eventually(lambda: world.running == [1, 0])
     await world.time.skip(HANG_SECONDS / 2)
     assert await world.errors(1) == []
     assert world.usable == [False, True]
@@ -193,7 +193,7 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) 
     assert world.fake.cancelled == 0
     world.let_answer()
 
-    assert await eventually(lambda: world.usable == [True, True])
+    await eventually(lambda: world.usable == [True, True])
     before = world.fake.images
     assert await world.errors(30) == []
     assert world.fake.images > before
@@ -206,13 +206,13 @@ async def test_one_that_is_slow_is_used_beside_a_fast_one(world: World, monkeypa
         world.hold()
         world.fakes[1].may_answer.set()
         asking = [asyncio.ensure_future(world.infer(600)) for _ in range(2)]
-        assert await eventually(lambda: world.running == [1, 0])
+        await eventually(lambda: world.running == [1, 0])
         for _ in range(8):
             await world.time.skip(HANG_SECONDS / 10)
             await world.infer(600)
         world.let_answer()
         await asyncio.gather(*asking)
-        assert await eventually(lambda: world.usable == [True, True])
+        await eventually(lambda: world.usable == [True, True])
 
     assert [call.args for call in log].count(("circuit opened",)) <= 1
 
@@ -222,7 +222,7 @@ async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(worl
     world.hold()
     first = await world.start(1, HANG_SECONDS * 0.7)
     others = await world.start(1, 1000)
-    assert await eventually(lambda: world.running == [1, 1])
+    await eventually(lambda: world.running == [1, 1])
     await world.time.skip(HANG_SECONDS * 0.7)
     await asyncio.gather(*first, return_exceptions=True)
     circuits = [server.model("tiny").circuit for server in world.pool.servers]
@@ -303,10 +303,10 @@ async def test_a_batch_does_not_go_where_it_is_too_large(world: World) -> None:
     near.may_answer.clear()
     far.may_answer.clear()
     asking = asyncio.ensure_future(world.errors(12))
-    assert await eventually(lambda: world.running == [1, 1])
+    await eventually(lambda: world.running == [1, 1])
     near.next_refusals = [None, BROKEN]
     near.may_answer.set()
-    assert await eventually(lambda: len(near.requests) >= 3)
+    await eventually(lambda: len(near.requests) >= 3)
     far.may_answer.set()
 
     assert await asking == []

@@ -147,7 +147,7 @@ async def test_an_image_above_the_limit_is_too_large(host: Host, headers: list[s
 
     assert isinstance(error, BodyTooLarge)
     assert "1 MiB" in error.detail
-    assert await eventually(lambda: not host.open_connections)
+    await eventually(lambda: not host.open_connections)
     assert sent < 2**25
     host.answers["/cat.jpg"] = response(IMAGE)
     assert await fetch(host.fetcher(max_bytes=len(IMAGE)), host.url()) == IMAGE
@@ -192,7 +192,7 @@ async def test_time_is_limited_in_total(host: Host) -> None:
 
     assert isinstance(error, ImageNotFetched)
     assert error.detail.startswith("the image did not arrive within 0.")
-    assert await eventually(lambda: not host.open_connections)
+    await eventually(lambda: not host.open_connections)
 
 
 async def test_a_deadline_that_has_passed_is_an_error(host: Host) -> None:
@@ -211,7 +211,7 @@ async def test_fetches_wait_for_each_other(host: Host) -> None:
     host.answers["/slow"] = wait
     fetcher = host.fetcher()
     slow = [asyncio.create_task(fetch(fetcher, host.url("/slow"))) for _ in range(16)]
-    assert await eventually(lambda: host.open_connections == 16)
+    await eventually(lambda: host.open_connections == 16)
 
     error = await failure(fetcher, host.url(), seconds=0.1)
     assert isinstance(error, GatewayFull)
@@ -227,7 +227,7 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection(host: Host) -> No
     fetcher = host.fetcher()
     for _ in range(2):
         fetches = [asyncio.create_task(fetch(fetcher, host.url("/hang"))) for _ in range(16)]
-        assert await eventually(lambda: host.open_connections >= 16)
+        await eventually(lambda: host.open_connections >= 16)
         for task in fetches:
             task.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
@@ -242,4 +242,4 @@ async def test_what_count_raises_ends_the_fetch(host: Host) -> None:
     fetcher = host.fetcher()
     with pytest.raises(GatewayFull, match="no memory"):
         await fetcher.fetch(fetcher.parse(host.url()), reject, Deadline.after(10))
-    assert await eventually(lambda: not host.open_connections)
+    await eventually(lambda: not host.open_connections)

@@ -9,6 +9,7 @@ from app.errors import GatewayFull
 from app.resilience.fairness import ANYBODY
 from app.resilience.memory import MemoryBudget, Reservation
 from app.resilience.worker_table import WorkerTable
+from tests.processes import PATIENCE_SECONDS
 
 
 def test_a_reservation_counts_until_the_end_of_its_block(table: WorkerTable) -> None:
@@ -83,7 +84,7 @@ def test_threads_count_every_byte(table: WorkerTable) -> None:
     barrier = threading.Barrier(8)
 
     def reserve() -> None:
-        barrier.wait(10)
+        barrier.wait(PATIENCE_SECONDS)
         for _ in range(2000):
             with budget.reserve(ANYBODY) as reservation:
                 reservation.add(3)

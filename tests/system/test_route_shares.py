@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from tests.api.conftest import until, write_keys
+from tests.api.conftest import write_keys
 from tests.fakes.triton import FakeTriton, infer_response, serving
-from tests.support import SCENE
+from tests.support import SCENE, until
 from tests.system.gateway import running_gateway
 from tests.system.test_routes import FOLLOW_SECONDS
 
@@ -52,7 +52,7 @@ async def test_all_workers_follow_a_route_and_share_exactly(tmp_path: Path) -> N
 
         assert await versions() == {"1"}
         await put(to="tiny:2")
-        assert await until(follow)
+        await until(follow)
         file.write_text("[detector")
         await asyncio.sleep(FOLLOW_SECONDS)
         assert await versions() == {"2"}

@@ -22,7 +22,6 @@ from tests.processes import has_ended, wait_for, wait_until_gone
 from tests.support import SCENE, free_port, triton_home
 
 pytestmark = pytest.mark.system
-PATIENCE_SECONDS = 240
 
 
 @contextmanager
@@ -40,7 +39,7 @@ def running(settings: Settings, log: Path, *command: str, **variables: str) -> I
         yield f"http://127.0.0.1:{port}"
         family += family[0].children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.wait() == 0
         wait_until_gone(family)
     finally:
         process.kill()
@@ -102,23 +101,23 @@ async def test_detection_goes_on_whatever_becomes_of_the_database(home: Settings
     data, log, beside = Path(home.database_home, "data"), tmp_path / "log", tmp_path / "beside"
     (data / "PG_VERSION").write_text("17\n")
     with running(home, log, "serve", "--search") as url:
-        wait_for(lambda: is_ready(url), PATIENCE_SECONDS)
+        wait_for(lambda: is_ready(url))
         assert detects(url) == 200
         assert "warning: PostgreSQL could not be started, and will be tried again: " in log.read_text()
         assert statistics(url) == 503
         (data / "PG_VERSION").write_text("18\n")
         await wait_for_database(home.search_database)
-        wait_for(lambda: statistics(url) == 200, PATIENCE_SECONDS)
+        wait_for(lambda: statistics(url) == 200)
 
         postmaster = psutil.Process(int((data / "postmaster.pid").read_text().partition("\n")[0]))
         postmaster.kill()
         assert detects(url) == 200
         wait_for(lambda: has_ended(postmaster))
         await wait_for_database(home.search_database)
-        wait_for(lambda: statistics(url) == 200, PATIENCE_SECONDS)
+        wait_for(lambda: statistics(url) == 200)
 
         with running(home, beside, "search", NEREID_DATABASE_URL=home.search_database) as other:
-            wait_for(lambda: is_ready(other), PATIENCE_SECONDS)
+            wait_for(lambda: is_ready(other))
             assert detects(other) == 404
             assert "Triton is ready" not in beside.read_text()
     assert not await answers(home.search_database)

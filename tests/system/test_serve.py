@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -34,7 +34,6 @@ from tests.support import REPOSITORY, ROOT, SCENE, free_port, sample_image
 TRITON_WAS_KILLED = "nereid: Triton exited with code -9; restarting it"
 CAT = sample_image("chelsea.jpg")
 MODEL = "yolo11n"
-PATIENCE_SECONDS = 60
 STUB = "triton_python_b"
 """How the names of the processes begin in which Triton runs its models; the kernel keeps 15 characters."""
 
@@ -95,11 +94,6 @@ class Running:
             return False
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait up to a minute until a condition holds."""
-    wait_for(holds, PATIENCE_SECONDS)
-
-
 def have_ended(processes: Iterable[psutil.Process]) -> bool:
     return all(map(has_ended, processes))
 
@@ -122,7 +116,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
     running = Running(settings, folder / "serve.log")
     family: list[psutil.Process] = []
     try:
-        eventually(running.is_ready)
+        wait_for(running.is_ready)
         family = running.family()
         yield running
     finally:
@@ -132,7 +126,7 @@ def serving(settings: Settings, folder: Path) -> Iterator[Running]:
             if process.is_running():
                 process.kill()
         running.process.wait()
-        eventually(lambda: have_ended(everyone))
+        wait_for(lambda: have_ended(everyone))
         shared_memory.sweep()  # killed processes could not clean up; the next worker would
         for left in running.shm():
             left.unlink()
@@ -157,10 +151,10 @@ def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: sig
         arenas = {path for process in family for path in shared_memory.SHM.glob(f"nereid-{process.pid}-*")}
         assert arenas
         running.process.send_signal(stop)
-        code = running.process.wait(PATIENCE_SECONDS)
+        code = running.process.wait()
 
         assert code == 0
-        eventually(lambda: have_ended(family))
+        wait_for(lambda: have_ended(family))
         assert not running.shm()
         assert not any(path.exists() for path in arenas)
         with pytest.raises(httpx.ConnectError):
@@ -175,9 +169,9 @@ def test_more_signals_do_not_interrupt_the_clean_up(settings: Settings, tmp_path
             running.process.send_signal(signal.SIGINT)
             return running.process.poll() is not None
 
-        eventually(has_ended_although_it_is_told_again)
+        wait_for(has_ended_although_it_is_told_again)
         assert running.process.returncode == 0
-        eventually(lambda: have_ended(family))
+        wait_for(lambda: have_ended(family))
         assert not running.shm()
 
 
@@ -191,7 +185,7 @@ def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_
         os.kill(running.process.pid, signal.SIGSTOP)
         api.kill()
 
-        eventually(lambda: have_ended(workers))
+        wait_for(lambda: have_ended(workers))
 
 
 def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
@@ -200,7 +194,7 @@ def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) ->
         family = running.family()
         running.process.kill()
 
-        eventually(lambda: have_ended(family))
+        wait_for(lambda: have_ended(family))
 
 
 def test_the_parent_of_the_workers_has_no_grpc() -> None:
@@ -276,7 +270,7 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         first, second = (f"unix:{socket}" for socket in fleet.sockets)
         fake.may_answer.clear()
         request = asyncio.create_task(ask(first, encode(SCENE)))
-        await asyncio.to_thread(eventually, lambda: fake.running == 1)
+        await asyncio.to_thread(wait_for, lambda: fake.running == 1)
         assert await is_full(second)
         fake.may_answer.set()
         assert (await request).status == 200
@@ -285,13 +279,13 @@ async def test_instances_are_one_service(tmp_path: Path) -> None:
         killed, other = sorted(fleet.instances(), key=lambda process: float(process.create_time()))
         killed.kill()
         assert (await ask(second, encode(b"", "/livez", "GET"))).status == 200
-        await asyncio.to_thread(eventually, lambda: fleet.says("instance nereid-1.sock exited with code -9; restart") > 0)
-        await asyncio.to_thread(eventually, fleet.is_ready)
+        await asyncio.to_thread(wait_for, lambda: fleet.says("instance nereid-1.sock exited with code -9; restart") > 0)
+        await asyncio.to_thread(wait_for, fleet.is_ready)
         assert other in fleet.instances()
 
         family += fleet.process.children(recursive=True)
         fleet.process.terminate()
-        assert await asyncio.to_thread(fleet.process.wait, PATIENCE_SECONDS) == 0
+        assert await asyncio.to_thread(fleet.process.wait) == 0
         assert have_ended(family)
         assert fleet.sockets == []
 
@@ -302,8 +296,8 @@ def test_a_killed_api_is_started_again(running: Running) -> None:
     own = [api, *api.children()]
     api.kill()
 
-    eventually(lambda: have_ended(own))
-    eventually(running.is_ready)
+    wait_for(lambda: have_ended(own))
+    wait_for(running.is_ready)
     assert "nereid: the API exited with code -9; restarting it\n" in running.messages
     assert not has_ended(triton)
     assert running.detects()
@@ -317,7 +311,7 @@ def test_a_killed_triton_is_started_again(running: Running) -> None:
         during = httpx.post(f"{running.url}/detect", content=CAT, timeout=30)
         assert during.status_code == 503
         assert during.headers["retry-after"]
-        eventually(running.detects)
+        wait_for(running.detects)
 
     assert running.messages.count(TRITON_WAS_KILLED) == before + 2
 
@@ -327,6 +321,6 @@ def test_triton_without_its_backend_is_started_again(running: Running) -> None:
     triton = running.triton()
     running.backend().kill()
 
-    eventually(lambda: has_ended(triton))
-    eventually(lambda: "nereid: Triton does not work (" in running.messages)
-    eventually(running.detects)
+    wait_for(lambda: has_ended(triton))
+    wait_for(lambda: "nereid: Triton does not work (" in running.messages)
+    wait_for(running.detects)

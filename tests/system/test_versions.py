@@ -110,7 +110,7 @@ async def test_no_answer_mixes_versions_while_a_new_one_is_loaded(loading_triton
 
     async with started(create_app(loading_triton)) as client:
         asking = asyncio.gather(*(ask(client) for _ in range(4)))
-        assert await eventually(lambda: answers.total() > 0)
+        await eventually(lambda: answers.total() > 0)
         config = folder / "config.pbtxt"
         config.write_text(config.read_text().replace("red", "rouge").replace("blue", "bleu"))
         (tmp_path / "2").rename(folder / "2")

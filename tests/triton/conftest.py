@@ -33,5 +33,5 @@ async def two() -> AsyncIterator[Two]:
             await stack.enter_async_context(serving(fake))
         pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE) for fake in fakes])
         stack.push_async_callback(pool.close)
-        assert await eventually(lambda: all(server.client.server for server in pool.servers))
+        await eventually(lambda: all(server.client.server for server in pool.servers))
         yield Two(pool, fakes)

@@ -69,7 +69,7 @@ async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton:
     """Only a new connection changes `server`, whoever asks and when."""
     fake, client = fake_triton
     fake.version = "2.59.1"
-    assert await eventually(lambda: client.server == ServerInfo("2.59.1"))
+    await eventually(lambda: client.server == ServerInfo("2.59.1"))
     fake.version = "2.51.0"
 
     assert await client.read_server() == ServerInfo("2.51.0")
@@ -82,12 +82,12 @@ async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -
     async with serving(fake) as port:
         client = TritonClient(f"127.0.0.1:{port}")
         assert client.server is None
-        assert await eventually(lambda: client.server == ServerInfo("2.51.0"))
-    assert await eventually(lambda: client.server is None)
+        await eventually(lambda: client.server == ServerInfo("2.51.0"))
+    await eventually(lambda: client.server is None)
 
     fake.version = "2.59.1"
     async with serving(fake, port):
-        assert await eventually(lambda: client.server == ServerInfo("2.59.1"))
+        await eventually(lambda: client.server == ServerInfo("2.59.1"))
         await client.close()
 
 
@@ -96,16 +96,16 @@ async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_trito
     fake, client = fake_triton
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     fake.query_refusal = SILENCE
-    assert await eventually(lambda: fake.server_reads > 0)
+    await eventually(lambda: fake.server_reads > 0)
     assert client.server is None
 
     fake.query_refusal = None
-    assert await eventually(lambda: client.server == ServerInfo("2.51.0"))
+    await eventually(lambda: client.server == ServerInfo("2.51.0"))
 
 
 async def test_a_client_that_never_connected_can_be_closed(alone: TritonClient) -> None:
     assert alone.server is None
-    await asyncio.wait_for(alone.close(), 10)
+    await alone.close()
 
 
 async def test_a_silent_triton_is_unavailable(fake_triton: Fake, arena: Arena) -> None:
@@ -291,9 +291,9 @@ async def test_a_lost_connection_ends_inferences() -> None:
     async with serving(fake) as port:
         client = TritonClient(f"127.0.0.1:{port}")
         asking = asyncio.ensure_future(client.infer(SPEC, [IMAGE], timeout_seconds=600))
-        assert await eventually(lambda: bool(fake.requests))
+        await eventually(lambda: bool(fake.requests))
     with pytest.raises(Disconnected):
-        await asyncio.wait_for(asking, 60)
+        await asking
     await client.close()
 
 
@@ -305,17 +305,17 @@ async def test_an_inference_without_an_answer_is_given_up(
     fake, client = fake_triton
     fake.version = version
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.2)
-    assert await eventually(lambda: client.server == ServerInfo(version))
+    await eventually(lambda: client.server == ServerInfo(version))
     fake.may_answer.clear()
     with pytest.raises(Unanswered, match="did not answer in time"):
         await client.infer(SPEC, [IMAGE], timeout_seconds=0.1)
     gc.collect()
     await client.read_server()
 
-    assert await eventually(lambda: fake.cancelled == cancelled)
+    await eventually(lambda: fake.cancelled == cancelled)
     assert fake.running == len(client.left) == 1 - cancelled
     fake.may_answer.set()
-    assert await eventually(lambda: not client.left)
+    await eventually(lambda: not client.left)
 
 
 async def test_an_inference_that_was_never_sent_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,5 +357,5 @@ async def test_a_connection_may_take_as_long_as_a_lost_packet_delays_it() -> Non
 
     async with serving(FakeTriton()) as port, await asyncio.start_server(answer_late, "127.0.0.1", 0) as server:
         client = TritonClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        assert await eventually(lambda: client.server is not None)
+        await eventually(lambda: client.server is not None)
         await client.close()

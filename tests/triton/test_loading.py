@@ -40,9 +40,9 @@ def put(repository: Path, *models: str) -> None:
 
 async def test_models_are_loaded_and_unloaded(tritons: list[FakeTriton], tmp_path: Path) -> None:
     put(tmp_path, "doors", "gates")
-    assert await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
+    await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
     put(tmp_path, "gates")
-    assert await eventually(lambda: all(fake.told[-2:] == ["unload doors", "load gates"] for fake in tritons))
+    await eventually(lambda: all(fake.told[-2:] == ["unload doors", "load gates"] for fake in tritons))
 
 
 async def test_failure_is_told_once_and_the_others_are_loaded(
@@ -51,14 +51,14 @@ async def test_failure_is_told_once_and_the_others_are_loaded(
     log = captured_log(monkeypatch, loading)
     tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
     put(tmp_path, "doors", "gates")
-    assert await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
+    await eventually(lambda: all(fake.told[-2:] == ["load doors", "load gates"] for fake in tritons))
     count = len(tritons[0].told)
     await asyncio.sleep(0.1)
     assert len(tritons[0].told) == count
     assert {(line.kwargs["triton"], line.kwargs["model"]) for line in log} == {(tritons[0].url, "doors"), (tritons[0].url, "gates")}
     put(tmp_path, "gates")
 
-    assert await eventually(lambda: tritons[0].told[-2:] == ["unload doors", "load gates"])
+    await eventually(lambda: tritons[0].told[-2:] == ["unload doors", "load gates"])
 
 
 async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: list[FakeTriton], two: Two, tmp_path: Path) -> None:
@@ -69,24 +69,24 @@ async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: lis
 
     put(tmp_path, "doors")
     assert not loaded("doors")
-    assert await eventually(lambda: loaded("doors"))
+    await eventually(lambda: loaded("doors"))
     (tmp_path / "doors" / DESCRIPTION).write_text("changed", encoding="utf-8")
     assert not loaded("doors")
     tritons[0].load_refusal = grpc.StatusCode.UNAVAILABLE, "it is being stopped"
     put(tmp_path, "doors", "gates")
-    assert await eventually(lambda: tritons[1].told[-1:] == ["load gates"])
+    await eventually(lambda: tritons[1].told[-1:] == ["load gates"])
     await asyncio.sleep(0.1)
     assert (loaded("doors"), loaded("gates")) == (False, False)
     tritons[0].load_refusal = None
     put(tmp_path, "doors", "gates")
-    assert await eventually(lambda: loaded("doors") and loaded("gates"))
+    await eventually(lambda: loaded("doors") and loaded("gates"))
 
     assert not loaded("doors", TritonPool(two.pool.transport, two.pool.servers[:1]))
 
 
 async def test_repository_that_cannot_be_read_changes_nothing(tritons: list[FakeTriton], tmp_path: Path) -> None:
     put(tmp_path, "doors")
-    assert await eventually(lambda: all(fake.told[-1:] == ["load doors"] for fake in tritons))
+    await eventually(lambda: all(fake.told[-1:] == ["load doors"] for fake in tritons))
     await asyncio.to_thread(tmp_path.rename, tmp_path.with_name("unmounted"))
     await asyncio.sleep(0.1)
 
@@ -100,8 +100,8 @@ async def test_models_on_demand_are_only_loaded_again(two: Two, tmp_path: Path, 
     put(tmp_path, "a", "b", "doors", "gates")
     models = ModelsOnDemand(two.pool, TABLE, tmp_path, 9, lambda: {"doors"})
     task = asyncio.create_task(ModelLoader(two.pool, tmp_path, models).run(TABLE))
-    assert await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
+    await eventually(lambda: all(fake.told == ["load a", "load doors"] for fake in two.fakes))
     two.fakes[0].query_refusal = two.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     put(tmp_path, "a", "doors")
-    assert await eventually(lambda: all(fake.told[2:] == ["unload b", "unload gates", "load doors"] for fake in two.fakes))
+    await eventually(lambda: all(fake.told[2:] == ["unload b", "unload gates", "load doors"] for fake in two.fakes))
     task.cancel()

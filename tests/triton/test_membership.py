@@ -45,7 +45,7 @@ class CountingClock(Clock):
 
     async def is_read_again(self) -> None:
         before = self.reads
-        assert await eventually(lambda: self.reads > before + 2)
+        await eventually(lambda: self.reads > before + 2)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def test_the_first_address_of_a_name_that_answers_is_used(names: Names, po
         (server,) = pool.servers
 
         assert server.address == f"gpu:{port}"
-        assert await eventually(lambda: server.client.server is not None)
+        await eventually(lambda: server.client.server is not None)
 
 
 async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +100,13 @@ async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool,
         assert pool.servers == []
         running = asyncio.create_task(membership.run())
         names.addresses["gpu"] = ["127.0.0.9"]
-        assert await eventually(lambda: len(pool.servers) == 1)
+        await eventually(lambda: len(pool.servers) == 1)
         del names.addresses["gpu"]
         asked = names.asked
-        assert await eventually(lambda: names.asked > asked + 2)
+        await eventually(lambda: names.asked > asked + 2)
         names.addresses["gpu"] = ["127.0.0.1"]
 
-        assert await eventually(lambda: pool.servers[0].client.server is not None)
+        await eventually(lambda: pool.servers[0].client.server is not None)
         assert addresses(pool) == [f"gpu:{port}"]
         running.cancel()
 
@@ -118,7 +118,7 @@ async def test_a_triton_that_answers_stays_while_its_name_has_its_address(names:
         membership = Membership(pool, [f"gpu:{port}"], connect)
         await membership.refresh()
         (server,) = pool.servers
-        assert await eventually(lambda: server.client.server is not None)
+        await eventually(lambda: server.client.server is not None)
         for found in (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"], ["192.0.2.1", "192.0.2.2"]):
             names.addresses["gpu"] = found
             await membership.refresh()
@@ -217,18 +217,18 @@ async def test_names_are_resolved_again_every_few_seconds(names: Names, pool: Tr
     async with serving(FakeTriton()) as port:
         membership = Membership(pool, [f"dns:///gpus:{port}"], connect)
         await membership.refresh()
-        assert await eventually(lambda: pool.servers[0].client.server is not None)
+        await eventually(lambda: pool.servers[0].client.server is not None)
         running = asyncio.create_task(membership.run())
         await clock.is_read_again()
         assert names.asked == 1
         clock.now += 5
-        assert await eventually(lambda: names.asked == 2)
+        await eventually(lambda: names.asked == 2)
         await clock.is_read_again()
         assert names.asked == 2
 
-    assert await eventually(lambda: names.asked > 4)
+    await eventually(lambda: names.asked > 4)
     running.cancel()
 
 
 async def test_addresses_without_names_need_no_resolving(pool: TritonPool) -> None:
-    await asyncio.wait_for(Membership(pool, ["192.0.2.9:8001"], connect).run(), 10)
+    await Membership(pool, ["192.0.2.9:8001"], connect).run()

@@ -153,7 +153,7 @@ async def test_one_load_at_a_time_however_many_ask(host: Host) -> None:
     host.fake.may_load.clear()
     asking = [asyncio.create_task(worker.load("a", SECONDS)) for worker in (one, one, other)]
     asking.append(asyncio.create_task(other.load("b", SECONDS)))
-    assert await eventually(lambda: len(host.fake.told) == 1)
+    await eventually(lambda: len(host.fake.told) == 1)
     await asyncio.sleep(0.1)
     assert len(host.fake.told) == 1
     host.fake.may_load.set()
@@ -168,10 +168,10 @@ async def test_many_loads_are_refused(host: Host, monkeypatch: pytest.MonkeyPatc
     worker = host.worker(limit=9)
     host.fake.may_load.clear()
     asking = [asyncio.create_task(worker.load(name, SECONDS)) for name in "abc"]
-    assert await eventually(lambda: any(task.done() for task in asking))
+    await eventually(lambda: any(task.done() for task in asking))
     asking.append(asyncio.create_task(worker.load("d", SECONDS, Caller("another"))))
     table = host.tables[0]
-    assert await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
+    await eventually(lambda: asking[-1].done() or table.total(table.column("loads of models")) == 3)
     host.fake.may_load.set()
     results = await asyncio.gather(*asking, return_exceptions=True)
 
@@ -227,7 +227,7 @@ async def test_workers_take_turns(host: Host) -> None:
     one, other = host.worker(limit=9), host.worker(limit=9)
     host.fake.may_load.clear()
     asking = [asyncio.create_task(one.load(name, SECONDS)) for name in "abcd"]
-    assert await eventually(lambda: len(host.fake.told) == 1)
+    await eventually(lambda: len(host.fake.told) == 1)
     asking.append(asyncio.create_task(other.load("e", SECONDS)))
     await asyncio.sleep(0.1)
     host.fake.may_load.set()
@@ -252,7 +252,7 @@ async def test_a_default_model_that_triton_has_lost_is_loaded_without_a_request(
     worker = host.worker()
     host.fake.index.clear()
     keeping = asyncio.create_task(worker.run())
-    assert await eventually(lambda: host.fake.loaded == {"default"})
+    await eventually(lambda: host.fake.loaded == {"default"})
     keeping.cancel()
     assert host.fake.told == ["load default"]
 
@@ -338,7 +338,7 @@ async def test_closing_stops_waiting(host: Host) -> None:
     worker = host.worker()
     host.fake.may_load.clear()
     waiting = asyncio.create_task(worker.load("a", SECONDS))
-    assert await eventually(lambda: host.fake.told == ["load a"])
+    await eventually(lambda: host.fake.told == ["load a"])
     worker.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting

@@ -91,11 +91,11 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
     """The first answer is enough; the other Triton is used as soon as it has answered."""
     two.fakes[0].may_tell.clear()
-    assert await asyncio.wait_for(two.pool.spec("tiny"), 10) == SPEC
+    assert await two.pool.spec("tiny") == SPEC
     assert await found_at(two) == {1}
     two.fakes[0].may_tell.set()
 
-    assert await eventually(lambda: two.servers[0].specs.has("tiny"))
+    await eventually(lambda: two.servers[0].specs.has("tiny"))
     assert await found_at(two) == {0, 1}
 
 
@@ -215,7 +215,7 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
     clock.now += 1
     asked = two.fakes[1].config_reads
     await two.pool.refresh()
-    assert await eventually(lambda: two.fakes[1].config_reads == asked + 1)
+    await eventually(lambda: two.fakes[1].config_reads == asked + 1)
     for _ in range(3):
         await two.pool.refresh()
         await two.servers[1].client.read_server()  # answered after any question of the pool
@@ -224,7 +224,7 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
     clock.now += 6
     await two.pool.refresh()
 
-    assert await eventually(lambda: two.servers[1].specs.has("tiny"))
+    await eventually(lambda: two.servers[1].specs.has("tiny"))
     assert await found_at(two) == {0, 1}
 
 
@@ -234,7 +234,7 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
     two.pool.forget(two.servers[0].model("tiny"), "tiny")
     assert await found_at(two) == {1}
 
-    assert await eventually(lambda: two.servers[0].specs.has("tiny"))
+    await eventually(lambda: two.servers[0].specs.has("tiny"))
 
 
 async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
@@ -266,12 +266,12 @@ async def test_changed_models_are_read_again(two: Two) -> None:
     second.may_tell.set()
 
     specs = two.servers[1].specs
-    assert await eventually(lambda: SPEC not in {specs.cached("tiny"), specs.cached("tiny:1")})
+    await eventually(lambda: SPEC not in {specs.cached("tiny"), specs.cached("tiny:1")})
     assert two.servers[0].specs.cached("tiny") == two.pool.default("tiny") == SPEC
     first.query_refusal, first.config = None, config_with(default_version="2")
     first.model_versions = ["1", "2"]
     two.pool.read_again()
-    assert await eventually(lambda: two.pool.default("tiny") is None)
+    await eventually(lambda: two.pool.default("tiny") is None)
 
 
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:
@@ -295,7 +295,7 @@ async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
     """Tritons that hang or do not run the model are not waited for."""
     assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.clear()
-    assert await asyncio.wait_for(two.pool.is_ready("tiny"), 10)
+    assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.set()
     open_circuit(two.servers[1])
     assert await two.pool.is_ready("tiny")
@@ -315,8 +315,7 @@ async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two
     await transport.prepare(4096)
     assert len(fake.regions) == 1
     fake.may_map.clear()
-    async with asyncio.timeout(10):
-        await pool.refresh()
+    await pool.refresh()
     assert not pool.leaving
     fake.may_map.set()
     await pool.close()

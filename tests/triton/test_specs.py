@@ -70,7 +70,7 @@ async def test_the_config_may_name_the_default_version(fake_triton: Fake, clock:
     fake.config = config_with(default_version="2")
     clock.now += 6
     assert version_of(cache) == "1"
-    assert await eventually(lambda: version_of(cache) == "2")
+    await eventually(lambda: version_of(cache) == "2")
 
 
 async def test_a_default_version_that_is_not_loaded_is_unknown(fake_triton: Fake) -> None:
@@ -115,7 +115,7 @@ async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Cloc
     clock.now += 1
     assert (await cache.get("tiny")).version == "1"
 
-    assert await eventually(lambda: version_of(cache) == "2")
+    await eventually(lambda: version_of(cache) == "2")
     assert fake.config_reads == 2
     clock.now += 5
     assert version_of(cache) == "2"
@@ -129,7 +129,7 @@ async def test_what_was_read_again_stays_the_same_object(fake_triton: Fake, cloc
     first = await cache.get("tiny")
     clock.now += 6
     assert cache.cached("tiny") is first
-    assert await eventually(lambda: fake.config_reads == 2 and not refreshing())
+    await eventually(lambda: fake.config_reads == 2 and not refreshing())
 
     assert cache.cached("tiny") is first
 
@@ -152,15 +152,15 @@ async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> No
     clock.now += 61
     fake.may_tell.clear()
     assert all([await cache.get("tiny") is first for _ in range(20)])
-    assert await eventually(lambda: fake.config_reads == 2)
+    await eventually(lambda: fake.config_reads == 2)
     assert all([await cache.get("tiny") is first for _ in range(20)])
     assert len(refreshing()) == 1
     fake.model_versions = ["2"]
     fake.may_tell.set()
 
-    assert await eventually(lambda: version_of(cache) == "2")
+    await eventually(lambda: version_of(cache) == "2")
     assert fake.config_reads == 2
-    assert await eventually(lambda: not refreshing())
+    await eventually(lambda: not refreshing())
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,14 @@ async def test_a_spec_stays_in_use_while_triton_is_not_available(
     for reads in (2, 3):
         clock.now += 61
         assert await cache.get("tiny") is first
-        assert await eventually(lambda reads=reads: fake.config_reads == reads and not refreshing())  # type: ignore[misc]
+        await eventually(lambda reads=reads: fake.config_reads == reads and not refreshing())  # type: ignore[misc]
         assert await cache.get("tiny") is first
     assert fake.config_reads == 3
     fake.query_refusal = None
     clock.now += 61
 
     assert await cache.get("tiny") is first
-    assert await eventually(lambda: version_of(cache) == "2")
+    await eventually(lambda: version_of(cache) == "2")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_a_model_that_has_gone_is_forgotten_by_the_refresh(
     clock.now += 61
     assert await cache.get("tiny") is first
 
-    assert await eventually(lambda: cache.cached("tiny") is None)
+    await eventually(lambda: cache.cached("tiny") is None)
     for _ in range(2):
         with pytest.raises(expected):
             await cache.get("tiny")
@@ -270,7 +270,7 @@ async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock)
         fake.query_refusal = status, text
         clock.now += 61
         assert cache.cached("tiny")
-        assert await eventually(lambda: not refreshing())
+        await eventually(lambda: not refreshing())
     gc.collect()
     asyncio.get_running_loop().set_exception_handler(None)
 

@@ -296,7 +296,7 @@ async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake,
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     assert await taken(transport) is None
-    assert await eventually(lambda: own_arenas() == before)
+    await eventually(lambda: own_arenas() == before)
     assert not transport.is_prepared(NBYTES)
     fake.refusal = None
 
@@ -319,7 +319,7 @@ async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_
     assert transport.take(NBYTES, NBYTES) is None
     assert (SHM / slot.arena.name).exists()
     await transport.prepare(NBYTES)
-    assert await eventually(lambda: not (SHM / slot.arena.name).exists())
+    await eventually(lambda: not (SHM / slot.arena.name).exists())
     assert fake.regions == set()
     assert transport.is_prepared(NBYTES)
     assert transport.take(NBYTES, NBYTES) is None
@@ -352,11 +352,11 @@ async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     fakes[1].accepts_regions = False
     for _ in range(10):
         assert await taken(transport) is None
-    assert await eventually(lambda: len(fakes[0].registrations) == 1)
+    await eventually(lambda: len(fakes[0].registrations) == 1)
     clock.now += 2.1
     for _ in range(10):
         assert await taken(transport) is None
-    assert await eventually(lambda: len(fakes[0].registrations) == 2)
+    await eventually(lambda: len(fakes[0].registrations) == 2)
 
     assert len(fakes[1].registrations) == 1
     assert [call.kwargs["triton"] for call in log] == [fakes[1].url]
@@ -485,7 +485,7 @@ async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Setting
         await taken(transport)
     assert not is_mapped(transport)
     server.start()
-    assert await eventually(lambda: client.server is not None)
+    await eventually(lambda: client.server is not None)
 
     assert await taken(transport)
     await transport.close()

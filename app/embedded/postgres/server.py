@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -68,42 +68,29 @@ class EmbeddedPostgres:
         Raises:
             CommandError: Another process runs this PostgreSQL; it cannot be installed; or its user cannot use the folder.
         """
-        self.folder.claim()  # before the installation, which may take a while
-        install(self._home, self.installed)
-        self._make_database()
+        with self.folder.unclaimed_on_error():
+            self.folder.claim()  # before the installation, which may take a while
+            install(self._home, self.installed)
+            self._make_database()
 
     def start(self) -> None:
         """Prepare and start the server, and wait until it answers; raise `CommandError` as `prepare` does, or if it ends."""
-        self.prepare()
-        self.spawn()
-        while True:
-            with suppress(CheckError):
-                self.check()
-                return
-            if self.poll() is not None:
-                raise CommandError(f"PostgreSQL did not start; its log is {self.log}")
-            time.sleep(_POLL_SECONDS)
+        try:
+            self.prepare()
+            self.spawn()
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
 
     def spawn(self) -> None:
         """Start the server without waiting for it; raise `CommandError` if it is not installed, or as `prepare` does."""
         try:
-            self.folder.claim(attempts=1)
-            self._make_database()
-            self._lock_data()
-            self.folder.clear()
-            if not any(self._own_processes()):  # the process id in it may be that of another program now
-                (self._data / "postmaster.pid").unlink(missing_ok=True)
-            options = self._settings() | self._options
-            with self._log.open() as log:
-                self._process = self._popen(
-                    ["postgres", "-D", str(self._data), *(f"--{name}={value}" for name, value in options.items())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[self.folder.descriptor, self._data_lock],  # lock both folders until its last process has ended
-                    process_group=0,  # Ctrl-C must reach only the supervisor
-                    preexec_fn=partial(_become_postgres, os.getpid()),
-                )
+            with self.folder.unclaimed_on_error():
+                self.folder.claim(attempts=1)
+                self._make_database()
+                with self._locking_data():
+                    self._run_server()
         except OSError as error:
             raise CommandError(f"PostgreSQL cannot be run here: {error}") from error
 
@@ -139,9 +126,7 @@ class EmbeddedPostgres:
                 self._process.wait(_STOP_SECONDS)
             self.kill()
         self.folder.give_up()
-        with suppress(OSError):
-            os.close(self._data_lock)
-        self._data_lock = -1
+        self._unlock_data()
 
     def _make_database(self) -> None:
         """Make the folder of the data, with an empty database, in full or not at all; raise CommandError as `prepare` does."""
@@ -164,14 +149,53 @@ class EmbeddedPostgres:
         except OSError as error:
             raise CommandError(f"{self._data} could not be made or read: {error.strerror}") from error
 
-    def _lock_data(self) -> None:
-        """Lock the data against processes that do not see the folder of the socket, such as those in another container."""
+    @contextmanager
+    def _locking_data(self) -> Iterator[None]:
+        """Lock the data against processes that do not see the folder of the socket, such as those in another container.
+
+        They are unlocked by `stop`, or if the block raises.
+        """
         if self._data_lock < 0:
             self._data_lock = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(self._data_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CommandError(f"another process, perhaps in another container, uses {self._data}") from error
+            try:
+                fcntl.flock(self._data_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CommandError(f"another process, perhaps in another container, uses {self._data}") from error
+            yield
+        except BaseException:
+            self._unlock_data()
+            raise
+
+    def _unlock_data(self) -> None:
+        with suppress(OSError):
+            os.close(self._data_lock)
+        self._data_lock = -1
+
+    def _run_server(self) -> None:
+        self.folder.clear()
+        if not any(self._own_processes()):  # the process id in it may be that of another program now
+            (self._data / "postmaster.pid").unlink(missing_ok=True)
+        options = self._settings() | self._options
+        with self._log.open() as log:
+            self._process = self._popen(
+                ["postgres", "-D", str(self._data), *(f"--{name}={value}" for name, value in options.items())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[self.folder.descriptor, self._data_lock],  # lock both folders until its last process has ended
+                process_group=0,  # Ctrl-C must reach only the supervisor
+                preexec_fn=partial(_become_postgres, os.getpid()),
+            )
+
+    def _wait(self) -> None:
+        while True:
+            with suppress(CheckError):
+                self.check()
+                return
+            if self.poll() is not None:
+                raise CommandError(f"PostgreSQL did not start; its log is {self.log}")
+            time.sleep(_POLL_SECONDS)
 
     def _own_processes(self) -> Iterator[int]:
         """Find the processes of this PostgreSQL's program that work on its data."""

@@ -154,7 +154,7 @@ async def test_a_page_reads_that_the_gateway_is_full() -> None:
             fake.query_refusal = None
             fake.may_answer.clear()
             first = asyncio.create_task(call(app, staying(chunk(SCENE)), "/detect"))
-            assert await eventually(lambda: len(fake.requests) == 1)
+            await eventually(lambda: len(fake.requests) == 1)
             async with calling(app) as client:
                 response = await client.post("/detect", content=SCENE, headers={"Origin": ORIGIN})
             fake.may_answer.set()

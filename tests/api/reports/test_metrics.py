@@ -14,10 +14,10 @@ from app.api.application import Application
 from app.host.memory import resident_bytes
 from app.main import create_app
 from app.telemetry.timing import STAGES
-from tests.api.conftest import settings_for, until
+from tests.api.conftest import settings_for
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.scrape import Samples, scrape
-from tests.support import SCENE, call, eventually, receiving, started
+from tests.support import SCENE, call, eventually, receiving, started, until
 
 Gateway = tuple[FakeTriton, httpx.AsyncClient]
 
@@ -122,7 +122,7 @@ async def full() -> AsyncIterator[Gateway]:
         fake.may_answer.clear()
         fake.requests.clear()
         request = asyncio.create_task(client.post("/detect", content=SCENE))
-        assert await eventually(lambda: fake.running == 1)
+        await eventually(lambda: fake.running == 1)
         yield fake, client
         fake.may_answer.set()
         await request
@@ -148,7 +148,7 @@ async def test_what_is_in_use_is_shown(full: Gateway) -> None:
         found.update(await scrape(client))
         return found.get('api_model_active_requests{model="tiny"}') == 1
 
-    assert await until(shows_it)
+    await until(shows_it)
     assert found["api_active_requests"] == 2  # the scrape is one, too
     assert found['api_model_request_limit{model="tiny"}'] == 1
     assert found['api_model_waiting_requests{model="tiny"}'] == 0
@@ -170,9 +170,9 @@ async def test_an_open_circuit_is_shown(gateway: Gateway) -> None:
     async def shows(value: int) -> bool:
         return (await scrape(client))['api_circuit_open{model="tiny"}'] == value
 
-    assert await until(partial(shows, 1))
+    await until(partial(shows, 1))
     fake.refusal = None
-    assert await until(partial(shows, 0))
+    await until(partial(shows, 0))
 
 
 async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncClient) -> None:
@@ -182,7 +182,7 @@ async def test_a_triton_that_does_not_run_hides_no_metrics(lonely: httpx.AsyncCl
         found.update(await scrape(lonely))
         return [up for name, up in found.items() if name.startswith("triton_up{")] == [0]
 
-    assert await until(is_down)
+    await until(is_down)
     assert found["api_workers"] == 1
     assert not {name for name in found if name.startswith("triton_batch")}
 

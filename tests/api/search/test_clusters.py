@@ -14,6 +14,7 @@ from app.embedded.server import EmbeddedTriton
 from app.search.clusters import find_centroids
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
+from tests.processes import PATIENCE_SECONDS
 from tests.search.made import like, searching, with_vector
 from tests.support import json
 
@@ -84,7 +85,7 @@ async def test_one_training_at_a_time(gateway: Gateway, monkeypatch: pytest.Monk
 
     def find(*arguments: Any) -> Any:  # noqa: ANN401
         loop.call_soon_threadsafe(has_begun.set)
-        may_end.wait(20)
+        may_end.wait(PATIENCE_SECONDS)
         return find_centroids(*arguments)
 
     monkeypatch.setattr(clusters, "find_centroids", find)

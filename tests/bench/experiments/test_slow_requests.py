@@ -32,7 +32,7 @@ import httpx
 from bench.load.images import noise
 url, socket, key = sys.argv[1:]
 headers, image = {"Content-Type": "image/png", "X-API-Key": key}, noise("PNG", (1000, 1000, 3))
-client = httpx.Client(transport=httpx.HTTPTransport(uds=socket or None), headers=headers, timeout=60)
+client = httpx.Client(transport=httpx.HTTPTransport(uds=socket or None), headers=headers, timeout=None)
 while True:
     client.post(f"{url}/detect", content=image).raise_for_status()
 """
@@ -88,7 +88,7 @@ def test_a_process_that_needs_a_key_at_a_unix_socket_is_recorded(
     )
     with subprocess.Popen([sys.executable, "-m", "app", "api"], env={**environment_of(ROOT), **variables(settings)}) as api:
         try:
-            wait_for(lambda: get_status("http://localhost/readyz", 1, socket) == 200, 60)
+            wait_for(lambda: get_status("http://localhost/readyz", 1, socket) == 200)
             assert profile(out, "--pid", api.pid, seconds=1) == 1
             assert capsys.readouterr().err == "http://localhost/metrics needs an API key with the scope health: --key-file\n"
 

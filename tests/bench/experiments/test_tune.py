@@ -21,7 +21,6 @@ from tests.processes import wait_for
 
 MODEL = "wait_20"
 INTERRUPTED = 130
-PATIENCE_SECONDS = 60
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) 
     file = repository / MODEL / "config.pbtxt"
     before = file.read_text()
     with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write", seconds=10) as process:
-        shown, errors = process.communicate(timeout=110)
+        shown, errors = process.communicate()
     lines = shown.splitlines()
 
     assert process.returncode == 0, errors
@@ -70,9 +69,9 @@ def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Setti
     control = ModelControl(reloadable, MODEL)
     before = control.read()
     with _tuning(variables(reloadable)) as process:
-        wait_for(lambda: control.read() != before, PATIENCE_SECONDS)
+        wait_for(lambda: control.read() != before)
         process.send_signal(number)
-        shown, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate()
 
     assert (process.returncode, shown) == (INTERRUPTED, "")
     assert errors.splitlines()[-1] == "stopped; the config is as it was"
@@ -85,10 +84,10 @@ def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
     before = file.read_bytes()
     with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write") as process:
         tuning = psutil.Process(process.pid)
-        wait_for(lambda: {"tritonserver", "nereid"} <= {child.name() for child in tuning.children()}, PATIENCE_SECONDS)
+        wait_for(lambda: {"tritonserver", "nereid"} <= {child.name() for child in tuning.children()})
         family = tuning.children(recursive=True)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate()
 
     assert process.returncode == INTERRUPTED
     assert [child for child in family if child.is_running()] == []
@@ -119,7 +118,7 @@ def test_a_config_that_triton_does_not_use_is_not_written(reloadable: Settings, 
     file.write_text(file.read_text().replace("count: 1", "count: 4"))
     settings = msgspec.structs.replace(reloadable, model_repository=str(repository))
     with _tuning(variables(settings), "--write") as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate()
 
     assert process.returncode == 1
     assert errors.startswith(f"{file} is not the config that Triton uses: instances 4, batch 1, K default; it uses: instances 1,")
