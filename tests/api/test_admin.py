@@ -14,6 +14,7 @@ from app.api import admin
 from app.api.application import Application
 from app.host import program
 from app.main import create_app
+from app.resilience import last_valid
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
@@ -158,6 +159,15 @@ async def test_what_was_added_is_changed(service: Service) -> None:
     assert (await service.client.delete("/models/doors?version=2", headers=ADMIN)).status_code == 204
     assert (await service.client.delete("/models/doors", headers=ADMIN)).status_code == 204
     assert service.files() == {REMOVED}
+
+
+async def test_model_is_added_beside_a_routes_file(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command reads the file, too, without the memory in which the workers of a host keep what was valid."""
+    (tmp_path / "routes.toml").write_text('[front]\nto = "doors"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(tmp_path / "routes.toml"))
+    last_valid.create()
+    answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert json(answer, 201)["name"] == "doors"
 
 
 async def test_repository_that_cannot_be_written_is_told(service: Service) -> None:
