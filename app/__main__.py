@@ -41,6 +41,7 @@ from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
+from app.settings.task_models import default_models
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
@@ -282,14 +283,25 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
         if not (repository.path / require_name(options.name)).is_dir():
             raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
         if not loads:
-            _require_not_default(settings, options.name)
+            _require_not_default(options.name)
         later = control.apply(settings, options.name, loads=loads)
     say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
 
 
-def _require_not_default(settings: Settings, name: str) -> None:
-    if name in {settings.model, settings.classify_model}:
-        raise CommandError(f"{name} is a default model of the settings; choose another one with {PREFIX}MODEL first")
+def _require_not_default(name: str) -> None:
+    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first."""
+    settings = environment.load()  # with the names of routes
+    try:
+        known = routes.load(settings.routes_file) if settings.routes_file else {}
+    except RoutesError as error:
+        raise CommandError(f"{PREFIX}ROUTES_FILE: {error}; mend it first, because {name} may be a default model in it") from error
+    for setting, default in default_models(settings).items():
+        what, route = f"{name} is a default model of the settings", known.get(default)
+        if route is None and default == name:
+            raise CommandError(f"{what}; first choose another one: {PREFIX}{setting}=NAME")
+        if route is not None and split_reference(route.to)[0] == name:
+            how = f"first give the route another model in {settings.routes_file}"
+            raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
 
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
@@ -303,9 +315,8 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
         return
     with repository.writing():
         found = repository.load(name)
-        is_last = not version or (found is not None and [*found.versions] == [version])
-        if is_last:
-            _require_not_default(settings, name)
+        if found is not None and (not version or [*found.versions] == [version]):
+            _require_not_default(name)
         repository.remove(options.reference)
         later = control.apply(settings, name)
     say(f"{options.reference} is removed {later}".rstrip())

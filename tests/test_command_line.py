@@ -21,7 +21,7 @@ from PIL import features
 from app.__main__ import main
 from app.api.caller import keys
 from app.host.processes import SUPERVISED
-from app.host.program import CommandError
+from app.host.program import CommandError, NoSuchModel
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
@@ -398,8 +398,8 @@ class Control:
         monkeypatch.setattr("app.embedded.control.apply", self.apply)
         self.is_running, self.failing, self.applied = True, "", list[tuple[str, list[str]]]()
 
-    def apply(self, settings: Settings, model: str) -> str:
-        versions = sorted(path.parent.name for path in Path(settings.model_repository, model).glob("*/model.onnx"))
+    def apply(self, settings: Settings, model: str, *, loads: bool = True) -> str:
+        versions = sorted(path.parent.name for path in Path(settings.model_repository, model).glob("*/model.onnx") if loads)
         self.applied.append((model, versions))
         if self.failing in versions:
             raise CommandError(f"Triton cannot load {model}: out of luck")
@@ -436,14 +436,83 @@ def test_models_are_added_used_and_removed(
     assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
 
 
-def test_a_default_model_is_not_removed(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+DEFAULTS = {
+    "yolo11n": "NEREID_MODEL=NAME",
+    "efficientnet_lite0": "NEREID_CLASSIFY_MODEL=NAME",
+    "yolo11n-seg": "NEREID_TASK_MODELS=segmentation=NAME",
+    "yolo11n-pose": "NEREID_TASK_MODELS=pose=NAME",
+    "yolo11n-obb": "NEREID_TASK_MODELS=obb=NAME",
+    "ocr_detection": "NEREID_TASK_MODELS=text_detection=NAME",
+    "ocr_recognition": "NEREID_TASK_MODELS=text_recognition=NAME",
+    "embedding": "NEREID_TASK_MODELS=embedding=NAME",
+}
+"""What names another default model, by model."""
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_default_model_is_removed_after_another_one_is_named(
+    repository: Path, control: Control, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    assert main(["add", export(tmp_path, 1), "--name", "doors", "--out", str(repository)]) == 0
+    for command in ("remove", "unload"):
+        assert main([command, name]) == NoSuchModel.exit_code
+    assert main(["add", export(repository, 1), "--name", name]) == 0
+    capsys.readouterr()
+    for arguments in (["remove", name], ["remove", f"{name}:1"], ["unload", name]):
+        assert main(arguments) == 1
+        assert one_line(capsys) == f"{name} is a default model of the settings; first choose another one: {DEFAULTS[name]}"
+
+    variable, _, value = DEFAULTS[name].partition("=")
+    monkeypatch.setenv(variable, value)
+    assert main(["unload", name]) == 0
+    assert control.applied[-1] == (name, [])
+    assert main(["remove", name]) == 0
+    assert control.applied[-1] == (name, [])
+    assert not (repository / name).exists()
+
+
+def test_model_of_a_default_route_is_removed_after_the_route_has_another_one(
+    repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (routes := tmp_path / "routes.toml").write_text('[people]\nto = "doors:1"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(routes))
+    monkeypatch.setenv("NEREID_TASK_MODELS", "pose=people")
+    assert main(["add", export(tmp_path, 1), "--name", "doors"]) == 0
+    capsys.readouterr()
+    assert main(["remove", "doors"]) == 1
+    assert one_line(capsys) == (
+        "doors is a default model of the settings: NEREID_TASK_MODELS=pose=people is a route to it; "
+        f"first give the route another model in {routes}"
+    )
+    routes.write_text('[people]\nto = "gates"\n', encoding="utf-8")
+    assert main(["remove", "doors"]) == 0
+    assert control.applied[-1] == ("doors", [])
+    assert not (repository / "doors").exists()
+
+
+def test_model_is_removed_if_a_route_has_its_name(
+    repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests without a name are then answered by the model of the route."""
+    (tmp_path / "routes.toml").write_text('[doors]\nto = "gates"\n', encoding="utf-8")
     monkeypatch.setenv("NEREID_MODEL", "doors")
-    for reference in ("doors", "doors:1"):
-        assert main(["remove", reference]) == 1
-    assert "doors is a default model of the settings" in capsys.readouterr().err
+    assert main(["add", export(tmp_path, 1), "--name", "doors"]) == 0
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(tmp_path / "routes.toml"))
+    assert main(["remove", "doors"]) == 0
+    assert control.applied[-1] == ("doors", [])
+    assert not (repository / "doors").exists()
+
+
+def test_no_model_is_removed_while_nobody_knows_what_a_route_stands_for(
+    repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (routes := tmp_path / "routes.toml").write_text("[people", encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(routes))
+    assert main(["add", export(tmp_path, 1), "--name", "doors"]) == 0
+    capsys.readouterr()
+    assert main(["remove", "doors"]) == 1
+    assert one_line(capsys).startswith(f"NEREID_ROUTES_FILE: {routes} is not valid")
+    assert control.applied == [("doors", ["1"])]
+    assert (repository / "doors" / "1").is_dir()
 
 
 @pytest.mark.parametrize("before", [(), ("add 1",), ("add 1", "add 2", "use doors:1")])

@@ -49,7 +49,7 @@ class ApiProcess:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line
                 program.command("app", "api"),
-                env={**program.environment(), "NOTIFY_SOCKET": "", SUPERVISED: str(self._beats), **self._environment},
+                env={**program.environment(inherited), "NOTIFY_SOCKET": "", SUPERVISED: str(self._beats), **self._environment},
                 pass_fds=inherited,
                 process_group=0,  # Ctrl-C must reach only the supervisor
                 preexec_fn=partial(_become_api, os.getpid()),  # noqa: PLW1509 - takes no lock

@@ -64,7 +64,7 @@ def command(settings: Settings, folder: Path) -> list[str]:
     }
     models = ["*"]
     if settings.loaded_models:  # the others are loaded on demand
-        models = sorted(default_models(settings) & {path.name for path in (folder / "models").iterdir()})
+        models = sorted({*default_models(settings).values()} & {path.name for path in (folder / "models").iterdir()})
     load = [] if port else [f"--load-model={model}" for model in models]
     return [
         str(triton / "bin" / "tritonserver"),

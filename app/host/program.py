@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import app
 
 _LIBRARIES = "LD_LIBRARY_PATH"
+_DESCRIPTORS = "NEREID_INTERNAL_"
+"""Begins the names of variables that name open files, which only a child that inherits these may have."""
 ROOT = Path(app.__file__).parents[1]
 """The folder that contains the program's packages."""
 IS_ONE_FILE = hasattr(sys, "_MEIPASS")
@@ -48,12 +51,16 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, *([] if IS_ONE_FILE else ["-P"]), "-m", module, *arguments]
 
 
-def environment() -> dict[str, str]:
-    """Return the environment in which `command` finds the module, and the one file its libraries."""
+def environment(inherited: Collection[int] = ()) -> dict[str, str]:
+    """Return the environment in which `command` finds the module, and the one file its libraries.
+
+    `inherited` are the descriptors that the child gets by `pass_fds`.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_DESCRIPTORS) or value in map(str, inherited)}
     if IS_ONE_FILE:
-        original = {f"{_LIBRARIES}_ORIG": os.environ[_LIBRARIES]} if _LIBRARIES in os.environ else {}
-        return {**os.environ, **original, _LIBRARIES: str(ROOT)}  # as PyInstaller's bootloader sets them
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        original = {f"{_LIBRARIES}_ORIG": kept[_LIBRARIES]} if _LIBRARIES in kept else {}
+        return {**kept, **original, _LIBRARIES: str(ROOT)}  # as PyInstaller's bootloader sets them
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))}
 
 
 def version() -> str:

@@ -12,9 +12,11 @@ _DEFAULTS = {
 }
 
 
-def default_models(settings: Settings) -> set[str]:
-    """Return the names of all default models; raises as `task_models`."""
-    return {settings.model, *task_models(settings).values()}
+def default_models(settings: Settings) -> dict[str, str]:
+    """Return all default models by their settings, such as `MODEL` or `TASK_MODELS=pose`; raises as `task_models`."""
+    by_task = task_models(settings)
+    named = {"MODEL": settings.model, "CLASSIFY_MODEL": by_task.pop("classification")}
+    return named | {f"TASK_MODELS={task}": model for task, model in by_task.items()}
 
 
 def task_models(settings: Settings) -> dict[str, str]:

@@ -14,6 +14,7 @@ from app.api import admin
 from app.api.application import Application
 from app.host import program
 from app.main import create_app
+from app.resilience import last_valid
 from app.triton.repository import LOCK, REMOVED
 from app.zoo import description
 from app.zoo.repository import Repository
@@ -108,6 +109,7 @@ async def test_file_and_form_are_added(service: Service) -> None:
         ("PUT /models/a/default-version", {"json": {"version": 1}}, 404, "there is no model a in"),
         ("DELETE /models/a", {}, 404, "there is no model a in"),
         ("DELETE /models/a?version=1", {}, 404, "there is no model a in"),
+        ("DELETE /models/embedding", {}, 404, "there is no model embedding in"),
     ],
 )
 async def test_what_is_refused_changes_nothing(
@@ -158,6 +160,24 @@ async def test_what_was_added_is_changed(service: Service) -> None:
     assert (await service.client.delete("/models/doors?version=2", headers=ADMIN)).status_code == 204
     assert (await service.client.delete("/models/doors", headers=ADMIN)).status_code == 204
     assert service.files() == {REMOVED}
+
+
+async def test_default_model_is_neither_unloaded_nor_removed(service: Service) -> None:
+    assert (await service.client.post("/models/embedding", content=NETWORK, headers=ADMIN)).status_code == 201
+    for line in ("POST /models/embedding/unload", "DELETE /models/embedding"):
+        method, _, path = line.partition(" ")
+        problem = json(await service.client.request(method, path, headers=ADMIN), 422)
+        assert problem["detail"].endswith("first choose another one: NEREID_TASK_MODELS=embedding=NAME")
+    assert service.files() == {"embedding"}
+
+
+async def test_model_is_added_beside_a_routes_file(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command reads the file, too, without the memory in which the workers of a host keep what was valid."""
+    (tmp_path / "routes.toml").write_text('[front]\nto = "doors"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(tmp_path / "routes.toml"))
+    last_valid.create()
+    answer = await service.client.post("/models/doors", content=NETWORK, headers=ADMIN)
+    assert json(answer, 201)["name"] == "doors"
 
 
 async def test_repository_that_cannot_be_written_is_told(service: Service) -> None:

@@ -28,11 +28,21 @@ def test_other_folders_of_modules_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert program.environment()["PYTHONPATH"] == f"{ROOT}:/others"
 
 
+def test_child_is_told_only_of_descriptors_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, descriptor in ("LAST_VALID", "7"), ("CACHE", "77"), ("BEATS", ""):
+        monkeypatch.setenv(f"NEREID_INTERNAL_{name}_FD", descriptor)
+
+    assert not [name for name in program.environment() if name.startswith("NEREID_INTERNAL_")]
+    told = {name: value for name, value in program.environment([7]).items() if name.startswith("NEREID_INTERNAL_")}
+    assert told == {"NEREID_INTERNAL_LAST_VALID_FD": "7"}
+
+
 def test_one_file_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its modules and libraries are inside; other programs that it starts get the caller's libraries back."""
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")
+    monkeypatch.delenv("NEREID_INTERNAL_LAST_VALID_FD")
     (tmp_path / "glibc").write_text("2.31", encoding="ascii")
 
     assert program.command("app", "api") == [sys.executable, "-m", "app", "api"]

@@ -88,8 +88,9 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
             yield copy
         finally:
             added = {path.parent.name for path in served.models.glob("*/model.toml")} - {*_MODELS}
+            others = {"NEREID_TASK_MODELS": "embedding=none"}  # a default model is not removed
             for name in added:
-                subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **served.environ}, check=True)
+                subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **served.environ, **others}, check=True)
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
