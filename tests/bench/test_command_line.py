@@ -10,7 +10,21 @@ from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
     *("quick", "full", "sustained", "sweep", "open", "overload", "fair"),
-    *("capacity", "versus", "limit", "stages", "workers", "options", "profile", "text", "tune", "scale", "dialects", "cache", "search"),
+    *(
+        "capacity",
+        "versus",
+        "limit",
+        "stages",
+        "workers",
+        "options",
+        "profile",
+        "text",
+        "tune",
+        "scale",
+        "dialects",
+        "cache",
+        "search",
+    ),
     *("compare", "report"),
 }
 
