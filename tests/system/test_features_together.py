@@ -155,5 +155,5 @@ async def test_gateway_is_used_and_changed(
         await operator.change_by_command()
     if "cascades" in features:
         await operator.run("remove", "shapes")
-    assert not operator.failures, (operator.failures, (tmp_path / "gateway.log").read_text(encoding="utf-8"))
+    assert not operator.failures, "\n".join([*operator.failures, (tmp_path / "gateway.log").read_text(encoding="utf-8")])
     assert ("POST /detect" in {span.name for span in receiver.spans}) == ("tracing" in features)
