@@ -19,6 +19,7 @@ from app.pipeline import preprocess
 from app.pipeline.decode_threads import DecodeThreads
 from app.resilience.fairness import ANYBODY
 from app.settings.schema import Settings, SettingsError
+from app.settings.task_models import default_models
 from app.triton.shared_memory import SHM
 from app.zoo import registry
 from tests.fakes.otlp import receiving_traces
@@ -265,6 +266,13 @@ async def test_what_opentelemetry_complains_of_is_in_the_log(
     lines = [msgspec.json.decode(line) for line in out.splitlines()]
     assert [line["level"] for line in lines if line["event"].startswith("Failed to export spans batch")] == ["error"]
     assert err == ""
+
+
+async def test_default_models_of_a_worker_are_those_of_the_settings(settings: Settings) -> None:
+    """Which `remove` and `unload` refuse."""
+    own = msgspec.structs.replace(settings, classify_model="kinds", task_models="pose=people,embedding=vectors")
+    async with serving(FakeTriton()) as port, open_resources(with_triton(own, port)) as (_, opened, _):
+        assert opened.default_models() == {*default_models(own).values()}
 
 
 async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
