@@ -92,7 +92,7 @@ def build(
     has_search, has_others = open_search is not None, not deployment.is_search_alone
     model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}
     others = [
-        *_secured([models, model, routing.routes], keys, "detect"),
+        *_secured([models, model, routing.routes, instead], keys, "detect"),
         *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
     ]
     routes: list[ControllerRouterHandler] = [
@@ -115,7 +115,6 @@ def build(
             tags=["health"],
         ),
         Router("/", route_handlers=[livez, readyz, root], tags=["health"]),
-        instead,
         *([page_asset] if deployment.has_page else []),
     ]
     dialects = dialect.load(deployment.dialects if has_others else ())

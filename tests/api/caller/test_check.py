@@ -32,6 +32,8 @@ NEED_DETECT = [
             *("/ocr/predict", "/ocr/batch", "/analyze", "/analyze/batch"),
             *("/embed/image", "/embed/batch", "/embed/boxes", "/embed/text"),
             *("/faces/detect", "/faces/recognize", "/faces/verify"),
+            *("/connection_pool_info", "/health/models"),
+            *(f"/models/tiny/{end}" for end in ("export", "status", "test")),
             *(path for route in [*off.MODEL_ROUTES, *off.ROUTES] for path in sorted(route.paths)),
         )
     ),
