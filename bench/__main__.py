@@ -10,6 +10,7 @@ from app.triton.config_file import ConfigFileError
 from bench.experiments import (
     batch,
     cache,
+    capacity,
     cascade,
     dialects,
     faces,
@@ -41,10 +42,11 @@ _FAILURES = (ContestantError, SettingsError, CommandError, ConfigFileError)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one experiment or show earlier results; return the exit code. Without arguments, run `limit`."""
+    """Run one experiment or show earlier results; return the exit code. Without arguments, run `capacity`."""
     parser = argparse.ArgumentParser(prog="bench", description="Measure Nereid.")
     commands = parser.add_subparsers(required=True, metavar="name")
     for experiment in (
+        capacity,
         server_load,
         versus,
         overload,
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     ):
         experiment.add_to(commands)
     _add_results(commands)
-    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["limit"])
+    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["capacity"])
     try:
         return int(options.run(options))
     except _FAILURES as error:

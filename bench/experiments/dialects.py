@@ -14,14 +14,12 @@ from urllib.parse import urlsplit
 
 from PIL import Image, ImageOps
 
-from app.settings import environment
-from app.triton.repository import loadable_models
 from bench.experiments.options import Commands, add_shared
 from bench.experiments.progress import say
 from bench.harness.errors import ContestantError
 from bench.harness.lineup import DEFAULT, Lineup
 from bench.harness.meters import busiest, precise_cpu_seconds
-from bench.harness.triton import fixture_triton
+from bench.harness.triton import fixture_triton, pulled
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.dialects import PAIRS, Pair, Request, deepstack
 from bench.load.driver import run as drive
@@ -64,8 +62,8 @@ class Round(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Print the cost of each dialect, then the share of responses in time for Frigate."""
     jpeg = unlabelled_samples(options.images)[0].body
-    pulled = [YOLO] if YOLO in loadable_models(Path(environment.load().model_repository)) else []
-    with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(pulled) as triton:
+    real = [YOLO] if pulled(YOLO) else []
+    with TemporaryDirectory(prefix="nereid-bench-") as logs, fixture_triton(real) as triton:
         lineup = Lineup(triton, 1, Path(logs))
         with lineup.start(lineup.contestant("nereid_file", _MODEL)) as server, _connected(server.url) as connection:
             pairs, left_out = _find(connection, jpeg)
@@ -75,12 +73,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.rounds} pairs of requests, in brackets the middle half of the differences")
         for line in left_out:
             print(line)
-        models = ["sim_gpu", *pulled]
+        models = ["sim_gpu", *real]
         rows = [row for model in models for row in _measure_frigate(lineup, model, jpeg, options.seconds)]
     print()
     print(table([["model", "clients", "answers/s", "p50 ms", "p99 ms", f"within {_FRIGATE_MS:g} ms"], *rows]))
     print(f"as Frigate's detector deepstack: {_FRIGATE_SIDE} x {_FRIGATE_SIDE} pixels, one worker, {options.seconds:g} s each")
-    if not pulled:
+    if not real:
         print(f"{YOLO} is left out: it has not been pulled; run: ./just pull {YOLO}")
     return 0
 

@@ -1,8 +1,9 @@
-"""Nereid's cost relative to the limits of this machine; runs if no experiment is named."""
+"""Nereid's cost relative to the limits of this machine."""
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -16,11 +17,16 @@ from bench.harness.errors import ContestantError
 from bench.harness.lineup import NEREID, Lineup
 from bench.harness.meters import Meters, family
 from bench.harness.minimal_server import minimal_server
-from bench.harness.triton import fixture_triton
+from bench.harness.triton import embedded_triton
 from bench.load.closed_loop import drive_closed_loop
 from bench.load.driver import run as drive
 from bench.load.images import unlabelled_samples
 from bench.load.open_loop import drive_open_loop
+from bench.models.repository import write_fixture
+from bench.report.measurements import Measurement
+
+CLIENTS, WORKERS = 32, 2
+SERVERS = ("nereid_shm", "nereid_file")
 
 _WARM_UP_SECONDS = 1
 
@@ -35,20 +41,35 @@ class Cost(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure decoding and letterbox without a server, Nereid with the null model, and the minimal HTTP server."""
-    load = Load(unlabelled_samples(options.images), options.clients, options.seconds)
+    """Measure and print."""
+    show_limits(options.images, options.seconds, options.clients, options.workers, options.only)
+    return 0
+
+
+def show_limits(
+    images: Path | None, seconds: float, clients: int = CLIENTS, workers: int = WORKERS, only: Sequence[str] = SERVERS
+) -> dict[str, Measurement]:
+    """Measure decoding and letterbox without a server, Nereid with the null model, and the minimal HTTP server; print all.
+
+    Returns:
+        The measurements of Nereid, by the name of the contestant.
+    """
+    load = Load(unlabelled_samples(images), clients, seconds)
     served, paced = {}, {}
     say("decoding and letterbox alone")
-    with image_files(options.images) as files:
-        fresh = measure_bare("nereid", files, options.seconds)
-        reused = measure_bare("nereid_shm", files, options.seconds)
+    with image_files(images) as files:
+        fresh = measure_bare("nereid", files, seconds)
+        reused = measure_bare("nereid_shm", files, seconds)
     with TemporaryDirectory(prefix="nereid-bench-") as logs:
         say("HTTP alone")
-        http = measure_http(Path(logs), load, options.workers)
-        with fixture_triton() as triton:
-            forwarded = measure_http(Path(logs), load, options.workers, triton.settings)
-            lineup = Lineup(triton, options.workers, Path(logs))
-            for name in options.only:
+        http = measure_http(Path(logs), load, workers)
+        repository = Path(logs, "models")
+        for model in ("null", "null_file"):
+            write_fixture(model, repository)
+        with embedded_triton(repository, "null") as triton:
+            forwarded = measure_http(Path(logs), load, workers, triton.settings)
+            lineup = Lineup(triton, workers, Path(logs))
+            for name in only:
                 say(name)
                 try:
                     served[name] = measure_alone(lineup, name, "null", load)
@@ -56,12 +77,12 @@ def run(options: argparse.Namespace) -> int:
                     print(f"{name} is left out: {error}", file=sys.stderr)
         for name, one in served.items():
             say(f"HTTP alone at the rate of {name}")
-            paced[name] = measure_http(Path(logs), load, options.workers, rate=one.outcome.rate)
+            paced[name] = measure_http(Path(logs), load, workers, rate=one.outcome.rate)
     say()
     print(f"{len(os.sched_getaffinity(0))} cores; the client and Triton have to share them with the server, the bare loops do not")
     print(f"decode and letterbox alone    {reused.rate:7.0f} images/s, {reused.cpu_ms:.2f} ms CPU each (onto a reused canvas)")
     print(f"  onto a new canvas each time {fresh.rate:7.0f} images/s, {fresh.cpu_ms:.2f} ms CPU each")
-    print(f"HTTP alone, bodies read       {http.rate:7.0f} requests/s, {http.cpu_ms:.2f} ms CPU each, {options.clients} clients")
+    print(f"HTTP alone, bodies read       {http.rate:7.0f} requests/s, {http.cpu_ms:.2f} ms CPU each, {clients} clients")
     print(f"  and forwarded to Triton     {forwarded.rate:7.0f} requests/s, {forwarded.cpu_ms:.2f} ms CPU each")
     for name, cost in paced.items():
         print(f"  at the rate of {name:12} {cost.rate:7.0f} requests/s, {cost.cpu_ms:.2f} ms CPU each")
@@ -71,15 +92,16 @@ def run(options: argparse.Namespace) -> int:
         latencies = ", ".join(f"p{percent} {one.outcome.percentile(percent):.1f} ms" for percent in (50, 99))
         throughput = f"{rate:7.0f} requests/s = {rate / limit.rate:.0%} of {what} alone"
         print(f"{name:29} {throughput}; {cpu:.2f} ms CPU = {cpu / limit.cpu_ms:.2f} x; {latencies}")
-    print("./just bench --help lists all experiments")
-    return 0
+    return served
 
 
 def add_to(commands: Commands) -> None:
     """Add this experiment to the command line."""
-    command = commands.add_parser("limit", help="what Nereid does here, and the limits of this machine; runs if no name is given")
-    command.add_argument("--only", nargs="+", choices=NEREID, default=["nereid_shm", "nereid_file"], help="servers to measure")
-    add_shared(command, seconds=4.0, clients=32, workers=2, images=None)
+    command = commands.add_parser(
+        "limit", help="what Nereid does here with a model that does nothing, and the limits of this machine"
+    )
+    command.add_argument("--only", nargs="+", choices=NEREID, default=list(SERVERS), help="servers to measure")
+    add_shared(command, seconds=4.0, clients=CLIENTS, workers=WORKERS, images=None)
     command.set_defaults(run=run)
 
 

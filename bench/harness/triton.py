@@ -12,7 +12,7 @@ import psutil
 from app.embedded.install import install
 from app.embedded.server import EmbeddedTriton
 from app.settings import environment
-from app.settings.schema import Settings
+from app.settings.schema import PREFIX, Settings
 from app.triton.repository import loadable_models
 from bench.harness.errors import ContestantError
 from bench.harness.meters import children
@@ -105,18 +105,33 @@ def settings_for(tritons: Sequence[Triton]) -> dict[str, str]:
     return {"triton_endpoints": ",".join(triton.address for triton in tritons)}
 
 
+def pulled(name: str) -> Path | None:
+    """Return the folder of a model in the model repository of the settings; None if it has not been pulled.
+
+    Raises:
+        ContestantError: The repository cannot be read.
+    """
+    repository = Path(environment.load().model_repository)
+    try:
+        return repository / name if name in loadable_models(repository) else None
+    except OSError as error:
+        raise ContestantError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
+
+
 @contextmanager
 def fixture_triton(names: Collection[str] = ()) -> Iterator[Triton]:
     """Run an embedded Triton with the fixtures of `bench.models` and pulled models; `yolo11n` for UINT8 and for FP32 input.
 
     Raises:
-        ContestantError: A model has not been pulled.
+        ContestantError: A model has not been pulled, or the model repository cannot be read.
         CommandError: As for `embedded_triton`.
     """
-    pulled = Path(environment.load().model_repository)
-    if missing := [name for name in names if name not in loadable_models(pulled)]:
-        raise ContestantError(f"{missing[0]} has not been pulled; run: ./just pull {missing[0]}")
+    models = []
+    for name in names:
+        if (model := pulled(name)) is None:
+            raise ContestantError(f"{name} has not been pulled; run: ./just pull {name}")
+        models.append(model)
     with TemporaryDirectory(prefix="nereid-bench-") as folder:
-        write_models(Path(folder), [pulled / name for name in names])
+        write_models(Path(folder), models)
         with embedded_triton(Path(folder), "null") as triton:
             yield triton

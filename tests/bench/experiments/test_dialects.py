@@ -22,7 +22,7 @@ def test_a_dialect_is_described_by_the_medians_of_its_differences() -> None:
 @pytest.mark.system
 def test_every_dialect_of_the_server_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a real gateway and a real Triton; the others are left out, as is a model that has not been pulled."""
-    monkeypatch.setattr(dialects, "loadable_models", lambda _: set())
+    monkeypatch.setattr(dialects, "pulled", lambda _: None)
     assert main(["dialects", "--rounds", "2", "--seconds", "0.3", "--images", str(SAMPLE_FOLDER)]) == 0
     lines = capsys.readouterr().out.splitlines()
     measured = [name for name in PAIRS if name in DIALECTS]
