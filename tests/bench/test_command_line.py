@@ -9,22 +9,8 @@ from bench.report.records import save_record
 from tests.bench.support import make_run, make_runs_record
 
 NAMES = {
-    *("quick", "full", "sustained", "sweep", "open", "overload", "fair"),
-    *(
-        "capacity",
-        "versus",
-        "limit",
-        "stages",
-        "workers",
-        "options",
-        "profile",
-        "text",
-        "tune",
-        "scale",
-        "dialects",
-        "cache",
-        "search",
-    ),
+    *("quick", "full", "sustained", "sweep", "open", "overload", "fair", "capacity"),
+    *("versus", "limit", "stages", "workers", "options", "profile", "text", "tune", "scale", "dialects", "cache", "search"),
     *("compare", "report"),
 }
 
