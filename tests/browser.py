@@ -6,9 +6,10 @@ from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from tests.processes import PATIENCE_SECONDS
 from tests.programs import require_program
 
-expect.set_options(timeout=30_000)  # milliseconds
+expect.set_options(timeout=PATIENCE_SECONDS * 1000)  # milliseconds
 
 _READS_CANVAS = "willReadFrequently"  # advice for pages that read their canvas as often as the tests do
 _NOTE_VIOLATIONS = """

@@ -35,6 +35,7 @@ from tests.fakes import classifiers, models, text_models
 from tests.fakes.triton import FakeTriton, serving
 from tests.leftovers import Run
 from tests.postgres import Postgres16, Server, running
+from tests.processes import PATIENCE_SECONDS
 from tests.support import ROOT, SHARED, TABLE, TABLE_VARIABLE, OpenTable, started, triton_home
 
 # A re-export of the published network, which cannot be downloaded everywhere.
@@ -288,10 +289,11 @@ async def each_database(each_postgres: Server) -> AsyncIterator[str]:
 
 @pytest.fixture(autouse=True, scope="session")
 def patient_clients() -> Iterator[None]:
-    """Real time ends no question to a Triton, however busy the machine is, unless a test says so."""
+    """Real time ends neither the start of a Triton nor a question to it, however busy the machine is, unless a test says so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("app.triton.client._QUERY_SECONDS", 20.0)
-        patch.setattr("app.triton.blocking_client._QUERY_SECONDS", 20.0)
+        patch.setattr("app.triton.blocking_client._QUERY_SECONDS", PATIENCE_SECONDS)
+        patch.setattr("app.embedded.server._READY_SECONDS", PATIENCE_SECONDS)
         yield
 
 

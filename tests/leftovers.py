@@ -20,6 +20,7 @@ from tests.processes import has_ended
 
 _MARK = "TESTS_OF_NEREID"
 _PREFIX = "nereid-tests-"
+_OF_OTHERS = _PREFIX, "nereid-bench-"  # runs and measurements beside this run, whose temporary files are in its own folder
 _SOCKETS = "nereid-triton-", "nereid-postgres-"
 _THREADS = "check_", "decode_", "resolve_"
 _GRACE_SECONDS = 30
@@ -89,7 +90,7 @@ def _command_of(process: psutil.Process) -> str:
 def _named_files() -> set[Path]:
     """List this user's files that the program names after itself, outside of the temporary folder of a run."""
     found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp"), Path("/run/netns")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
-    return {path for path in found if not path.name.startswith(_PREFIX) and _is_own(path)}
+    return {path for path in found if not path.name.startswith(_OF_OTHERS) and _is_own(path)}
 
 
 def _is_empty(path: Path) -> bool:

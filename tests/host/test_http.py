@@ -7,10 +7,9 @@ import pytest
 
 from app.host.http import get, get_status
 from tests.fakes.http import listening_on, scripted
+from tests.processes import PATIENCE_SECONDS
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
 from tests.support import free_port
-
-PATIENCE_SECONDS = 10.0
 
 
 @pytest.mark.parametrize("status", [200, 302, 404, 503])

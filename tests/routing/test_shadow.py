@@ -64,9 +64,9 @@ class TwoModels(FakeTriton):
 class Door:
     """A route to `tiny` whose shadow is `big`."""
 
-    def __init__(self, world: World, triton: TwoModels, share: float = 1.0, keep: str = "") -> None:
+    def __init__(self, world: World, triton: TwoModels, table: WorkerTable, share: float = 1.0, keep: str = "") -> None:
         self.world, self.triton = world, triton
-        self.metrics = Metrics(WorkerTable(), "0")
+        self.metrics = Metrics(table, "0")
         self.shadows = Shadows(world.pipeline, self.metrics)
         routes: Any = SimpleNamespace(known={"door": Route("tiny", shadow=Shadow("big", share, keep))})
         world.pipeline.router = Router(routes, world.pipeline, self.metrics, CanaryWatch(routes, self.metrics), self.shadows)
@@ -113,8 +113,8 @@ async def world(triton: TwoModels) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-async def door(world: World, triton: TwoModels) -> AsyncIterator[Door]:
-    made = Door(world, triton)
+async def door(world: World, triton: TwoModels, table: WorkerTable) -> AsyncIterator[Door]:
+    made = Door(world, triton, table)
     yield made
     triton.may_answer.set()
     await made.shadows.close()
@@ -148,8 +148,8 @@ async def test_the_answers_are_compared_in_metrics(door: Door) -> None:
     assert door.read("api_shadow_infer_seconds_count") == {'{answer="given"}': 1, '{answer="shadow"}': 1}
 
 
-async def test_the_share_is_exact(world: World, triton: TwoModels) -> None:
-    door = Door(world, triton, share=0.29)
+async def test_the_share_is_exact(world: World, triton: TwoModels, table: WorkerTable) -> None:
+    door = Door(world, triton, table, share=0.29)
     for _ in range(20):
         await door.ask()
     await door.until(compared=5)
@@ -274,8 +274,8 @@ async def test_shadows_end_with_the_worker(door: Door) -> None:
     assert door.results == {}
 
 
-async def test_the_pictures_that_differ_most_are_kept(world: World, triton: TwoModels, tmp_path: Path) -> None:
-    door = Door(world, triton, keep=str(tmp_path))
+async def test_the_pictures_that_differ_most_are_kept(world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path) -> None:
+    door = Door(world, triton, table, keep=str(tmp_path))
     (tmp_path / "other 0.0000 x.jpg").touch()
     nothing: list[float] = [0] * 6
     half = [NEAR, nothing]
@@ -313,10 +313,10 @@ async def test_masks_are_not_kept(door: Door, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_picture_that_cannot_be_kept_changes_nothing_else(
-    world: World, triton: TwoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = captured_log(monkeypatch, shadow_module)
-    door = Door(world, triton, keep=str(tmp_path / "missing"))
+    door = Door(world, triton, table, keep=str(tmp_path / "missing"))
     await door.ask()
     await door.until(compared=1)
 
@@ -324,13 +324,13 @@ async def test_a_picture_that_cannot_be_kept_changes_nothing_else(
 
 
 async def test_an_unfinished_picture_is_removed(
-    world: World, triton: TwoModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, triton: TwoModels, table: WorkerTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    door = Door(world, triton, keep=str(tmp_path))
+    door = Door(world, triton, table, keep=str(tmp_path))
     await door.ask()
     await door.until(compared=1)
 

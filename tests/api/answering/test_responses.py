@@ -40,9 +40,9 @@ class Client:
 
 
 @pytest.fixture
-def memory() -> Iterator[MemoryBudget]:
+def memory(table: WorkerTable) -> Iterator[MemoryBudget]:
     """A budget of 2 MiB that must be free again afterwards."""
-    budget = MemoryBudget(WorkerTable(), "memory", 2 << 20)
+    budget = MemoryBudget(table, "memory", 2 << 20)
     yield budget
     assert budget.own_bytes == 0
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import httpx
@@ -12,13 +12,14 @@ import pytest
 
 from app.main import create_app
 from app.search import jobs
-from app.search.engine import Page
+from app.search.engine import Job, Page
 from app.search.jobs import DirectoryOptions
 from app.search.postgres.engine import PostgresEngine
 from app.search.service import IngestOptions
 from app.settings.schema import Settings
 from tests.fakes.models import scene
 from tests.postgres import Server
+from tests.processes import PATIENCE_SECONDS
 from tests.support import SCENE, json, started
 
 OTHER = scene("BMP", background="yellow", shift=10)
@@ -176,22 +177,23 @@ async def test_images_of_the_same_name_in_two_folders_are_two(search_settings: S
 async def test_a_worker_keeps_a_job_while_it_lists_a_large_folder(
     search_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise several workers would take it from each other forever."""
-    monkeypatch.setattr(jobs, "_LEASE_SECONDS", 1.0)
-    monkeypatch.setattr(jobs, "_BEAT_SECONDS", 0.2)
-    monkeypatch.setattr(jobs, "_POLL_SECONDS", 0.2)
-    taken, lists = [], jobs.list_images
+    """It goes on saving it. Otherwise several workers would take it from each other forever."""
+    monkeypatch.setattr(jobs, "_BEAT_SECONDS", 0.05)
+    saves, saved, lists = PostgresEngine.save_job, Semaphore(0), jobs.list_images
 
-    def slow(directory: Path, *, recursive: bool) -> object:
-        taken.append(directory)
-        time.sleep(2)
+    async def save_and_note(engine: PostgresEngine, job: Job) -> bool:
+        is_kept = await saves(engine, job)
+        saved.release()
+        return is_kept
+
+    def list_slowly(directory: Path, *, recursive: bool) -> object:
+        assert all(saved.acquire(timeout=PATIENCE_SECONDS) for _ in range(3))
         return lists(directory, recursive=recursive)
 
-    monkeypatch.setattr(jobs, "list_images", slow)
-    given = {"directory": str(tmp_path)}
-    async with started(create_app(search_settings)) as client, started(create_app(search_settings)):
-        json(await client.post("/ingest/directory", params=given), 201)
-    assert len(taken) == 1
+    monkeypatch.setattr(PostgresEngine, "save_job", save_and_note)
+    monkeypatch.setattr(jobs, "list_images", list_slowly)
+    async with started(create_app(search_settings)) as client:
+        assert json(await client.post("/ingest/directory", params={"directory": str(tmp_path)}), 201)["state"] == "done"
 
 
 async def test_jobs_of_two_tenants_take_turns(search_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
