@@ -59,7 +59,10 @@ class Deployment(NamedTuple):
 
 
 class WorkerResources:
-    """Resources that handlers share in one worker. The application's lifespan sets them: gRPC needs the running event loop."""
+    """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop.
+
+    Into handlers that ask Triton, a model or search, that one is injected (see `providers`). Here admission and intake find them.
+    """
 
     tritons: TritonPool
     pipeline: Pipeline

@@ -1,6 +1,7 @@
 """The files for NGINX, as texts and as NGINX checks them: they fit the gateway; what they do is in `test_nginx.py`."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from tests.nginx import SHIPPED, prepare
 INSTANCES = 3
 CONTROL = {prefix + path for path in control.paths for prefix in ("", "/kserve")}
 SLASHED = CONTROL | {f"{path}/" for path in CONTROL}
-TABLE = table_of(load(DIALECTS), [*_MODEL_ROUTES, *search.MODEL_ROUTES])
+TABLE = table_of(load(DIALECTS), [*chain.from_iterable(_MODEL_ROUTES.values()), *search.MODEL_ROUTES])
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
