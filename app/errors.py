@@ -33,6 +33,7 @@ GatewayError
 ├── CircuitOpen             503  the model failed repeatedly in Triton, and has not recovered yet
 ├── ModelNotReady           503  Triton runs, but the model is not loaded
 ├── SearchUnavailable       503  the database of search cannot be reached, or does not answer in time
+├── IndexRefused            503  the database of search might damage a new index, and has to be updated
 └── DeadlinePassed          504  the request took longer than its deadline
 
 `detail` is sent to the caller: it never contains a path, a traceback or another program's message.
@@ -201,13 +202,12 @@ class ModelNotReady(GatewayError):
 
 class SearchUnavailable(GatewayError):
     status, code, title = 503, "search_unavailable", "Search is not available"
-    retry_after_seconds: int | None = 1
+    retry_after_seconds = 1
 
 
-class IndexRefused(SearchUnavailable):
-    """The database would damage a new index of vectors; it has to be updated."""
-
-    retry_after_seconds = None
+class IndexRefused(GatewayError):
+    status, code, title = 503, "index_refused", "No new index of vectors can be made"
+    retry_after_seconds = 60
 
 
 class DeadlinePassed(GatewayError):

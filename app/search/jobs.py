@@ -142,8 +142,6 @@ class _Work:
             job.error = await (self._index_directory() if job.kind == "directory" else self._reindex())
         except _LostError:
             return
-        except IndexRefused as error:
-            job.error = error.detail
         except (SearchUnavailable, _TurnOverError):  # whoever takes it next goes on
             job.state = "waiting"
             with suppress(_LostError):
