@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -75,6 +76,7 @@ hypothesis.settings.load_profile("tests")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(leftovers)  # hooks of a conftest do not see the fixtures of the session
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and what they start, ignore it
     if not hasattr(config, "workerinput"):
         config.stash[_RUN] = Run()
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # of the reference; the embedded Triton has it anyway

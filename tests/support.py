@@ -6,7 +6,7 @@ import json as stdlib_json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -276,9 +276,8 @@ def open_admission(**changes: Any) -> Iterator[Admission]:  # noqa: ANN401
         decode_threads=2,
         anonymous_bytes=2**30,
     )
-    table = WorkerTable()
-    yield Admission(table, capacity._replace(**changes))
-    table.close()
+    with closing(WorkerTable()) as table:
+        yield Admission(table, capacity._replace(**changes))
 
 
 @contextmanager

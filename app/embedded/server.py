@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import stat
 import subprocess
 import time
@@ -167,7 +168,7 @@ class EmbeddedTriton:
         self._folder.clear()
 
     def _wait(self) -> None:
-        model = self._settings.model
+        model, is_again = self._settings.model, False
         until = time.monotonic() + _READY_SECONDS
         while True:
             # Triton loads its models before it listens, so its first response is final.
@@ -176,6 +177,12 @@ class EmbeddedTriton:
                     return
                 break
             if (code := self.poll()) is not None:
+                if code == -signal.SIGABRT and not is_again:  # seen on busy machines, with boost's lock_exception
+                    say("Triton has aborted while it started; starting it again")
+                    is_again = True
+                    self.kill()
+                    self.spawn()
+                    continue
                 raise CommandError(f"Triton exited with code {code} while it started; its log is {self.log}")
             if time.monotonic() > until:
                 raise CommandError(f"{model} was not ready after {_READY_SECONDS:.0f} s; Triton's log is {self.log}")

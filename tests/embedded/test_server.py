@@ -352,6 +352,20 @@ def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
     assert server.poll() is None
 
 
+def test_server_that_aborts_is_started_again_once(imitation: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    program = program_of(imitation)
+    working, aborted = program.rename(program.with_name("working")), program.with_name("aborted")
+    script(imitation, f'[ -e {aborted} ] && exec {working} "$@"; touch {aborted}; kill -ABRT $$')
+    server = EmbeddedTriton(imitation)
+    server.start()
+    server.stop()
+    script(imitation, "kill -ABRT $$")
+    with pytest.raises(CommandError, match="exited with code -6 while it started"):
+        server.start()
+
+    assert capsys.readouterr().err.count("Triton has aborted while it started; starting it again\n") == 2
+
+
 def test_log_of_the_last_start_is_kept(stand_in: Settings) -> None:
     server = EmbeddedTriton(stand_in)
     for text in ("first", "second", "third"):
