@@ -58,7 +58,6 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
         self._signals = StopSignals()
-        self._table = TableView()
         self._failures: dict[int, int] = {}
         """How often in a row each worker has ended soon after its start, by index."""
         self._restart_at: dict[int, float] = {}
@@ -103,6 +102,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             except RuntimeError as error:  # its message is a backtrace
                 address = self.bind_uds or f"{self.bind_addr}:{self.bind_port}"
                 raise SettingsError(f"cannot listen on {address}: {str(error).partition(chr(10))[0]}") from None
+            self._table = TableView()
             threading.Thread(target=self._watch_workers, daemon=True).start()
             if SUPERVISED not in os.environ:
                 threading.Thread(target=self._announce, daemon=True).start()

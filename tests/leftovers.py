@@ -41,21 +41,22 @@ class Run:
 
     def leftovers(self, grace_seconds: float = 10) -> list[str]:
         """Name what the run has left, and what is not gone in a while. Folders of programs' sockets stay, but only empty ones."""
-        for path in self._sockets() & (_named_files() - self._before):
-            with suppress(OSError):  # something is in it
-                path.rmdir()
+        sockets = self._sockets()
         until = time.monotonic() + grace_seconds
-        named = self._named()
+        named = self._named(sockets)
         while named and time.monotonic() < until:
             time.sleep(0.1)
-            named &= self._named()
+            named &= self._named(sockets)
         return sorted(named)
 
-    def _named(self) -> set[str]:
+    def _named(self, sockets: set[Path]) -> set[str]:
+        for path in sockets & _named_files() - self._before:
+            with suppress(OSError):  # something is in it
+                path.rmdir()
         files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")}
-        if new := _named_files() - self._before:
+        new = {path for path in _named_files() - self._before if path in sockets or not path.name.startswith(_SOCKETS)}
+        if new:
             files |= {path for path in new - _used_files() if not _is_of_others(path)}
-        files -= {path for path in files if path.name.startswith(_SOCKETS) and (_is_empty(path) or _is_locked(path))}
         return {f"file {path}" for path in files} | {
             f"process {process.pid}: {_command_of(process)}" for process in _marked(str(self.folder)) if not has_ended(process)
         }
@@ -91,20 +92,6 @@ def _named_files() -> set[Path]:
     """List this user's files that the program names after itself, outside of the temporary folder of a run."""
     found = {path for folder in (SHM, Path("/tmp"), Path("/var/tmp"), Path("/run/netns")) for path in folder.glob("nereid[-_]*")}  # noqa: S108
     return {path for path in found if not path.name.startswith(_OF_OTHERS) and _is_own(path)}
-
-
-def _is_empty(path: Path) -> bool:
-    try:
-        return not any(path.iterdir())
-    except OSError:
-        return not path.exists()  # removed meanwhile
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a living process, such as another run's Triton, has locked a folder. A try to lock it would disturb others."""
-    with suppress(OSError):
-        return f":{path.stat().st_ino} " in Path("/proc/locks").read_text(encoding="ascii")
-    return False
 
 
 def _is_own(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """Processes that tests start: wait for them, and make sure that none is left."""
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,12 +9,14 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-PATIENCE_SECONDS = 600
-"""For waits in other threads, which a test's own limit does not end; longer than that."""
+PATIENCE_SECONDS = 100
+"""For waits that a test's own limit does not end, such as those in other threads: they end a little earlier."""
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = math.inf) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float | None = None) -> None:
     """Wait until a condition holds; the test's own limit ends this, unless the seconds are part of what it tests."""
+    if seconds is None:
+        seconds = math.inf if threading.current_thread() is threading.main_thread() else PATIENCE_SECONDS
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -29,6 +29,7 @@ from app.api.caller import keys
 from app.host.processes import SUPERVISED, kill_group
 from app.server import Server
 from app.settings.schema import Settings
+from app.triton.shared_memory import sweep
 from tests.fakes.triton import FakeTriton, infer_response, serving
 from tests.processes import PATIENCE_SECONDS, has_ended, nothing_left_running  # noqa: F401 - a fixture
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
@@ -162,6 +163,7 @@ async def running(
         fake.may_answer.set()
         await api.client.aclose()
         kill_group(api.process)
+        sweep()  # as the next worker would
 
 
 @pytest.fixture
