@@ -17,10 +17,11 @@ import numpy as np
 
 from app.cascade import catalog
 from app.host.program import CommandError, NotPossible, first_line
-from app.model.reference import refer_to
+from app.model.reference import refer_to, split_reference
 from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
+from app.triton.repository import last_versions
 from app.zoo import check, configs, sandbox
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
@@ -117,7 +118,8 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         with _interruptible():
             file = _find(request, scratch)
         old = load()
-        work = partial(_prepare, name, request, file, scratch, old)
+        number = (old.last_version if old else last_versions(repository.path).get(name, 0)) + 1
+        work = partial(_prepare, refer_to(name, number), request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch / NETWORK, new)
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
@@ -135,12 +137,16 @@ def _interruptible() -> Iterator[None]:
 
 
 @_interruptible()
-def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
-    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
+def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
+    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description.
+
+    The reference names its version, unless an old version has the same network.
+    """
     content = _read(file, request)
     recognized = _recognize(content, file, request)
     without_floor, batch = _compose(content, recognized, request.title)
-    new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
+    name, _ = split_reference(reference)
+    new = _describe(reference, request, recognized, sha256(content).hexdigest(), old)
     if limit := batch or recognized.max_batch:
         embedded, production = (
             msgspec.structs.replace(serving, max_batch=min(limit, serving.max_batch)) for serving in (new.embedded, new.production)
@@ -278,8 +284,9 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
     say(f"{new} and {old} agree in {agreeing} of {total} boxes of the samples")
 
 
-def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
+def _describe(reference: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
+    name, number = split_reference(reference)
     entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
@@ -297,11 +304,11 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
             labels=labels,
             licence=licence or "unknown",
             source=source,
-            default_version=1,
+            default_version=int(number),
             pixel_model=entry.pixel_model if entry else None,
             recipe=recognized.recipe,
-            versions={"1": digest},
-            last_version=1,
+            versions={number: digest},
+            last_version=int(number),
         )
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
@@ -314,15 +321,14 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
     if differing or old.labels != labels:
         what = differing[0] if differing else "other classes"
         raise CommandError(f"{request.title} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
-    number = old.last_version + 1
     return msgspec.structs.replace(
         old,
         licence=licence or old.licence,
         source=source,
-        default_version=number,
-        last_version=number,
+        default_version=int(number),
+        last_version=int(number),
         recipe=recognized.recipe,
-        versions={**old.versions, str(number): digest},
+        versions={**old.versions, number: digest},
     )
 
 

@@ -4,6 +4,7 @@ Graphs of standard operators before and after the network convert RGB bytes to i
 task. The batch dimension is dynamic, if the network's can be made so.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -66,9 +67,12 @@ def compose_model(
     if batch is None:
         _free_batch(network)
     _use_fp32(network)
+    before, after = _convert(_preprocessing(recipe), version), _convert(after, version)
+    digest = _digest(before, network, after)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
-    before = compose.add_prefix(_convert(_preprocessing(recipe), version), "before/", rename_inputs=False)
-    model = join(join(before, compose.add_prefix(network, "network/")), _convert(after, version))
+    before = compose.add_prefix(before, "before/", rename_inputs=False)
+    model = join(join(before, compose.add_prefix(network, f"network-{digest}/")), after)
+    model.graph.name = f"nereid-{digest}"
     versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
@@ -82,15 +86,25 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
 
 
+def _digest(*parts: onnx.ModelProto) -> str:
+    """Return the digits that tell a model from all others in the names of its graph.
+
+    ONNX Runtime finds a TensorRT engine in its cache by names only, not by weights or shapes: source: `TRTGenerateId`, issue 32254.
+    """
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(part.SerializeToString(deterministic=True))
+    return sha256.hexdigest()[:8]
+
+
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     """Return the graph from bytes to the network's inputs in FP32; steps without effect are omitted."""
     shape = [side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True)]
     graph = Graph()
     image = graph.input("image", *shape, 3, kind="UINT8")
-    planes = image.op("Transpose", perm=[0, 3, 1, 2])
+    pixels = image.op("Cast", to=FP32).op("Transpose", perm=[0, 3, 1, 2])  # TensorRT takes UINT8 in a Cast only
     if recipe.channels == "BGR":
-        planes = planes.op("Gather", [2, 1, 0], axis=1)
-    pixels = planes.op("Cast", to=FP32)
+        pixels = pixels.op("Gather", [2, 1, 0], axis=1)
     mean, std = (np.reshape([value * recipe.scale for value in values], (1, 3, 1, 1)) for values in (recipe.mean, recipe.std))
     if mean.any():
         pixels -= mean.astype(np.float32)

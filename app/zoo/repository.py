@@ -13,7 +13,7 @@ import msgspec
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import NAME, refer_to, split_reference
 from app.telemetry.logging import say
-from app.triton.repository import DESCRIPTION, LOCK, REMOVED, model_folders, removed_models
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, last_versions, model_folders
 from app.zoo import configs, description
 from app.zoo.description import Description
 
@@ -191,8 +191,9 @@ class Repository:
         rest = {number: sha256 for number, sha256 in found.versions.items() if version and number != version}
         folder = self.path / name
         if not rest:
-            removed = self.path / REMOVED  # Tritons elsewhere unload these
-            removed.write_text("\n".join({*removed_models(self.path), name}), encoding="utf-8")
+            # Tritons elsewhere unload these, and a cache or an index cannot tell two models of the same name and version.
+            removed = last_versions(self.path) | {name: found.last_version}
+            (self.path / REMOVED).write_text("".join(f"{model} {number}\n" for model, number in removed.items()), encoding="utf-8")
             for number in found.versions:
                 shutil.rmtree(folder / number, ignore_errors=True)
             for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
