@@ -5,9 +5,11 @@ task. The batch dimension is dynamic, if the network's can be made so.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,6 +25,9 @@ _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "centerface": centerface.load,
     "dlib_resnet": dlib_resnet.load,
 }
+_PREFIX = re.compile("network(-[0-9a-f]{8})?/")
+_INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
+"""What the network in a composed model takes, and the names for that alone; its own name of the image may be used inside of it."""
 
 
 def load_network(file: Path, architecture: Architecture | None) -> onnx.ModelProto:
@@ -79,6 +84,47 @@ def compose_model(
     model.producer_name = "nereid"
     onnx.checker.check_model(model, full_check=True)
     return model
+
+
+def extract_network(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the network in a composed model, with its own names, FP32 inputs and outputs, and batches as there.
+
+    Raises:
+        ValueError: The model was not composed here.
+    """
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    prefix = next((match[0] for node in graph.node for name in node.output if (match := _PREFIX.match(name))), None)
+    if prefix is None:
+        raise ValueError("it was not composed by pull or add")
+    nodes = [node for node in graph.node if any(name.startswith(prefix) for name in node.output)]
+    used = {name for node in graph.node if node not in nodes for name in node.input}
+    network = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "network",
+            [value for value in graph.value_info if value.name in _INPUTS],
+            [value for value in graph.value_info if value.name in used and value.name.startswith(prefix)],
+            [tensor for tensor in graph.initializer if tensor.name.startswith(prefix)],
+        ),
+        ir_version=model.ir_version,
+        opset_imports=model.opset_import,
+        functions=model.functions,
+    )
+    network.metadata_props.extend(model.metadata_props)
+    _rename(network.graph, lambda name: _INPUTS.get(name, name.removeprefix(prefix)))
+    return network
+
+
+def _rename(message: Any, rename: Callable[[str], str]) -> None:  # noqa: ANN401 - any message of ONNX
+    """Rename nodes and values of a graph, also in nested graphs."""
+    for field, value in message.ListFields():
+        if field.message_type:
+            for part in value if field.is_repeated else [value]:
+                _rename(part, rename)
+        elif field.name == "name":
+            message.name = rename(value)
+        elif field.name in {"input", "output"}:
+            value[:] = map(rename, value)
 
 
 def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:

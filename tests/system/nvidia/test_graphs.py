@@ -11,6 +11,7 @@ import pytest
 
 from app.zoo import registry
 from app.zoo.compose import compose_model, load_network
+from app.zoo.half import to_half
 from app.zoo.recipe import DetectionHeadName, DetectionRecipe, Recipe
 from app.zoo.recognize import Options, recognize
 from bench.harness.environments import TENSORRT_RTX
@@ -23,6 +24,8 @@ PIXEL_MODELS = [name for name, entry in ENTRIES.items() if not entry.pixel_model
 CLASSES = {0: "a", 1: "b", 2: "c"}
 
 pytestmark = pytest.mark.skipif(not TENSORRT_RTX.is_installed(), reason=TENSORRT_RTX.missing)
+
+precisions = pytest.mark.parametrize("half", [False, True], ids=["FP32", "FP16"])
 
 
 def examine(model: onnx.ModelProto, recipe: Recipe, folder: Path) -> Mapping[str, Any]:
@@ -44,7 +47,7 @@ def files(networks: dict[str, Path], text_networks: dict[str, Path]) -> dict[str
     )
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["FP32", "FP16"])
+@precisions
 @pytest.mark.parametrize("head", get_args(DetectionHeadName))
 def test_graph_of_every_head_compiles(head: DetectionHeadName, half: bool, tmp_path: Path) -> None:  # noqa: FBT001
     tensors = head_tensors(head, WIDE if head in ("yolo", "yolov5", "end_to_end") else (1, 1))
@@ -54,24 +57,29 @@ def test_graph_of_every_head_compiles(head: DetectionHeadName, half: bool, tmp_p
     assert (found["parser"], found["compiler"]) == ([], [])
 
 
+@precisions
 @pytest.mark.parametrize("head", ["yolo", "end_to_end"])
 @pytest.mark.parametrize("task", FEATURES)
-def test_graph_of_every_task_compiles(task: str, head: str, tmp_path: Path) -> None:
-    network = exported(feature_tensors(task, head), WIDE, names=CLASSES, **FEATURES[task])
+def test_graph_of_every_task_compiles(task: str, head: str, half: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    network = exported(feature_tensors(task, head), WIDE, half=half, names=CLASSES, **FEATURES[task])
     recognized = recognize(network, Options())
     found = examine(compose_model(network, recognized.recipe), recognized.recipe, tmp_path)
 
     assert (found["parser"], found["compiler"]) == ([], [])
 
 
+@precisions
 @pytest.mark.parametrize("name", PIXEL_MODELS)
-def test_published_model_compiles(name: str, files: dict[str, Path], tmp_path: Path) -> None:
+def test_published_model_compiles(name: str, half: bool, files: dict[str, Path], tmp_path: Path) -> None:  # noqa: FBT001
+    """With 95 % of the convolutions in its precision, at least."""
     if name not in files:
         pytest.skip(f"the published network of {name} is not available here")
     recipe = ENTRIES[name].recipe
-    found = examine(compose_model(load_network(files[name], recipe.architecture), recipe), recipe, tmp_path)
+    network = load_network(files[name], recipe.architecture)
+    found = examine(compose_model(to_half(network) if half else network, recipe), recipe, tmp_path)
 
     assert (found["parser"], found["compiler"]) == ([], [])
+    assert found["convolutions"]["HALF" if half else "FLOAT"] >= 0.95 * sum(found["convolutions"].values()) > 0
 
 
 def test_compiler_refuses_what_the_documentation_says(networks: dict[str, Path], tmp_path: Path) -> None:
