@@ -203,6 +203,11 @@ _task-models-environment:
     .task_models/environment/bin/pip install -q --require-hashes --no-deps --only-binary=:all: -r requirements/task_models.txt
     cp requirements/task_models.txt .task_models/environment/locked
 
+# Install NVIDIA's parser and compiler of ONNX, with which test-system examines the composed models: 370 MB, once
+[group('develop')]
+tensorrt-rtx: _setup
+    @python -c 'from bench.harness.environments import TENSORRT_RTX; TENSORRT_RTX.install()'
+
 # Measure what this machine does with the default model, or: limit quick full sustained sweep open overload fair shadow versus batch cache locust scale stages dialects masks metrics workers options compare report
 [group('develop')]
 bench *args: _setup
@@ -231,6 +236,7 @@ lock: _setup && _lock-clients
     {{ compile }} -o requirements/reference.txt requirements/reference.in
     {{ compile }} -o requirements/locust.txt requirements/locust.in
     {{ compile }} -o requirements/rapidocr.txt requirements/rapidocr.in
+    {{ compile }} -o requirements/tensorrt_rtx.txt requirements/tensorrt_rtx.in
     {{ compile }} -o requirements/task_models.txt --override requirements/task_models_override.in requirements/task_models.in
     {{ compile }} -o app/embedded/requirements.txt requirements/triton.in
 
@@ -240,4 +246,4 @@ _lock-clients *args:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .postgres .reference .locust .rapidocr .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*
+    rm -rf .venv .uv .python .triton .postgres .reference .locust .rapidocr .tensorrt_rtx .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*

@@ -206,9 +206,9 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     if options.sha256 and len(entries) > 1:
         raise CommandError(f"--sha256 is for one model; {wanted} is {', '.join(entries)}")
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
+    get = partial(pull, source=options.source, sha256=options.sha256, is_production=_is_production(settings, options))
     for name, entry in entries.items():
-        later = pull(name, entry, repository, partial(control.apply, settings), source=options.source, sha256=options.sha256)
-        _say_who_uses(name, repository, later)
+        _say_who_uses(name, repository, get(name, entry, repository, partial(control.apply, settings)))
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -225,7 +225,15 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    request = Request(options.source, options.name, options.licence, options.samples, given, is_untrusted=options.untrusted)
+    request = Request(
+        options.source,
+        options.name,
+        options.licence,
+        options.samples,
+        given,
+        is_untrusted=options.untrusted,
+        is_production=_is_production(settings, options),
+    )
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
@@ -243,15 +251,27 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     _say_who_uses(name, repository, later)
 
 
+def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
+    """Return whether models are made in FP16, too: a Triton elsewhere has a GPU, the embedded one has none."""
+    return options.production or bool(settings.triton_endpoints)
+
+
 def _say_who_uses(name: str, repository: Repository, later: str) -> None:
     found = repository.load(name)
     is_step = found is not None and found.recipe.task.startswith("text_")  # models that /predict refuses
     say(f"{'a cascade, such as POST /ocr/predict,' if is_step else f'POST /predict/{name}'} uses it {later}".rstrip())
 
 
-def _models(settings: Settings, _: argparse.Namespace) -> None:
+def _models(settings: Settings, options: argparse.Namespace) -> int:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
+    if options.rebuild:
+        from app.zoo.rebuild import rebuild  # noqa: PLC0415 - it loads numpy and OpenCV
+
+        os.nice(_ADD_NICENESS)
+        control.find_obstacle(settings)
+        repository, is_production = Repository(Path(settings.model_repository)), _is_production(settings, options)
+        return int(not rebuild(repository, partial(control.apply, settings), is_production=is_production))
     usage = control.read_usage(settings)
     for name, found in Repository(Path(settings.model_repository)).models().items():
         width, height = found.recipe.size
@@ -261,6 +281,7 @@ def _models(settings: Settings, _: argparse.Namespace) -> None:
         print(f"{name}: {kind}, {width} x {height}, licence {found.licence}, versions {versions}{more}")
     for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
         print(f"{name}: cascade, {cascade.description}")
+    return 0
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:

@@ -51,6 +51,7 @@ SKIPS_UNDER_CI = (
     "docker is not installed",  # its command line for Swarm, which Debian has since 13
     "there is no /dev/net/tun",  # not every kernel has it
     "../shared",  # data beside the repository
+    "the environment of tensorrt_rtx",  # its wheels do not exist for every machine
     "there are no trained models",  # their training needs PyTorch
     "the published network of",  # some can only be downloaded with it
 )
@@ -183,7 +184,10 @@ def fetched(entries: Mapping[str, PublishedModel]) -> dict[str, Path]:
             found[name] = folder / entry.file_name
             if not found[name].is_file():
                 with TemporaryDirectory(dir=folder) as unfinished:
-                    download(entry, Path(unfinished)).rename(found[name])
+                    network = download(entry, Path(unfinished))
+                    for beside in map(Path, entry.others):
+                        network.with_name(beside.name).rename(folder / beside.name)
+                    network.rename(found[name])
     return found
 
 

@@ -361,7 +361,7 @@ def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict
     recipe = entry.recipe
     assert isinstance(recipe, DetectionRecipe)
     assert (name, recipe.size, recipe.floor, recipe.multi_label) == ("yolox_nano", (416, 416), 0.001, True)
-    assert options == {"source": Path("/mirror"), "sha256": "ab"}
+    assert options == {"source": Path("/mirror"), "sha256": "ab", "is_production": False}
 
 
 def test_pull_without_a_name_pulls_the_default_model(
@@ -434,6 +434,21 @@ def test_models_are_added_used_and_removed(
         line = f"doors: 3 classes, 256 x 128, licence MIT, versions {', '.join(versions)}\n"
         assert capsys.readouterr() == (line if versions else "", "")
     assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
+
+
+@pytest.mark.parametrize(("arguments", "endpoints"), [([], ""), (["--production"], ""), ([], "a:1"), (["--untrusted"], "a:1")])
+def test_model_is_made_in_fp16_for_production(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], endpoints: str
+) -> None:
+    """When it is asked for or Triton is elsewhere, which has a GPU; also when it is added over HTTP, or rebuilt."""
+    monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", endpoints)
+    half = repository / "doors" / "1" / "model_fp16.onnx"
+    assert main(["add", export(tmp_path, 1), "--name", "doors", *arguments]) == 0
+    assert half.is_file() == bool(arguments or endpoints)
+    half.unlink(missing_ok=True)
+    assert main(["models", "--rebuild", *set(arguments) - {"--untrusted"}]) == 0
+
+    assert half.is_file() == bool(arguments or endpoints)
 
 
 DEFAULTS = {

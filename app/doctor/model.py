@@ -1,7 +1,7 @@
 """Checks of the default model: its state in Triton, its config, and test inferences."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from app.triton.config_file import ConfigFileError, read_config_file
 from app.triton.repository import config_path
 from app.triton.server_info import ModelState
 from app.triton.status import own_message
+from app.zoo.configs import HALF
 
 _FIRST_PYTHON_WITHOUT_BYTES = (3, 13)
 
@@ -41,7 +42,8 @@ async def examine(
         fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
-    findings = [ok("model", f"{spec.name} is ready, {formats}"), *_check_labels(spec, file), *_check_input(spec, file), *findings]
+    checks = (*_check_labels(spec, file), *_check_input(spec, file), *_check_precision(spec, config))
+    findings = [ok("model", f"{spec.name} is ready, {formats}"), *checks, *findings]
     is_own = not settings.triton_endpoints and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
         text = "a Python model of the embedded Triton cannot read encoded files under this Python: nothing was measured"
@@ -103,3 +105,14 @@ def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
     yield warning(
         "input_type", text, fix + f"data_type: TYPE_UINT8 dims: [ {height}, {width}, 3 ]; `nereid pull` composes such models"
     )
+
+
+def _check_precision(spec: ModelSpec, config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check which graph TensorRT gets, from which it takes the precision."""
+    match config:
+        case {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}, *_]}}}:
+            if config.get("default_model_filename") == HALF:
+                yield ok("precision", f"{spec.name} computes in FP16 on the GPU")
+            else:
+                text = f"{spec.name} computes in FP32 on the GPU, which takes about twice the time of FP16"
+                yield warning("precision", text, "nereid models --rebuild --production, then let Triton load it again")

@@ -66,9 +66,14 @@ def added_models(repository: Path) -> set[str]:
 
 def removed_models(repository: Path) -> set[str]:
     """Return the names of the models that were removed, and not added again."""
+    return {*last_versions(repository)} - added_models(repository)
+
+
+def last_versions(repository: Path) -> dict[str, int]:
+    """Return the last version that each removed model had; raise `OSError` if the repository cannot be read."""
     path = repository / REMOVED
-    names = path.read_text(encoding="utf-8").split() if path.is_file() else []
-    return {*names} - added_models(repository)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {name: int(version or 1) for name, _, version in (line.partition(" ") for line in lines)}
 
 
 def loadable_models(repository: Path) -> list[str]:

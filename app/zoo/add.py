@@ -17,11 +17,13 @@ import numpy as np
 
 from app.cascade import catalog
 from app.host.program import CommandError, NotPossible, first_line
-from app.model.reference import refer_to
-from app.model.spec import ModelSpec, from_triton_config
+from app.model.reference import refer_to, split_reference
+from app.model.spec import from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
+from app.triton.repository import last_versions
 from app.zoo import check, configs, sandbox
+from app.zoo.build import MIN_F1, build, build_half, strip_floor, write_half
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
 from app.zoo.inference import open_session, run
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     import onnx
     from onnxruntime import InferenceSession
 
-_MIN_F1 = 0.99
 _PICKLES = {".pt", ".pth", ".pkl"}
 _EXPORT = "yolo export model=best.pt format=onnx dynamic=True"
 # Production's largest batch of masks and oriented boxes: the gateway's event loop copies the prototypes of all images at once, and
@@ -68,6 +69,8 @@ class Request(NamedTuple):
     """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
     sha256: str | None = None
     """SHA-256 of the file, if it is not the published one."""
+    is_production: bool = False
+    """Whether to make the model in FP16 as well, which is made in any case if the versions so far have it."""
 
     @property
     def title(self) -> str:
@@ -117,9 +120,10 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
         with _interruptible():
             file = _find(request, scratch)
         old = load()
-        work = partial(_prepare, name, request, file, scratch, old)
+        number = (old.last_version if old else last_versions(repository.path).get(name, 0)) + 1
+        work = partial(_prepare, refer_to(name, number), request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
-        repository.put(name, scratch / NETWORK, new)
+        repository.put(name, scratch, new)
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
@@ -135,19 +139,23 @@ def _interruptible() -> Iterator[None]:
 
 
 @_interruptible()
-def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
-    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description."""
+def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
+    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description.
+
+    The reference names its version, unless an old version has the same network.
+    """
     content = _read(file, request)
     recognized = _recognize(content, file, request)
     without_floor, batch = _compose(content, recognized, request.title)
-    new = _describe(name, request, recognized, sha256(content).hexdigest(), old)
+    name, _ = split_reference(reference)
+    new = _describe(reference, request, recognized, sha256(content).hexdigest(), old)
     if limit := batch or recognized.max_batch:
         embedded, production = (
             msgspec.structs.replace(serving, max_batch=min(limit, serving.max_batch)) for serving in (new.embedded, new.production)
         )
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
-    (scratch / NETWORK).write_bytes(_build(content, recognized, batch=batch).SerializeToString())
-    canvases = check.draw_samples(request.samples or check.SAMPLES, _spec(name, new, scratch))
+    (scratch / NETWORK).write_bytes(build(content, recognized, batch=batch).SerializeToString())
+    canvases = draw_samples(name, new, scratch, request.samples)
     report = _check(open_session(content), without_floor, recognized, canvases)
     _run_blank(scratch / NETWORK, new, request.title)
     reference = refer_to(name, new.default_version)
@@ -159,6 +167,8 @@ def _prepare(name: str, request: Request, file: Path, scratch: Path, old: Descri
         previous = scratch.parent / name / str(old.default_version) / NETWORK
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
     say(_summary(reference, new, report, is_single=bool(batch)))
+    if not new.pixel_model and (request.is_production or (old is not None and configs.runs_half(scratch.parent / name, old))):
+        write_half(scratch / configs.HALF, reference, build_half(content, recognized, canvases, batch=batch))
     return new
 
 
@@ -243,12 +253,10 @@ def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[Infer
     Returns:
         The model, and 1 if it takes one image at a time because the network has a fixed batch.
     """
-    reason, plain = "", recognized
-    if isinstance(recognized.recipe, DetectionRecipe):
-        plain = recognized._replace(recipe=msgspec.structs.replace(recognized.recipe, floor=0.0, multi_label=False))
+    reason = ""
     for batch in (None, 1):
         try:
-            session = open_session(_build(content, plain, batch=batch))
+            session = open_session(build(content, strip_floor(recognized), batch=batch))
             if check.separates_images(session, recognized.recipe.size, batch or 2):
                 return session, batch
             reason = "the network mixes the images of a batch"
@@ -257,15 +265,6 @@ def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[Infer
         except Exception as error:  # noqa: BLE001 - onnx and onnxruntime have their own exceptions
             reason = first_line(error)
     raise CommandError(f"{title} cannot be composed: {reason}; {_EXPORT}")
-
-
-def _build(content: bytes, recognized: Recognized, *, batch: int | None) -> "onnx.ModelProto":
-    import onnx  # noqa: PLC0415
-
-    from app.zoo.compose import compose_model  # noqa: PLC0415
-
-    network = onnx.load_from_string(content)
-    return compose_model(network, recognized.recipe, shapes=recognized.shapes, batch=batch, classes=len(recognized.labels))
 
 
 def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[check.Canvas]) -> None:
@@ -278,8 +277,9 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
     say(f"{new} and {old} agree in {agreeing} of {total} boxes of the samples")
 
 
-def _describe(name: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
+def _describe(reference: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
     """Return the description with this network as the default version."""
+    name, number = split_reference(reference)
     entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
     labels, source = tuple(map(_printable, recognized.labels)), _printable(entry.source if entry else name_of_file)
@@ -297,11 +297,11 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
             labels=labels,
             licence=licence or "unknown",
             source=source,
-            default_version=1,
+            default_version=int(number),
             pixel_model=entry.pixel_model if entry else None,
             recipe=recognized.recipe,
-            versions={"1": digest},
-            last_version=1,
+            versions={number: digest},
+            last_version=int(number),
         )
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
@@ -314,23 +314,22 @@ def _describe(name: str, request: Request, recognized: Recognized, digest: str, 
     if differing or old.labels != labels:
         what = differing[0] if differing else "other classes"
         raise CommandError(f"{request.title} has {what} than {name}; add it with another --name, or first: nereid remove {name}")
-    number = old.last_version + 1
     return msgspec.structs.replace(
         old,
         licence=licence or old.licence,
         source=source,
-        default_version=number,
-        last_version=number,
+        default_version=int(number),
+        last_version=int(number),
         recipe=recognized.recipe,
-        versions={**old.versions, str(number): digest},
+        versions={**old.versions, number: digest},
     )
 
 
-def _spec(name: str, new: Description, scratch: Path) -> ModelSpec:
-    """Return the spec that the gateway will derive from the generated config; for a model of files, that of its pixels."""
+def draw_samples(name: str, new: Description, scratch: Path, samples: Path | None) -> list[check.Canvas]:
+    """Draw images as the gateway will for the generated config; for a model of files, as for that of its pixels."""
     path, new = scratch / "config.pbtxt", msgspec.structs.replace(new, pixel_model=None)
     path.write_text(configs.generate(name, new)[Path("config.pbtxt")], encoding="utf-8")
-    return from_triton_config(read_config_file(path), str(new.default_version))
+    return check.draw_samples(samples or check.SAMPLES, from_triton_config(read_config_file(path), str(new.default_version)))
 
 
 def _run_blank(model: Path, new: Description, title: str) -> None:
@@ -355,7 +354,7 @@ def _check(
     if not report.is_plausible:
         text = "its scores are not between 0 and 1, or its boxes far outside of the image; is its head"
         raise CommandError(f"{text} {recipe.head}, and was it exported with its sigmoid?")
-    if report.f1 < _MIN_F1:
+    if report.f1 < MIN_F1:
         raise CommandError(
             f"the composed model and the network agree only in {report.f1:.1%} of a sample's results; is its head {recipe.head}?"
         )

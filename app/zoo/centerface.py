@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import compose, helper, version_converter
 
+from app.detection.nms import MAX_CANDIDATES
 from app.model.anchors import count_anchors
 from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, join
 
@@ -59,11 +60,12 @@ def decode(size: tuple[int, int]) -> onnx.ModelProto:
     """Return the graph from the maps to faces, for an input of this width and height.
 
     The inputs are the heat map, the sizes, the offsets and the landmarks, FP32 (batch, 1 | 2 | 2 | 10, height / 4, width / 4). The
-    output `faces` FP32 (batch, 15, anchors) has as many cells as a head with `anchor_grid`, those with the highest scores: centre
-    and size of the box, the score, then x y of each landmark, in pixels of the input.
+    output `faces` FP32 (batch, 15, anchors) has as many cells as a head with `anchor_grid`, those with the highest scores and then
+    empty ones: centre and size of the box, the score, then x y of each landmark, in pixels of the input.
     """
     width, height = size
-    columns, rows, kept = width // _STRIDE, height // _STRIDE, count_anchors(size)
+    columns, rows, count = width // _STRIDE, height // _STRIDE, count_anchors(size)
+    kept = min(MAX_CANDIDATES, count)  # no more are compared; TensorRT's TopK ends at 3840
     graph = Graph()
     names = {"heat": 1, "logarithms": 2, "offsets": 2, "fractions": 10}
     heat, *maps = (graph.input(name, values, rows, columns) for name, values in names.items())
@@ -80,4 +82,5 @@ def decode(size: tuple[int, int]) -> onnx.ModelProto:
     landmarks = fraction * true_size.op("Tile", [1, 5, 1]) + start.op("Tile", [1, 5, 1])
     box = ((start + end) * 0.5).op("Concat", end - start, score, landmarks, axis=1)
     faces = box.op("Gather", [1, 0, 3, 2, 4, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13], axis=1)
-    return graph.build("decode", {"faces": (faces, "FP32", (15, kept))})
+    padded = faces.op("Pad", [0, 0, 0, 0, 0, count - kept])
+    return graph.build("decode", {"faces": (padded, "FP32", (15, count))})

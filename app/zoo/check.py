@@ -216,16 +216,24 @@ def _is_share(scores: NDArray[Any]) -> bool:
     return bool(((scores >= 0) & (scores <= _MAX_SCORE)).all())
 
 
-def agreement(one: Candidates, other: Candidates, min_overlap: float, score_tolerance: float) -> float:
+def agreement(  # noqa: PLR0913 - what is equal
+    one: Candidates,
+    other: Candidates,
+    min_overlap: float,
+    score_tolerance: float,
+    *,
+    min_score: float = 0.0,
+    feature_tolerance: float = _FEATURE_TOLERANCE,
+) -> float:
     """Return the F1 of the best boxes of two results: equal ones have the same class and almost the same rest."""
     counts = []
     for found, expected in ((one, other), (other, one)):
-        best = found.take(np.arange(len(found.scores))[:_COMPARED])
+        best = found.take(np.flatnonzero(found.scores >= min_score)[:_COMPARED])
         hits = 0
         for row, (box, score, class_id) in enumerate(zip(best.boxes, best.scores, best.class_ids, strict=True)):
             alike = (expected.class_ids == class_id) & (np.abs(expected.scores - score) <= score_tolerance)
             if best.features is not None and expected.features is not None:
-                alike &= np.isclose(expected.features, best.features[row], 0.01, _FEATURE_TOLERANCE).all(axis=1)
+                alike &= np.isclose(expected.features, best.features[row], 0.01, feature_tolerance).all(axis=1)
             hits += bool((_overlaps(box, expected.boxes[alike]) >= min_overlap).any())
         counts.append((hits, len(best.scores)))
     (right, found_count), (recalled, expected_count) = counts

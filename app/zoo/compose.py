@@ -4,9 +4,12 @@ Graphs of standard operators before and after the network convert RGB bytes to i
 task. The batch dimension is dynamic, if the network's can be made so.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +25,9 @@ _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {
     "centerface": centerface.load,
     "dlib_resnet": dlib_resnet.load,
 }
+_PREFIX = re.compile("network(-[0-9a-f]{8})?/")
+_INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
+"""What the network in a composed model takes, and the names for that alone; its own name of the image may be used inside of it."""
 
 
 def load_network(file: Path, architecture: Architecture | None) -> onnx.ModelProto:
@@ -66,9 +72,12 @@ def compose_model(
     if batch is None:
         _free_batch(network)
     _use_fp32(network)
+    before, after = _convert(_preprocessing(recipe), version), _convert(after, version)
+    digest = _digest(before, network, after)
     # Prefixes make the internal names of the graphs unique; the external names are the model's interface.
-    before = compose.add_prefix(_convert(_preprocessing(recipe), version), "before/", rename_inputs=False)
-    model = join(join(before, compose.add_prefix(network, "network/")), _convert(after, version))
+    before = compose.add_prefix(before, "before/", rename_inputs=False)
+    model = join(join(before, compose.add_prefix(network, f"network-{digest}/")), after)
+    model.graph.name = f"nereid-{digest}"
     versions = {entry.domain: entry.version for entry in model.opset_import}  # repeated for each graph
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
@@ -77,9 +86,61 @@ def compose_model(
     return model
 
 
+def extract_network(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the network in a composed model, with its own names, FP32 inputs and outputs, and batches as there.
+
+    Raises:
+        ValueError: The model was not composed here.
+    """
+    graph = onnx.shape_inference.infer_shapes(model).graph
+    prefix = next((match[0] for node in graph.node for name in node.output if (match := _PREFIX.match(name))), None)
+    if prefix is None:
+        raise ValueError("it was not composed by pull or add")
+    nodes = [node for node in graph.node if any(name.startswith(prefix) for name in node.output)]
+    used = {name for node in graph.node if node not in nodes for name in node.input}
+    network = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "network",
+            [value for value in graph.value_info if value.name in _INPUTS],
+            [value for value in graph.value_info if value.name in used and value.name.startswith(prefix)],
+            [tensor for tensor in graph.initializer if tensor.name.startswith(prefix)],
+        ),
+        ir_version=model.ir_version,
+        opset_imports=model.opset_import,
+        functions=model.functions,
+    )
+    network.metadata_props.extend(model.metadata_props)
+    _rename(network.graph, lambda name: _INPUTS.get(name, name.removeprefix(prefix)))
+    return network
+
+
+def _rename(message: Any, rename: Callable[[str], str]) -> None:  # noqa: ANN401 - any message of ONNX
+    """Rename nodes and values of a graph, also in nested graphs."""
+    for field, value in message.ListFields():
+        if field.message_type:
+            for part in value if field.is_repeated else [value]:
+                _rename(part, rename)
+        elif field.name == "name":
+            message.name = rename(value)
+        elif field.name in {"input", "output"}:
+            value[:] = map(rename, value)
+
+
 def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     """Return the shape of an input or output; 0 for dynamic dimensions."""
     return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+def _digest(*parts: onnx.ModelProto) -> str:
+    """Return the digits that tell a model from all others in the names of its graph.
+
+    ONNX Runtime finds a TensorRT engine in its cache by names only, not by weights or shapes: source: `TRTGenerateId`, issue 32254.
+    """
+    sha256 = hashlib.sha256()
+    for part in parts:
+        sha256.update(part.SerializeToString(deterministic=True))
+    return sha256.hexdigest()[:8]
 
 
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
@@ -87,10 +148,9 @@ def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
     shape = [side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True)]
     graph = Graph()
     image = graph.input("image", *shape, 3, kind="UINT8")
-    planes = image.op("Transpose", perm=[0, 3, 1, 2])
+    pixels = image.op("Cast", to=FP32).op("Transpose", perm=[0, 3, 1, 2])  # TensorRT takes UINT8 in a Cast only
     if recipe.channels == "BGR":
-        planes = planes.op("Gather", [2, 1, 0], axis=1)
-    pixels = planes.op("Cast", to=FP32)
+        pixels = pixels.op("Gather", [2, 1, 0], axis=1)
     mean, std = (np.reshape([value * recipe.scale for value in values], (1, 3, 1, 1)) for values in (recipe.mean, recipe.std))
     if mean.any():
         pixels -= mean.astype(np.float32)

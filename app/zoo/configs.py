@@ -10,6 +10,8 @@ from app.triton.repository import CONFIG_NAME
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DETECTIONS, ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, PoseRecipe
 
+HALF = "model_fp16.onnx"
+"""The graph of a version whose network computes in FP16."""
 GENERATED = "# Generated from model.toml; do not edit."
 """First line of each generated config."""
 
@@ -51,7 +53,6 @@ _TENSORRT = """optimization {
   execution_accelerators {
     gpu_execution_accelerator {
       name: "tensorrt"
-      parameters { key: "precision_mode" value: "FP16" }
       parameters { key: "trt_engine_cache_enable" value: "true" }
       parameters { key: "trt_engine_cache_path" value: "/var/cache/nereid" }
     }
@@ -66,22 +67,28 @@ ensemble_scheduling {{
 """
 
 
-def generate(name: str, description: Description) -> dict[Path, str]:
+def runs_half(folder: Path, description: Description) -> bool:
+    """Return whether production runs a model in FP16: if each version has the graph, because all have the same config."""
+    return all((folder / version / HALF).is_file() for version in description.versions)
+
+
+def generate(name: str, description: Description, *, is_half: bool = False) -> dict[Path, str]:
     """Return the texts of the configs for the embedded and another Triton, by their paths in the model's folder."""
+    file = f'default_model_filename: "{HALF}"\n' if is_half else ""
     return {
-        Path("config.pbtxt"): _config(name, description, description.production, is_embedded=False),
+        Path("config.pbtxt"): _config(name, description, description.production, is_embedded=False) + file,
         Path("configs", f"{CONFIG_NAME}.pbtxt"): _config(name, description, description.embedded, is_embedded=True),
     }
 
 
-def outdated(folder: Path, name: str, description: Description) -> dict[Path, str]:
-    """Return the texts of the configs that a model's folder has in another form.
+def outdated(folder: Path, name: str, description: Description, *, is_half: bool | None = None) -> dict[Path, str]:
+    """Return the texts of the configs that a model's folder has in another form; `is_half` is by default what `runs_half` returns.
 
     Raises:
         CommandError: One of them was written by hand.
     """
-    texts = {}
-    for path, text in generate(name, description).items():
+    texts, is_half = {}, runs_half(folder, description) if is_half is None else is_half
+    for path, text in generate(name, description, is_half=is_half).items():
         target = folder / path
         before = target.read_text(encoding="utf-8", errors="replace") if target.is_file() else GENERATED
         if not before.startswith(GENERATED):

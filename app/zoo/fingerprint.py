@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.host.program import CommandError
 from app.triton.repository import CLEARED, files_of, identify, last_change
-from app.zoo import description
+from app.zoo import configs, description
 
 
 def read(repository: Path, is_loaded: Callable[[str, str], bool], name: str, version: str) -> bytes:
@@ -32,7 +32,7 @@ def _hash(folder: Path, version: str, identity: str) -> bytes:
     found = description.load(folder)
     if found is None or version not in found.versions or found.pixel_model:
         return b""
-    facts = [repr((found.recipe, found.versions[version]))]
+    facts = [repr((found.recipe, found.versions[version], configs.runs_half(folder, found)))]
     for path in files_of(folder / version):
         with path.open("rb") as file:
             facts.append(f"{path.relative_to(folder)} {file_digest(file, 'sha256').hexdigest()}")

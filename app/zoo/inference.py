@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 
-def open_session(model: "onnx.ModelProto | Path | bytes") -> "InferenceSession":
+def open_session(model: "onnx.ModelProto | Path | bytes", *, optimizes: bool = True) -> "InferenceSession":
     """Load a model, with one thread; raise what ONNX Runtime raises."""
     import onnxruntime  # noqa: PLC0415 - heavy, and not installed if only the API runs
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    if not optimizes:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     content = model if isinstance(model, bytes) else str(model) if isinstance(model, Path) else model.SerializeToString()
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 

@@ -21,6 +21,7 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     *,
     source: Path | None = None,
     sha256: str | None = None,
+    is_production: bool = False,
 ) -> str:
     """Add a published network as a model, or the same one again. Source and SHA-256 are as for `download`, the others as for `add`.
 
@@ -39,5 +40,7 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     given = {option: recipe[option] for option in recipe.keys() & {*Options.__struct_fields__}}
     task = entry.recipe.task if isinstance(entry.recipe, NamedRecipe) else None
     options = msgspec.convert({"labels": entry.class_names or None, "task": task, **given}, Options)
-    request = Request(str(source or ""), name, entry.licence, None, options, published=entry, sha256=sha256)
+    request = Request(
+        str(source or ""), name, entry.licence, None, options, published=entry, sha256=sha256, is_production=is_production
+    )
     return add(request, repository, apply)[1]

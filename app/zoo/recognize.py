@@ -117,7 +117,7 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
     except Exception as error:  # ONNX Runtime has its own exception for every kind of broken file
         raise Unrecognized(f"cannot be loaded: {first_line(error)}") from error
     size = _input_size(session, options, hints)
-    shapes = _run(session, size)
+    shapes = output_shapes(session, size)
     if options.task:
         return _name(network, shapes, size, options)
     task, features, properties = _find_features(shapes, hints)
@@ -204,7 +204,7 @@ def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple
     return width, height
 
 
-def _run(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # noqa: ANN401
+def output_shapes(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, ...]]:  # noqa: ANN401
     """Run a network on a blank image, and return the shapes of its outputs, without the batch."""
     width, height = size
     image = np.zeros((1, 3, height, width))

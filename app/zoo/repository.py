@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,13 +14,13 @@ import msgspec
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import NAME, refer_to, split_reference
 from app.telemetry.logging import say
-from app.triton.repository import DESCRIPTION, LOCK, REMOVED, model_folders, removed_models
+from app.triton.repository import DESCRIPTION, LOCK, REMOVED, last_versions, model_folders
 from app.zoo import configs, description
 from app.zoo.description import Description
 
 NETWORK = "model.onnx"
-PREVIOUS = "previous.onnx"
-"""In the folder for unfinished files: the file that is replaced because a version is added again."""
+PREVIOUS = "previous"
+"""In the folder for unfinished files: versions, whose files are replaced because they are added again."""
 _SCRATCH = ".add-"
 
 
@@ -107,23 +108,24 @@ class Repository:
             text = f"{self.path / LOCK} cannot be locked: {error.strerror}"
             raise CommandError(f"{text}; write to a local folder, and copy the model from there") from error
 
-    def put(self, name: str, network: Path, new: Description) -> None:
-        """Put a file, on the same disk, as the default version of its description; call it while `writing`."""
-        sync(network)
+    def put(self, name: str, scratch: Path, new: Description) -> None:
+        """Put the files in `scratch` as the default version of a description; call it while `writing`."""
         folder, version = self.path / name, str(new.default_version)
-        found, existing = description.load(folder), folder / version / NETWORK
-        if existing.is_file() and (found is None or version in found.versions):  # pulled again
-            shutil.copy(existing, network.with_name(PREVIOUS))
-            _write(folder, name, new)
-            network.replace(existing)
-            return
-        prepared = network.parent / name
+        found, prepared = description.load(folder), scratch / name
         (prepared / version).mkdir(parents=True)
-        network.rename(prepared / version / NETWORK)
+        for file in (configs.HALF, NETWORK):
+            if (scratch / file).is_file():
+                sync(scratch / file)
+                (scratch / file).rename(prepared / version / file)
+        if (folder / version / NETWORK).is_file() and (found is None or version in found.versions):  # pulled again
+            self.replace(name, scratch, new)
+            return
         if not folder.exists():
             _write(prepared, name, new)
             prepared.rename(folder)
             return
+        if found and not (prepared / version / configs.HALF).is_file():
+            _write(folder, name, found, is_half=False)
         shutil.rmtree(folder / version, ignore_errors=True)  # of an addition that was killed
         (prepared / version).rename(folder / version)
         try:
@@ -132,6 +134,16 @@ class Repository:
             shutil.rmtree(folder / version, ignore_errors=True)
             raise
 
+    def replace(self, name: str, scratch: Path, new: Description) -> None:
+        """Replace versions by those in `scratch / name`, which find the same; keep them in `scratch / PREVIOUS`.
+
+        A version without the graph in FP16 loses its own. Call it while `writing`.
+        """
+        folder = self.path / name
+        for version in (scratch / name).iterdir():
+            shutil.copytree(folder / version.name, scratch / PREVIOUS / version.name)
+        _swap(scratch / name, folder, name, new)
+
     def load_into(self, apply: Callable[[str], str], name: str, old: Description | None, previous: Path | None = None) -> str:
         """Let a Triton load a changed model; restore its previous description if that fails. Call it while `writing`.
 
@@ -139,7 +151,7 @@ class Repository:
             apply: Loads the model, and returns why this is not possible now, if so.
             name: Name of the model.
             old: Its previous description; None for a new model.
-            previous: The previous file of the default version, if that was put again.
+            previous: Previous versions that were replaced, if any.
 
         Returns:
             What `apply` returns.
@@ -148,8 +160,8 @@ class Repository:
             return apply(name)
         except BaseException:
             new = self._find(name, "")
-            if previous is not None and previous.is_file():
-                previous.replace(self.path / name / str(new.default_version) / NETWORK)
+            if previous is not None and previous.is_dir():
+                _swap(previous, self.path / name, name, old or new)
             elif old is None:
                 self.remove(name)
             if old is None:
@@ -191,8 +203,9 @@ class Repository:
         rest = {number: sha256 for number, sha256 in found.versions.items() if version and number != version}
         folder = self.path / name
         if not rest:
-            removed = self.path / REMOVED  # Tritons elsewhere unload these
-            removed.write_text("\n".join({*removed_models(self.path), name}), encoding="utf-8")
+            # Tritons elsewhere unload these, and a cache or an index cannot tell two models of the same name and version.
+            removed = last_versions(self.path) | {name: found.last_version}
+            (self.path / REMOVED).write_text("".join(f"{model} {number}\n" for model, number in removed.items()), encoding="utf-8")
             for number in found.versions:
                 shutil.rmtree(folder / number, ignore_errors=True)
             for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
@@ -233,10 +246,10 @@ class Repository:
         return found
 
 
-def _write(folder: Path, name: str, new: Description) -> None:
+def _write(folder: Path, name: str, new: Description, *, is_half: bool | None = None) -> None:
     """Write the description and the configs, as far as they differ; the description first, so that no config has a version more."""
     texts = {} if description.load(folder) == new else {Path(DESCRIPTION): description.dump(new)}
-    texts |= configs.outdated(folder, name, new)
+    texts |= configs.outdated(folder, name, new, is_half=is_half)
     unfinished = {path: (folder / path).with_name(f".{path.name}.unfinished") for path in texts}
     try:
         for path, text in texts.items():
@@ -248,6 +261,22 @@ def _write(folder: Path, name: str, new: Description) -> None:
     finally:
         for path in unfinished.values():
             path.unlink(missing_ok=True)
+
+
+def _swap(versions: Path, folder: Path, name: str, new: Description) -> None:
+    """Replace versions by those in another folder, at no time with a config that names a missing file."""
+    replaced = [path.name for path in versions.iterdir()]
+    is_half = all(((versions if version in replaced else folder) / version / configs.HALF).is_file() for version in new.versions)
+    if not is_half:
+        _write(folder, name, new, is_half=False)
+    for version, file in product(replaced, (configs.HALF, NETWORK)):
+        if (versions / version / file).is_file():
+            sync(versions / version / file)
+            (versions / version / file).replace(folder / version / file)
+        else:
+            (folder / version / file).unlink(missing_ok=True)
+    if is_half:
+        _write(folder, name, new)
 
 
 def _open_lock(path: Path) -> int:

@@ -61,3 +61,5 @@ LOCUST = Environment("locust", "./just bench locust --install")
 """The environment of `bench/locustfile.py`."""
 RAPIDOCR = Environment("rapidocr", "./just bench text --install")
 """The environment of `bench.contestants.rapid_ocr`."""
+TENSORRT_RTX = Environment("tensorrt_rtx", "./just tensorrt-rtx")
+"""The environment of `tests/system/nvidia`."""

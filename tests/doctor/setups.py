@@ -53,6 +53,7 @@ CONFIGS = {
     "floats": _GOOD.replace("TYPE_UINT8", "TYPE_FP32"),
     "two_inputs": _GOOD + 'input { name: "other" data_type: TYPE_UINT8 dims: [ 1 ] }',
     "too_large": _batching("dynamic_batching { preferred_batch_size: [ 16 ] }"),
+    "single": _GOOD + 'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }',
     "broken": _GOOD,
 }
 """By name. Triton loads all but the last two."""

@@ -214,9 +214,9 @@ def test_removed_versions_and_models_are_gone(serving: Service) -> None:
     serving.add(1, "gardens")
     assert serving.model("gates") is None
     assert serving.detects()
-    serving.add(1, "gates")
+    serving.add(3, "gates")
 
-    serving.wait_for("gates", (200, "1"))
+    serving.wait_for("gates", (200, "3"))
 
 
 def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:

@@ -208,6 +208,21 @@ def test_versions_are_chosen_and_removed(repository: Repository, tmp_path: Path)
     assert content(repository) == {}
 
 
+def test_removed_model_is_added_again_with_the_next_version(repository: Repository, tmp_path: Path) -> None:
+    """A cache or an index that knows `doors:1` does not take another network for it, also after a second removal."""
+    for number in (1, 2, 3):
+        added(save(network(version=number), tmp_path / f"{number}.onnx"), repository)
+        assert [*repository.models()["doors"].versions] == [str(number)]
+        with repository.writing():
+            repository.remove("doors")
+    added(tmp_path / "1.onnx", repository, name="gates")
+    with repository.writing():
+        repository.remove("gates")
+    added(tmp_path / "1.onnx", repository)
+
+    assert [*repository.models()["doors"].versions] == ["4"]
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [

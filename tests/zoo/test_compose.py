@@ -272,6 +272,25 @@ def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: Detection
     assert found.scores == pytest.approx(np.array([0.9, 0.8]), abs=0.01)
 
 
+def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
+    """Return what ONNX Runtime finds a TensorRT engine by: the names of inputs and of the results of nodes."""
+    return *(value.name for value in model.graph.input), *(result for node in model.graph.node for result in node.output)
+
+
+def test_engine_cache_tells_all_composed_models_apart() -> None:
+    """Two networks that differ in anything never get the same engine; the same network again gets the same one."""
+    heads = [yolo_head([(50, 50, 20, 20, 0, score)]) for score in (0.4, 0.5)]
+    recipes = [YOLO, *(msgspec.structs.replace(YOLO, **option) for option in ({"iou": 0.6}, {"scale": 1.0}, {"channels": "BGR"}))]
+    models = [compose_model(network(head), recipe) for head in heads for recipe in recipes]
+    models.append(compose_model(network(heads[0]), YOLO, batch=1))
+    wide = msgspec.structs.replace(YOLO, size=(2 * SQUARE, SQUARE // 2))
+    models.append(compose_model(network(heads[0], f"float[1, 3, {SQUARE // 2}, {2 * SQUARE}] images"), wide))
+    keys = [engine_key(model) for model in models]
+
+    assert len({*keys}) == len({model.graph.name for model in models}) == len(models)
+    assert engine_key(compose_model(network(heads[0]), YOLO)) == keys[0]
+
+
 def test_image_without_objects_has_a_count_of_zero() -> None:
     model = session(compose_model(network(yolo_head([])), YOLO))
     tensors = outputs(model, np.zeros((2, SQUARE, SQUARE, 3), np.uint8))

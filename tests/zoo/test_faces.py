@@ -20,12 +20,11 @@ from app.zoo import registry
 from app.zoo.centerface import load
 from app.zoo.compose import compose_model
 from app.zoo.dlib_resnet import build_network, read_weights
-from app.zoo.download import download
 from app.zoo.inference import open_session, run
 from app.zoo.recipe import PoseRecipe
 from bench.experiments.faces import DESCRIPTION, DETECTION, Found, find_alone, largest_difference, open_models, open_network
-from tests.conftest import one_process_at_a_time
-from tests.support import IMAGES, ROOT, SHARED, started, triton_home
+from tests.conftest import fetched
+from tests.support import IMAGES, SHARED, started, triton_home
 from tests.support import json as content
 
 FIGURES = {0: -0.048932, 1: 0.117265, 17: -0.073802, 63: -0.109619, 90: 0.059961, 127: 0.022531}
@@ -35,12 +34,7 @@ FIGURES = {0: -0.048932, 1: 0.117265, 17: -0.073802, 63: -0.109619, 90: 0.059961
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path]:
     """The published files, each with what belongs beside it; downloaded once."""
-    entries = registry.load(registry.PUBLISHED)
-    with one_process_at_a_time(ROOT / ".triton" / "networks") as folder:
-        for name in (DETECTION, DESCRIPTION):
-            if not (folder / entries[name].file_name).is_file():
-                download(entries[name], folder)
-        return {name: folder / entries[name].file_name for name in (DETECTION, DESCRIPTION)}
+    return fetched(registry.select(registry.load(registry.PUBLISHED), "faces"))
 
 
 def write_tiny_centerface(path: Path) -> Path:

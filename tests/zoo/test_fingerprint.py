@@ -10,6 +10,7 @@ import pytest
 
 from app.triton.repository import CLEARED, DESCRIPTION, identify
 from app.zoo import description, fingerprint
+from app.zoo.configs import HALF
 from app.zoo.description import Description, Serving
 from app.zoo.recipe import DetectionRecipe
 
@@ -102,6 +103,17 @@ def test_a_change_makes_a_new_fingerprint_once_triton_has_loaded_it(
 def test_versions_differ(doors: Repository) -> None:
     assert doors.read("1") != doors.read("2")
     assert doors.read("3") == b""
+
+
+def test_precision_of_production_changes_the_fingerprint_of_every_version(doors: Repository) -> None:
+    """Version 1 runs in FP16 once the other version has such a graph, too."""
+    (doors.folder / "1" / HALF).write_bytes(b"half 1")
+    doors.load()
+    before = doors.read("1")
+    (doors.folder / "2" / HALF).write_bytes(b"half 2")
+    doors.load()
+
+    assert doors.read("1") not in {b"", before}
 
 
 def test_how_a_triton_runs_the_model_does_not_matter(doors: Repository) -> None:

@@ -1,0 +1,97 @@
+"""Compose all models of a repository again from the networks in them, as this program composes models, with the same results."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from app.host.program import CommandError, first_line
+from app.model.reference import refer_to
+from app.telemetry.logging import say
+from app.triton.repository import model_folders
+from app.zoo import check, configs
+from app.zoo.add import draw_samples
+from app.zoo.build import build, build_half, write_half
+from app.zoo.description import Description
+from app.zoo.inference import open_session, run
+from app.zoo.recognize import Recognized, output_shapes
+from app.zoo.repository import NETWORK, PREVIOUS, Repository
+
+_EXPORT = "add its network again"
+
+
+def rebuild(repository: Repository, apply: Callable[[str], str], *, is_production: bool) -> bool:
+    """Compose all models again that have a description, and say what became of each.
+
+    A model whose results would differ stays as it is, with all its versions. The others keep the numbers of their versions.
+
+    Args:
+        repository: The repository.
+        apply: As for `add`.
+        is_production: Whether each model gets a graph in FP16; those that have one keep it in any case.
+
+    Returns:
+        Whether none of them had to stay as it was.
+    """
+    models, is_complete = repository.models(), True
+    for folder in model_folders(repository.path):
+        if folder.name not in models and any(folder.glob(f"[0-9]*/{NETWORK}")):
+            say(f"{folder.name} has no valid model.toml, and stays as it is")
+    for name in models:
+        try:
+            later = _rebuild(name, repository, apply, is_production=is_production)
+            say(f"{name} is rebuilt {later}".rstrip())
+        except CommandError as error:
+            say(f"{name} stays as it is: {error}")
+            is_complete = False
+    return is_complete
+
+
+def _rebuild(name: str, repository: Repository, apply: Callable[[str], str], *, is_production: bool) -> str:
+    with repository.writing(waits=True) as scratch:
+        found = repository.load(name)
+        if found is None:
+            raise CommandError("it was removed meanwhile")
+        folder = repository.path / name
+        makes_half = not found.pixel_model and (is_production or configs.runs_half(folder, found))
+        canvases = draw_samples(name, found, scratch, None)
+        for version in found.versions:
+            prepared = scratch / name / version
+            prepared.mkdir(parents=True)
+            reference = refer_to(name, version)
+            try:
+                content, recognized = extract(folder / version / NETWORK, found)
+                model = build(content, recognized, batch=1).SerializeToString()
+                is_same = _find_same(folder / version / NETWORK, model, canvases)
+            except MemoryError:
+                raise
+            except Exception as error:  # onnx and onnxruntime have their own exceptions
+                raise CommandError(f"{reference} cannot be composed: {first_line(error)}; {_EXPORT}") from error
+            if not is_same:
+                raise CommandError(f"{reference} would find something else, perhaps because its head is another; {_EXPORT}")
+            (prepared / NETWORK).write_bytes(model)
+            if makes_half:
+                write_half(prepared / configs.HALF, reference, build_half(content, recognized, canvases, batch=1))
+        repository.replace(name, scratch, found)
+        return repository.load_into(apply, name, found, scratch / PREVIOUS)
+
+
+def extract(file: Path, found: Description) -> tuple[bytes, Recognized]:
+    """Return the network in a composed model, with batches as they are there, and what is known of it."""
+    import onnx  # noqa: PLC0415 - heavy
+
+    from app.zoo.compose import extract_network  # noqa: PLC0415
+
+    content = extract_network(onnx.load(file)).SerializeToString()
+    shapes = output_shapes(open_session(content), found.recipe.size)
+    return content, Recognized(found.recipe, found.labels, shapes, found.licence)
+
+
+def _find_same(old: Path, new: bytes, canvases: Sequence[check.Canvas]) -> bool:
+    """Return whether two models give the same results for all images."""
+    sessions = open_session(old), open_session(new)
+    for canvas in canvases:
+        one, other = (run(session, {"image": canvas[None]}) for session in sessions)
+        if one.keys() != other.keys() or not all(np.allclose(one[name], other[name], 1e-3, 1e-3) for name in one):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""NVIDIA's parser and compiler, in an environment of their own."""
