@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-PATIENCE_SECONDS = 100
+PATIENCE_SECONDS = 280
 """For waits that a test's own limit does not end, such as those in other threads: they end a little earlier."""
 
 
