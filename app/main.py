@@ -29,6 +29,7 @@ from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
+from app.model.reference import refer_to
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
@@ -143,7 +144,12 @@ async def open_resources(
         except GatewayError as error:  # Triton may start later
             given = {"triton": ",".join(settings.triton_addresses), "code": error.code, "detail": error.detail}
             LOG.warning("the default model cannot be used yet", model=settings.model, **given)
-        for work in (_keep_house(pipeline), read_regularly(pool, table, metrics), *options):
+        for work in (
+            _keep_house(pipeline),
+            read_regularly(pool, table, metrics),
+            calls.examiner.run(pipeline.default_models),
+            *options,
+        ):
             stack.push_async_callback(_cancel, asyncio.create_task(work))
         pipeline.sample()
         is_started.set()
@@ -201,7 +207,14 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Resul
         os.close(descriptor)
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)
     is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
-    fingerprints = Fingerprints(partial(fingerprint.read, Path(settings.model_repository), is_loaded))
+
+    def read(name: str, version: str) -> bytes:
+        """Read the fingerprint of a model; it also changes when wrong answers are found, because some may have been kept."""
+        found = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
+        wrong = metrics.nonzero(metrics.wrong_answers)
+        return found and found + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
+
+    fingerprints = Fingerprints(read)
     # Without keys, callers are groups of client addresses.
     is_shared = settings.cache_shared or not settings.api_keys_file
     return ResultCache(store, fingerprints, secret, (__version__, _pixel_limits(settings)), metrics, is_shared=is_shared)

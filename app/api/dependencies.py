@@ -86,7 +86,7 @@ class WorkerResources:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""
         if self.is_draining or (self.deployment.is_search_alone and (await self.why_no_search()) is not None):
             return False
-        return await self.tritons.is_ready(self.pipeline.default_reference)
+        return await self.tritons.is_ready(await self.pipeline.read_default_reference())
 
     async def why_no_search(self) -> str | None:
         """Return why the database of search cannot be asked; None if it can, or search is off."""

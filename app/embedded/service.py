@@ -13,6 +13,7 @@ _MEMORY_SECONDS = 60.0
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 10.0
 _MAX_FAILED_STARTS = 5
+_MAX_PAUSE_SECONDS = 3600.0
 # A failed check is repeated sooner.
 _CHECK_SECONDS, _RECHECK_SECONDS = 5.0, 1.0
 _STARTING_CHECK_SECONDS = 0.3
@@ -78,7 +79,7 @@ class Service:
         self._failed_starts = 0
         self._ends: list[float] = []
         self._told = ""
-        self._defect_at = -math.inf
+        self._defect_at, self._pause = -math.inf, _MEMORY_SECONDS
         self._start_at: float | None = None if is_ready else monotonic()
         self._started_at = monotonic()
 
@@ -107,8 +108,13 @@ class Service:
             self._note_check(error)
 
     def note_defect(self, reason: str) -> None:
-        """Restart the program because of what others have found, but once a minute at most: meanwhile the rest of it works."""
-        if self.is_ready and monotonic() - self._defect_at >= _MEMORY_SECONDS:
+        """Restart the program because of what others have found, but not too soon again: meanwhile the rest of it works.
+
+        The pause is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
+        """
+        waited = monotonic() - self._defect_at
+        if self.is_ready and waited >= self._pause:
+            self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if waited < 2 * self._pause else _MEMORY_SECONDS
             self._defect_at = monotonic()
             self._restart(f"does not work ({reason})", 1)
 

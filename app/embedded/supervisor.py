@@ -13,10 +13,11 @@ from app.resilience import worker_table
 from app.resilience.worker_table import COUNTER, SEPARATOR, TableView
 from app.settings.schema import Settings
 from app.telemetry.logging import say
-from app.telemetry.metrics import MODEL_DEATHS
+from app.telemetry.metrics import MODEL_DEATHS, WRONG_ANSWERS
 from app.triton import shared_memory
 
 _POLL_SECONDS = 0.1
+_DEFECTS = {MODEL_DEATHS: "a process of {model} has died", WRONG_ANSWERS: "the answers of {model} are wrong"}
 # Time for an instance to exit after its workers have been drained or killed.
 _MARGIN_SECONDS = 5.0
 
@@ -84,7 +85,7 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
     announcement: Announcement,
 ) -> None:
     """Keep all services running until a signal arrives."""
-    deaths: dict[str, int] = {}
+    defects: dict[tuple[str, str], int] = {}
     while not signals.count:
         notify("WATCHDOG=1")
         for service in watched:
@@ -93,18 +94,21 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
             if announcement.is_ready is None:
                 notify("READY=1")
             announcement.update(is_ready=all(instance.is_model_ready for instance in instances))
-        # Triton does not notice that a process has died in which it runs a model. The workers do, and count it.
-        known, deaths = deaths, _count_deaths(table)
-        for model in (model for model, count in deaths.items() if count > known.get(model, 0)):
+        # Triton does not notice that a process has died in which it runs a model, or that its answers are wrong. The workers do,
+        # and count it.
+        known, defects = defects, _count_defects(table)
+        for metric, model in (defect for defect, count in defects.items() if count > known.get(defect, 0)):
             for service in tritons:
-                service.note_defect(f"a process of {model} has died")
+                service.note_defect(_DEFECTS[metric].format(model=model))
         time.sleep(_POLL_SECONDS)
 
 
-def _count_deaths(table: TableView) -> dict[str, int]:
-    """Count for each model how often workers have found that a process of it had died."""
+def _count_defects(table: TableView) -> dict[tuple[str, str], int]:
+    """Count for each kind of defect and each model how often workers have found it."""
     keys = {key: key.split(SEPARATOR) for key in table.keys(COUNTER)}
-    return {names[1]: table.total_ever(table.column(COUNTER + key)) for key, names in keys.items() if names[0] == MODEL_DEATHS}
+    return {
+        (names[0], names[1]): table.total_ever(table.column(COUNTER + key)) for key, names in keys.items() if names[0] in _DEFECTS
+    }
 
 
 def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:

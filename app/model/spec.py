@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import UnsupportedModel, WrongTask
+from app.model.golden import SAMPLE
 from app.model.heads import Head, HeadType, read_head, unsupported
 from app.model.reference import refer_to
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, PlainParameters, Resize, read_parameters
@@ -35,6 +36,8 @@ _DEFAULT_SIZE = (640, 640)
 _TEXT_SIDE, _MAX_TEXT_SIDE = 736, 2048
 # 224 of 256 pixels, the usual preprocessing for ImageNet.
 _CROP = 0.875
+# What changes neither the pixels of the input nor the outputs that requests get.
+_INSIGNIFICANT = ("source", "licence", "default_version", "golden", "gives_sample")
 # Larger files are rare; they are sent inline in the request.
 _MAX_SHARED_FILE_BYTES = 1 << 20
 
@@ -79,6 +82,8 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     head: Head
     tells_decoded: bool
     """Whether the model also has the output `DECODED`."""
+    gives_sample: bool = False
+    """Whether the model also has the output `SAMPLE`."""
     resize: Resize
     placement: Placement
     crop: float
@@ -99,7 +104,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
     @cached_property
     def meaning(self) -> bytes:
         """Hash of all properties but those that change neither the pixels of the input nor the meaning of the outputs."""
-        others = {"is_pinned", "max_batch", "instances", "priority_levels", "source", "licence", "default_version"}
+        others = {"is_pinned", "max_batch", "instances", "priority_levels", *_INSIGNIFICANT}
         facts = [(name, value) for name, value in msgspec.structs.asdict(self).items() if name not in others]
         return blake2b(repr(facts).encode()).digest()
 
@@ -198,6 +203,8 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
     tells_decoded = input_format is InputFormat.FILE and any(tensor.name == DECODED for tensor in model.output)
     if tells_decoded:
         model.output = [tensor for tensor in model.output if tensor.name != DECODED]
+    gives_sample = any(tensor.name == SAMPLE for tensor in model.output)
+    model.output = [tensor for tensor in model.output if tensor.name != SAMPLE]
     head, output_names = read_head(model, hints, 1 if has_written_batch else 0, input_size)
     types = {tensor.name: tensor.data_type for tensor in model.output}
     defaults = head.input_defaults
@@ -226,6 +233,7 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
         output_dtypes=tuple(OUTPUT_DTYPES.get(types[name].removeprefix("TYPE_")) for name in output_names),
         head=head,
         tells_decoded=tells_decoded,
+        gives_sample=gives_sample,
         resize=resize,
         placement=hints.placement or defaults.placement,
         crop=hints.crop or (1.0 if hints.is_ultralytics_classifier else _CROP),
@@ -260,5 +268,5 @@ def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat
 def are_interchangeable(one: ModelSpec, other: ModelSpec) -> bool:
     """Return whether two models have the same inputs and outputs; version, device, speed, origin and file formats may differ."""
     speed = ("device", "max_batch", "instances", "priority_levels")
-    may_differ = (*speed, "version", "source", "licence", "default_version", "formats")
+    may_differ = (*speed, *_INSIGNIFICANT, "version", "formats")
     return one == msgspec.structs.replace(other, **{name: getattr(one, name) for name in may_differ})

@@ -42,6 +42,7 @@ Its `parameters` specify what the tensors do not, with these defaults:
     keypoints   names of a pose model's keypoints, as `labels` (`kpt_names` in `metadata`, or their numbers)
     metadata                        a Python dict as text, written by Ultralytics' exporter
     default_version  number         version that the model's name alone stands for (the newest)
+    golden      JSON                what each version finds in the golden picture, by its number, as `add` has found out (nothing)
     device      cpu | gpu           device of an ensemble, whose config does not specify it (cpu)
     source, licence                 shown by /models
 """
@@ -150,6 +151,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
     widths: tuple[Annotated[int, Meta(ge=32, le=8192)], ...] = (160, 320, 480, 640, 960, 1280)
     landmarks: tuple[Annotated[float, Meta(ge=0, le=1)], ...] = ()
     match_distance: Annotated[float, Meta(gt=0)] | None = None
+    golden: str = ""
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from app.errors import CircuitOpen, DeadlinePassed, ModelNotReady, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, GatewayError, ModelNotReady, UnknownModel
 from app.expected import suggestion
 from app.imaging.header import count_pixels, is_decoded_apart
 from app.imaging.patch import Patch
@@ -27,7 +27,7 @@ from app.pipeline.hooks import Cache, Choice, Router
 from app.pipeline.limits import Limits
 from app.pipeline.preprocess import Source, Workspace
 from app.pipeline.probe import BLANK_IMAGE
-from app.pipeline.triton_calls import TritonCalls
+from app.pipeline.triton_calls import WRONG, TritonCalls
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission
 from app.resilience.batch_queue import BatchQueue
@@ -104,6 +104,12 @@ class Pipeline:
         """Reference of the default model; of that for which it stands, if it is a route."""
         return self.refer_to(self.default_model, None)
 
+    async def read_default_reference(self) -> str:
+        """Return `default_reference`, whose version circuits need; after a failure, the spec that was forgotten is read again."""
+        with suppress(GatewayError):  # Triton does not run the model
+            await self.tritons.spec(self.default_reference)
+        return self.default_reference
+
     def default_models(self) -> set[str]:
         """Return the names of the default models, or of those for which they stand now."""
         return {split_reference(self.refer_to(name, None))[0] for name in self._default_names}
@@ -132,6 +138,8 @@ class Pipeline:
             CircuitOpen: The model's circuit is open for each Triton that has the model.
         """
         if not self.tritons.is_usable(model):
+            if self.tritons.is_wrong(model):
+                raise CircuitOpen(WRONG)
             raise CircuitOpen("Triton failed repeatedly with this model, and has not recovered yet")
 
     def is_known(self, name: str) -> bool:
@@ -181,6 +189,7 @@ class Pipeline:
 
         Raises:
             DeadlinePassed: Triton did not answer in time.
+            CircuitOpen: As for `check_circuit`.
             GatewayError: The model does not exist or cannot be used.
         """
         spec = self.tritons.cached(model)
@@ -195,6 +204,8 @@ class Pipeline:
                 await self._transport.prepare(spec.image_bytes)
         except TimeoutError as error:
             raise DeadlinePassed("Triton did not answer in time") from error
+        if spec.reference != model:  # until now it was not known whose circuit counts
+            self.check_circuit(spec.reference)
         return spec
 
     def batch_queue(self, spec: ModelSpec, caller: Caller) -> BatchQueue:

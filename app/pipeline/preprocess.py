@@ -74,7 +74,7 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
         memory.add(nbytes)
         buffer, canvas = _allocate(spec, fit, transform, transport, lease)
         fit.draw(decode(header, min_decode_size, transform.area(canvas), allows_truncated=call.allows_truncated), transform, canvas)
-        _write(canvas, spec, buffer.tensor)
+        write_pixels(canvas, spec, buffer.tensor)
     workspace.backlog.measure(pixels, monotonic() - start)
     return buffer, transform
 
@@ -100,7 +100,7 @@ def fill_from_patch(
         memory.add(copied, is_refused=False)  # each thread has one at a time, and without it the whole image is held in vain
         buffer, canvas = _allocate(spec, fit, transform, workspace.transport, lease)
         fit.draw(pixels, transform, canvas)
-        _write(canvas, spec, buffer.tensor)
+        write_pixels(canvas, spec, buffer.tensor)
     return buffer, transform
 
 
@@ -127,7 +127,7 @@ def _allocate(
     return buffer, buffer.tensor if spec.input_is_canvas else np.empty((*size[::-1], 3), np.uint8)
 
 
-def _write(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:
+def write_pixels(pixels: NDArray[np.uint8], spec: ModelSpec, tensor: NDArray[Any]) -> None:
     """Write pixels (height, width, 3) RGB into an input tensor, in the model's channel order, layout, type and normalization."""
     if pixels is tensor:
         return

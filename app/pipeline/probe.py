@@ -23,11 +23,18 @@ _ASK_SECONDS = 1.0
 
 def blank_input(spec: ModelSpec) -> NDArray[Any]:
     """Make an input tensor for one image: zeros, of the smallest usual size, or a PNG if the model takes encoded files."""
-    if spec.dtype is not None:
-        sides = {"text": (spec.min_side, spec.min_side), "line": (spec.widths[0], spec.input_size[1])}
-        return np.zeros(spec.shape_of(sides[spec.resize]) if spec.is_sized_by_image else spec.image_shape, spec.dtype)
-    tensor = np.empty(bytes_element_size(BLANK_IMAGE), np.uint8)
-    write_bytes_element(BLANK_IMAGE, tensor)
+    return file_input(BLANK_IMAGE) if spec.dtype is None else np.zeros(spec.shape_of(smallest_size(spec)), spec.dtype)
+
+
+def smallest_size(spec: ModelSpec) -> tuple[int, int]:
+    """Return width and height of the smallest usual input."""
+    return {"text": (spec.min_side, spec.min_side), "line": (spec.widths[0], spec.input_size[1])}.get(spec.resize, spec.input_size)
+
+
+def file_input(data: bytes) -> NDArray[np.uint8]:
+    """Make the input tensor of one encoded image."""
+    tensor = np.empty(bytes_element_size(data), np.uint8)
+    write_bytes_element(data, tensor)
     return tensor
 
 

@@ -39,7 +39,8 @@ def sample(
         metrics.triton_calls.set(sum(served.calls for served in server.models.values()), triton)
         for model, served in server.models.items():
             metrics.triton_left_out.set(int(server in pool.servers and not served.is_usable), triton, model)
-    for gauge in (metrics.triton_calls, metrics.triton_left_out):
+            metrics.triton_wrong.set(int(server in pool.servers and served.is_wrong), triton, model)
+    for gauge in (metrics.triton_calls, metrics.triton_left_out, metrics.triton_wrong):
         gauge.clear_except({metrics.table.alias(server.address) for server in servers})
     metrics.table.keep_aliases({server.address for server in servers})
     slots, in_use = pool.transport.count_slots()

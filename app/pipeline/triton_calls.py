@@ -7,9 +7,18 @@ from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import (
+    DeadlinePassed,
+    GatewayError,
+    InferenceFailed,
+    InvalidModelOutput,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+)
 from app.model.spec import ModelSpec
 from app.pipeline.batch import LATE, Batch, Call, PendingImage
+from app.pipeline.examiner import Examiner
 from app.pipeline.probe import run_probe
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.resilience.concurrency import BatchTimes
@@ -31,8 +40,10 @@ from app.triton.status import (
     Unanswered,
     UnknownRegion,
     Unreachable,
+    WrongAnswer,
 )
 
+WRONG = "Triton answers wrongly with this model, and has not recovered yet"
 # Maximum delay of a retry, doubled for each preceding failure in a row, up to the second value.
 _RETRY_SECONDS = 0.05
 _MAX_RETRY_SECONDS = 1.0
@@ -53,6 +64,7 @@ _REASONS: dict[type[GatewayError], str] = {
     ModelFailed: "model_failed",
     Refused: "refused",
     Overloaded: "overloaded",
+    WrongAnswer: "wrong_answer",
     ModelNotReady: "not_ready",
     UnknownModel: "not_ready",
 }
@@ -77,6 +89,7 @@ class TritonCalls:
         self._max_calls = max_calls
         self._hang_seconds = hang_seconds
         self._retries = RetryBudget()
+        self.examiner = Examiner(pool, metrics, self.circuit)
         for reason in (*_REASONS.values(), _UNKNOWN_REGION):
             metrics.retries.add(0, reason)  # exported before the first one
 
@@ -84,7 +97,7 @@ class TritonCalls:
         """Select the Triton for the next call for a model; None while all have the allowed calls and `more_calls`."""
         served = self.pool.find(spec, lambda spec: self._max_calls(spec) + more_calls)
         if served is not None:
-            self._circuit(served, spec)  # creates it, because other workers may have opened it
+            self.circuit(served, spec)  # creates it, because other workers may have opened it
         return served
 
     async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
@@ -178,7 +191,7 @@ class TritonCalls:
 
     async def _may_retry(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
         """Return whether to call the same Triton again; if so, wait first, longer after more failures."""
-        failures = self._circuit(in_flight.served, batch.spec).consecutive
+        failures = self.circuit(in_flight.served, batch.spec).consecutive
         delay = random.uniform(0, min(_RETRY_SECONDS * 2**failures, _MAX_RETRY_SECONDS))  # noqa: S311 - not a secret
         is_given_up = batch.is_abandoned or batch.remaining_seconds <= delay
         if is_given_up or not isinstance(error, _RETRIED) or not self._retries.take():
@@ -215,6 +228,8 @@ class TritonCalls:
             self.metrics.model_deaths.add(1, batch.spec.reference)
             raise
         server.silence.heard_at = monotonic()
+        if served.is_wrong:
+            raise WrongAnswer(WRONG)
         return result
 
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
@@ -231,10 +246,12 @@ class TritonCalls:
             for image in batch.images:
                 image.permit.measure(BatchTimes(in_flight.began_at - image.ready_at, now - in_flight.began_at))
         served.note_answer(len(batch.images) if error is None else 0, in_flight.began_at)
+        if isinstance(error, InferenceFailed | InvalidModelOutput):
+            self.examiner.note_error(served, spec)
         if not isinstance(error, ModelFailed):
-            self._circuit(served, spec).note_success()
+            self.circuit(served, spec).note_success()
         for silent in self.pool.find_silent(served, spec.reference, self._hang_seconds):
-            self._circuit(silent, spec).open()
+            self.circuit(silent, spec).open()
         if isinstance(error, ModelNotReady | InferenceFailed | UnknownModel):
             self.pool.forget(served, spec.reference)
 
@@ -250,7 +267,7 @@ class TritonCalls:
         for served in silent:
             self._note_failure(served, image.spec)
             if served.server.silence.missed >= _MISSED:
-                self._circuit(served, image.spec).open()
+                self.circuit(served, image.spec).open()
         return bool(silent)
 
     def _waited_for(self, image: PendingImage, call: Call | None) -> list[ModelOnServer]:
@@ -267,18 +284,19 @@ class TritonCalls:
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
                 if goes_on and image.permit.is_last:  # no further request of this key could find out; a probe can
-                    self._circuit(served, image.spec).open()
+                    self.circuit(served, image.spec).open()
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
         """Record a failure; `is_lost` opens the circuit immediately if another Triton works."""
         self.metrics.triton_failures.add(1, self.metrics.table.alias(served.server.address), spec.reference)
         served.server.specs.expire(spec.reference)
-        circuit = self._circuit(served, spec)
+        circuit = self.circuit(served, spec)
         circuit.note_failure()
         if is_lost and self.pool.find_other(served, spec) is not None:
             circuit.open()
 
-    def _circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
+    def circuit(self, served: ModelOnServer, spec: ModelSpec) -> CircuitBreaker:
+        """Return the circuit of a model on a Triton; create it on first use."""
         if served.circuit is None:
             server = served.server
             served.circuit = CircuitBreaker(server.table, spec.reference, server.address, partial(self._probe, served, spec))
@@ -290,6 +308,10 @@ class TritonCalls:
         Raises:
             GatewayError: Triton cannot run the model.
         """
+        if served.is_wrong:
+            await self.examiner.probe(served, spec)
+            served.forget_speed()
+            return
         try:
             is_well = await run_probe(served.server.client, spec)
         except ModelDied:

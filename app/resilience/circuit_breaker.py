@@ -15,6 +15,8 @@ _MIN_CALLS = 20
 _FIRST_PROBE_SECONDS = 0.1
 _MAX_PROBE_SECONDS = 1.0
 _MICRO = 1_000_000
+# Right answers in a row after wrong ones.
+_RIGHT = 2
 
 LOG = structlog.get_logger()
 
@@ -26,19 +28,24 @@ class CircuitBreaker:
 
     A circuit that opens in one worker opens in all workers of the host, except where a call has succeeded since. Each worker closes
     its own, because a single connection may be broken.
+
+    A circuit that opens because of wrong answers, which look like success, opens in all workers whatever has succeeded, and closes
+    after two probes in a row.
     """
 
     def __init__(self, table: WorkerTable, model: str, triton: str, probe: Callable[[], Awaitable[object]]) -> None:
         """Start closed. `probe` tests whether requests would succeed; it raises a `GatewayError` if not, and may take long."""
         self.is_open = False
         """As of this worker; `is_closed` takes the others into account."""
+        self.is_wrong = False
+        """Whether it is open because of wrong answers."""
         self.consecutive = 0
         """Failures in a row."""
         self._context = {"model": model, "triton": triton}
         self._table = table
         self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")
-        """When the circuit was opened, in microseconds; 0 while it is closed."""
-        self._succeeded_at = 0
+        """When the circuit was opened, in microseconds, an odd number if because of wrong answers; 0 while it is closed."""
+        self._succeeded_at = self._right_at = 0
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._buckets: dict[int, list[int]] = {}
@@ -60,21 +67,37 @@ class CircuitBreaker:
     @property
     def is_closed(self) -> bool:
         """Whether calls may be made. Opens the circuit if another worker has opened it since a call succeeded here."""
-        if not self.is_open and self._table.total(self._opened):  # rarely
-            opened = max(self._table.values(self._opened))
-            if opened > self._succeeded_at:
-                self.open(opened)
+        if not self.is_wrong and self._table.total(self._opened):  # rarely
+            for opened in self._table.values(self._opened):
+                if opened > (self._right_at if opened % 2 else self._succeeded_at):
+                    self.open(opened)
         return not self.is_open
+
+    @property
+    def is_open_elsewhere(self) -> bool:
+        """Whether it is open in another worker."""
+        return self._table.total(self._opened) != self._table.cells[self._opened]
 
     def open(self, opened_at: int | None = None) -> None:
         """Open the circuit, and start probing to close it again.
 
         If another worker has opened it, `opened_at` is its time, in microseconds, so that a worker that is back is not told again.
         """
+        self._open(opened_at or _now())
+
+    def open_for_wrong_answers(self, reason: str) -> None:
+        """Open the circuit although calls succeed."""
+        self._open(_now() | 1, reason=reason)
+
+    def _open(self, opened_at: int, **context: str) -> None:
+        if opened_at % 2 > self.is_wrong:
+            self.is_wrong = True
+            self._table.set(self._opened, opened_at)
+            LOG.warning("wrong answers", **self._context, **context)
         if not self.is_open:
             LOG.warning("circuit opened", **self._context)
             self.is_open = True
-            self._table.set(self._opened, opened_at or _now())
+            self._table.set(self._opened, opened_at)
             self._probing = asyncio.create_task(self._recover())
 
     async def close(self) -> None:
@@ -86,19 +109,23 @@ class CircuitBreaker:
 
     async def _recover(self) -> None:
         opened_at = monotonic()
-        wait = _FIRST_PROBE_SECONDS
+        wait, right = _FIRST_PROBE_SECONDS, 0
         while self.is_open:
             await asyncio.sleep(wait)
             wait = min(2 * wait, _MAX_PROBE_SECONDS)
             try:
                 await self._probe()
-                self.is_open = False
+                right += 1
+                wait = _FIRST_PROBE_SECONDS
+                self.is_open = self.is_wrong and right < _RIGHT
             except GatewayError:
-                pass
+                right = 0
             except Exception:
                 LOG.exception("probe failed unexpectedly", **self._context)
         self._table.set(self._opened, 0)
         self._succeeded_at = _now()
+        if self.is_wrong:
+            self.is_wrong, self._right_at = False, self._succeeded_at
         self.consecutive, self._buckets = 0, {}
         LOG.warning("circuit closed", **self._context, open_seconds=round(monotonic() - opened_at, 2))
 
@@ -117,4 +144,4 @@ class CircuitBreaker:
 
 def _now() -> int:
     """Return the time in microseconds, which is the same in all processes of the host."""
-    return int(monotonic() * _MICRO)
+    return int(monotonic() * _MICRO) & ~1

@@ -95,6 +95,10 @@ class Histogram:
         cells[columns[bisect_left(self._bounds, number)]] += 1
         cells[columns[-1]] += round(number * _MICRO)
 
+    def total(self, *values: str) -> float:
+        """Return the sum of what all workers have observed with these label values."""
+        return self._table.total_ever(self._find_columns(values)[-1]) / _MICRO
+
     def collect(self, counters: Names) -> Metric:
         """Return the counts of all workers."""
         family = HistogramMetricFamily(self.name, self._description, labels=self._labels)

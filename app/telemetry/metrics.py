@@ -16,7 +16,8 @@ REJECTIONS = ("requests", "uploads", "memory", "decoding", "models")
 """Reasons for rejecting a request while the gateway is full."""
 
 MODEL_DEATHS = "api_model_deaths"
-"""`serve` reads it, too, and restarts the embedded Triton."""
+WRONG_ANSWERS = "api_wrong_answers"
+"""`serve` reads both, too, and restarts the embedded Triton."""
 
 REQUEST_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0)
 _QUEUE_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -83,6 +84,15 @@ class Metrics:
         self.triton_calls = Gauge(table, "api_triton_calls", "Calls to each Triton that are under way.", ["triton"])
         self.triton_left_out = Gauge(
             table, "api_triton_left_out", "Workers that do not use a Triton for a model, because it fails.", ["triton", "model"]
+        )
+        self.triton_wrong = Gauge(
+            table,
+            "api_triton_wrong",
+            "Workers that do not use a Triton for a model, because it answers the golden picture wrongly, or with an error.",
+            ["triton", "model"],
+        )
+        self.wrong_answers = Counter(
+            table, WRONG_ANSWERS, "Wrong answers to the golden picture of models that had been right before.", ["model"]
         )
         self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
         self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
@@ -199,6 +209,12 @@ class Metrics:
         names = read_names(self.table.keys(GAUGE if isinstance(instrument, Gauge) else COUNTER))
         samples = instrument.collect(names).samples
         return {label: int(sample.value) for sample in samples if sample.value for label in sample.labels.values()}
+
+    def count_images(self, model: str) -> float:
+        """Return how many images of all workers have gone to Triton for a model, by reference."""
+        name = self.batch_size.name
+        is_used = any(values[0] == model for values in read_names(self.table.keys(COUNTER)).get(name, ()))
+        return self.batch_size.total(model) if is_used else 0.0
 
     def models(self) -> set[str]:
         """Return the models that any worker has used, by reference."""

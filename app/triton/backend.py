@@ -110,6 +110,10 @@ class TritonBackend:
         """Return whether this Triton runs a model, as far as is known."""
         return model not in self.models or self.models[model].is_usable
 
+    def is_wrong(self, model: str) -> bool:
+        """Return whether this Triton answers for a model, but wrongly, as far as is known."""
+        return model in self.models and self.models[model].is_wrong
+
     async def stop_probing(self) -> None:
         """Stop asking whether Triton answers, and stop probing its models."""
         await self.silence.stop()

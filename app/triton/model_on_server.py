@@ -28,6 +28,8 @@ class ModelOnServer:
         """In-flight calls that any request still waits for."""
         self.images = 0
         """Images in all in-flight calls."""
+        self.errors = 0
+        """Errors of the model since it has last answered."""
         self.circuit: CircuitBreaker | None = None
         """Open while Triton is known not to run the model; None before the first call."""
         self.answered_at = 0.0
@@ -44,6 +46,11 @@ class ModelOnServer:
     def is_usable(self) -> bool:
         """Whether Triton runs the model, as far as is known."""
         return self.circuit is None or self.circuit.is_closed
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether Triton answers for the model, but wrongly, as far as is known."""
+        return not self.is_usable and self.circuit is not None and self.circuit.is_wrong
 
     @property
     def speed(self) -> float:
@@ -69,6 +76,8 @@ class ModelOnServer:
     def note_answer(self, images: int, began_at: float) -> None:
         """Measure a call that began at this `time.monotonic` and was answered; with 0 images if the answer was an error."""
         now = monotonic()
+        if images:
+            self.errors = 0
         if began_at >= self.measured_since:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)

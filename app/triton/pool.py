@@ -101,6 +101,10 @@ class TritonPool:
         servers = [server for server in servers if server.specs.has(model)] or servers
         return not servers or any(server.is_usable(model) for server in servers)
 
+    def is_wrong(self, model: str) -> bool:
+        """Return whether any Triton answers for a model, but wrongly."""
+        return any(server.is_wrong(model) for server in self.servers)
+
     def is_silent(self, model: str) -> bool:
         """Return whether each Triton that has a model answers nothing, or is known not to run its default version."""
         model = default.reference if (default := self.default(model)) else model

@@ -77,12 +77,16 @@ class SpecCache:
         if absent is not None and monotonic() < until:
             raise copy(absent)
         try:
-            return await self._reading.run(model, lambda: self._read(model))
+            return await self.read(model)
         except (UnknownModel, UnknownVersion) as error:
             if len(self._absent) >= _MAX_ABSENT:
                 self._absent.clear()
             self._absent[model] = copy(error), monotonic() + _ABSENT_SECONDS
             raise
+
+    async def read(self, model: str) -> ModelSpec:
+        """Read the spec of a model now; errors are those of `get`."""
+        return await self._reading.run(model, lambda: self._read(model))
 
     async def confirm(self, spec: ModelSpec, version: str) -> None:
         """Check that the version that answered is of the model for which the request was made; if in doubt, read its spec again.
@@ -95,7 +99,7 @@ class SpecCache:
         is_current = known is not None and known.connection == self._client.connection
         own = known.spec if known is not None else spec
         if not is_current or version != own.version:
-            own = await self._reading.run(spec.reference, lambda: self._read(spec.reference))
+            own = await self.read(spec.reference)
         if own.version not in {"", version} or (own is not spec and not are_interchangeable(own, spec)):
             raise ModelReplaced("the model is being replaced by another one")
 
@@ -103,6 +107,11 @@ class SpecCache:
     def models(self) -> Collection[str]:
         """References of the models whose specs are known."""
         return self._specs.keys()
+
+    def peek(self, model: str) -> ModelSpec | None:
+        """Return the spec of a model as `cached` does, but do not read it again."""
+        known = self._specs.get(model)
+        return None if known is None else known.spec
 
     def has(self, model: str) -> bool:
         """Return whether the spec of a model is known."""
@@ -139,7 +148,7 @@ class SpecCache:
 
     async def _refresh(self, model: str) -> None:
         try:
-            await self._reading.run(model, lambda: self._read(model))
+            await self.read(model)
         except TritonUnavailable:
             pass
         except GatewayError:  # the next request gets the error

@@ -2,7 +2,7 @@
 
 import grpc
 
-from app.errors import DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
+from app.errors import CircuitOpen, DeadlinePassed, GatewayError, InferenceFailed, ModelNotReady, TritonUnavailable, UnknownModel
 
 
 class Overloaded(TritonUnavailable):
@@ -47,6 +47,10 @@ class NoReply(TritonUnavailable):
 
 class ModelFailed(InferenceFailed):
     """The model, the image or the GPU of this Triton is broken. Only a call to another Triton can tell which."""
+
+
+class WrongAnswer(CircuitOpen):
+    """Triton has answered, but is known to answer wrongly for the model."""
 
 
 class UnknownRegion(TritonUnavailable):

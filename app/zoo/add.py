@@ -17,8 +17,9 @@ import numpy as np
 
 from app.cascade import catalog
 from app.host.program import CommandError, NotPossible, first_line
+from app.model.golden import Golden
 from app.model.reference import refer_to, split_reference
-from app.model.spec import from_triton_config
+from app.model.spec import ModelSpec, from_triton_config
 from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
 from app.triton.repository import last_versions
@@ -155,9 +156,11 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
         )
         new = msgspec.structs.replace(new, embedded=embedded, production=production)
     (scratch / NETWORK).write_bytes(build(content, recognized, batch=batch).SerializeToString())
-    canvases = draw_samples(name, new, scratch, request.samples)
+    spec = spec_of(name, new, scratch)
+    canvases = check.draw_samples(request.samples or check.SAMPLES, spec)
     report = _check(open_session(content), without_floor, recognized, canvases)
-    _run_blank(scratch / NETWORK, new, request.title)
+    golden = _run(scratch / NETWORK, new, spec, request.title)
+    new = msgspec.structs.replace(new, golden={**new.golden, str(new.default_version): golden})
     reference = refer_to(name, new.default_version)
     if report.boxes < check.MIN_BOXES and isinstance(new.recipe, DetectionRecipe) and not request.published:
         say(f"checked on {report.boxes} boxes; give --samples FOLDER of your own pictures to see more")
@@ -292,8 +295,9 @@ def _describe(reference: str, request: Request, recognized: Recognized, digest: 
     if old is None:
         is_heavy = isinstance(recognized.recipe, SegmentationRecipe | ObbRecipe)
         production = (entry and entry.production) or (Serving(max_batch=_HEAVY_BATCH) if is_heavy else None)
+        more: dict[str, Any] = {"production": production} if production else {}
         return Description(
-            **({"production": production} if production else {}),
+            **more,
             labels=labels,
             licence=licence or "unknown",
             source=source,
@@ -325,20 +329,25 @@ def _describe(reference: str, request: Request, recognized: Recognized, digest: 
     )
 
 
-def draw_samples(name: str, new: Description, scratch: Path, samples: Path | None) -> list[check.Canvas]:
-    """Draw images as the gateway will for the generated config; for a model of files, as for that of its pixels."""
+def spec_of(name: str, new: Description, scratch: Path) -> ModelSpec:
+    """Return the spec that the gateway will derive from the generated config; for a model of files, that of its pixels."""
     path, new = scratch / "config.pbtxt", msgspec.structs.replace(new, pixel_model=None)
     path.write_text(configs.generate(name, new)[Path("config.pbtxt")], encoding="utf-8")
-    return check.draw_samples(samples or check.SAMPLES, from_triton_config(read_config_file(path), str(new.default_version)))
+    return from_triton_config(read_config_file(path), str(new.default_version))
 
 
-def _run_blank(model: Path, new: Description, title: str) -> None:
-    """Run a model on a blank image, as the embedded Triton does when it loads it, and on several at once if it may get them."""
+def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
+    """Run a model on a blank image, as the embedded Triton does when it loads it, and on several at once if it may get them.
+
+    Returns:
+        What it finds in the golden picture.
+    """
     width, height = new.recipe.size
     try:
         session = open_session(model)
         for images in {1, min(_BATCH, new.production.max_batch)}:
             run(session, {"image": np.zeros((images, height, width, 3), np.uint8)})
+        return check.golden(session, spec)
     except MemoryError:
         raise
     except Exception as error:  # onnxruntime has its own exceptions

@@ -17,8 +17,11 @@ from app.host.program import ROOT, CommandError
 from app.imaging.decode import decode
 from app.imaging.fit import canvas_size, fit_for
 from app.imaging.header import PixelLimits, read_header
+from app.model.golden import Golden, picture
 from app.model.spec import ModelSpec
 from app.obb import boxes as obb
+from app.pipeline.examiner import read_golden
+from app.pipeline.probe import smallest_size
 from app.zoo.inference import run
 from app.zoo.recipe import (
     FRACTIONS,
@@ -210,6 +213,11 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
         if recipe.iou == 1:
             return found
         return found.take((obb if is_obb else nms).suppress(found, found.class_ids, recipe.iou))
+
+
+def golden(session: "InferenceSession", spec: ModelSpec) -> Golden:
+    """Return what a composed model finds in the golden picture; `spec` is that of its pixels. Raises what ONNX Runtime raises."""
+    return read_golden(spec, run(session, {spec.input_name: picture(*smallest_size(spec))[None]}))
 
 
 def _is_share(scores: NDArray[Any]) -> bool:

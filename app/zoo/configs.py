@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from app.host.program import CommandError
 from app.model.spec import DECODED
 from app.triton.repository import CONFIG_NAME
@@ -106,6 +108,8 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
     outputs = {output: f"TYPE_{kind} dims: {[*dims]}" for output, (kind, dims) in recipe.outputs.items()}
     if isinstance(recipe, DetectionRecipe):
         outputs = _DETECTIONS | outputs
+        if description.golden.keys() >= description.versions.keys() and not is_ensemble:  # older versions have no sample
+            outputs |= {name: f"TYPE_{kind} dims: {[*dims]}" for name, (kind, dims) in recipe.sample.items()}
     elif isinstance(recipe, ClassificationRecipe):
         outputs = {"probabilities": f"TYPE_FP32 dims: [ {len(description.labels)} ]"}
     outputs |= {DECODED: "TYPE_INT32 dims: [ 1 ]"} if pixel_model else {}
@@ -139,6 +143,7 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         "device": "gpu" if is_ensemble else None,
         "formats": "JPEG,PNG,WEBP,BMP" if is_ensemble else None,
         "default_version": description.default_version,
+        "golden": msgspec.json.encode(description.golden).decode() if description.golden else None,
         "source": description.source,
         "licence": description.licence,
         "intra_op_thread_count": serving.threads if is_embedded else None,

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from app.host import toml
 from app.host.program import CommandError
+from app.model.golden import Golden
 from app.triton.repository import DESCRIPTION
 from app.zoo.recipe import EmbeddingRecipe, Recipe, TextDetectionRecipe
 
@@ -51,6 +52,8 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The newest version that was added; the number of a removed version is not given again."""
     embedded: Serving = Serving(max_batch=2)
     production: Serving = Serving(max_batch=64)
+    golden: dict[str, Golden] = {}
+    """What each version finds in the golden picture; those of earlier programs are not known."""
 
     def __post_init__(self) -> None:
         """Reject a default version that does not exist, and classes without names."""

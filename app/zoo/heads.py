@@ -12,6 +12,7 @@ from app.model.anchors import anchor_grid, count_anchors
 from app.zoo.graph import FP32, INT32, Graph, Value
 from app.zoo.oriented import suppress_oriented
 from app.zoo.recipe import (
+    ANCHORS_OF_SAMPLE,
     DETECTIONS,
     FRACTIONS,
     PIXELS,
@@ -43,7 +44,8 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
         of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
         For segmentation also `det_masks` FP32 (batch, 300, coefficients), `prototypes` FP16 (batch, coefficients, height, width);
         for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
-        for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation.
+        for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation;
+        for all of these `SAMPLE` of the raw values, as in `DetectionRecipe`.
         For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
         For other tasks, one with the `outputs` of the recipe.
 
@@ -52,7 +54,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
     """
     graph, kinds = Graph(), recipe.outputs
     if isinstance(recipe, DetectionRecipe):
-        values, kinds = _find(graph, shapes, recipe, classes), DETECTIONS | kinds
+        values, kinds = _find(graph, shapes, recipe, classes), DETECTIONS | kinds | recipe.sample
     elif isinstance(recipe, ClassificationRecipe):
         if len(shapes[0]) != 1 or shapes[0][0] < 2:  # noqa: PLR2004 - at least two classes
             raise ValueError(f"the output {_text(shapes)} is not a number for each class")
@@ -75,7 +77,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
 
 
 def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
-    """Add what finds objects; return the results in the order of `DETECTIONS` and the outputs of the recipe."""
+    """Add what finds objects; return the results in the order of `DETECTIONS`, the outputs of the recipe and its sample."""
     head, features = recipe.head, recipe.features
     is_obb = isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
@@ -90,10 +92,13 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
     if head in RAW_HEADS:
         cells = _decode_cells(graph, recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
-        columns = cells.features
+        columns, spread = cells.features, np.linspace(0, rows - 1, ANCHORS_OF_SAMPLE).astype(np.int64)
+        sample = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
     else:
         boxes, score, label, columns = _decode_rows(graph, recipe, count, limit)
         place, kept = None, (score > recipe.floor).op("Where", score, 0.0)
+        used = (score > 0.0).op("Cast", to=FP32).op("ReduceMean", axes=[1], keepdims=1)
+        sample = boxes.op("ReduceMean", axes=[1], keepdims=0).op("Concat", used, axis=1)
     if head in FRACTIONS or (head in PIXELS and recipe.box_units == "normalized"):
         boxes *= [float(side) for side in recipe.size * 2]
 
@@ -113,7 +118,7 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
         results[3] = results[3].op("Reshape", [0, *next(shape for _, shape in recipe.outputs.values())])
     if isinstance(recipe, SegmentationRecipe):
         results.append(graph.input("planes", "count", "height", "width").op("Cast", to=TensorProto.FLOAT16))
-    return [valid.op("ReduceSum", [1], keepdims=1), *results]
+    return [valid.op("ReduceSum", [1], keepdims=1), *results, sample]
 
 
 def _pick(

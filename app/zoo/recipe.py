@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import possible_anchors
+from app.model.golden import ROWS, SAMPLE
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
 _Side = Annotated[int, Meta(ge=32, le=8192)]
@@ -41,6 +42,8 @@ DETECTIONS: Outputs = {
     "det_classes": ("INT32", (MAX_DETECTIONS,)),
 }
 """What a detector gives besides the outputs of its recipe."""
+ANCHORS_OF_SAMPLE = 64
+"""Anchors whose width and height are in the sample of a raw head."""
 
 
 class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="task"):
@@ -105,6 +108,15 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     """Detections count above this score."""
     multi_label: bool = False
     """Whether an anchor of a raw head counts for each class whose score is above the floor, and not only for the best one."""
+
+    @property
+    def sample(self) -> Outputs:
+        """Raw values, which tell nothing where nothing is found from zeros.
+
+        Of a raw head, the widths and heights of some anchors. The order of the rows of other heads follows from rounding: their
+        mean, x1 y1 x2 y2, and the share of rows with a score.
+        """
+        return {SAMPLE: ("FP32", (2 * ANCHORS_OF_SAMPLE if self.head in RAW_HEADS else ROWS,))}
 
     @property
     def features(self) -> int:

@@ -216,7 +216,8 @@ class Repository:
             return
         if version == str(found.default_version):
             raise CommandError(f"{reference} is the default version; first: nereid use {refer_to(name, max(rest, key=int))}")
-        self.write(name, msgspec.structs.replace(found, versions=rest))
+        golden = {number: values for number, values in found.golden.items() if number in rest}
+        self.write(name, msgspec.structs.replace(found, versions=rest, golden=golden))
         shutil.rmtree(folder / version, ignore_errors=True)
 
     def write(self, name: str, new: Description) -> None:

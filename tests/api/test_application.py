@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -102,7 +102,8 @@ async def test_two_applications_in_one_process_do_not_share_dependencies() -> No
     pools = StubPool(), StubPool()
 
     def build_with(pool: StubPool, model: str) -> Application:
-        return application.build(lambda: nullcontext((pool, Mock(default_reference=model), METRICS)), DEPLOYMENT)
+        pipeline = Mock(read_default_reference=AsyncMock(return_value=model))
+        return application.build(lambda: nullcontext((pool, pipeline, METRICS)), DEPLOYMENT)
 
     first, second = build_with(pools[0], "a"), build_with(pools[1], "b")
     async with started(first) as of_first, started(second) as of_second:

@@ -120,6 +120,10 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
     }
     assert {probe["port"] for probe in probes.values()} == {"http"}
     assert {"--http-address=127.0.0.1", "--metrics-address=0.0.0.0"} <= set(cluster.triton["args"])
+    liveness = cluster.triton["livenessProbe"]["exec"]["command"][-1]
+    own = f"http://127.0.0.1:{cluster.settings.port}/livez/triton"
+    assert "http://127.0.0.1:8000/v2/health/live" in liveness
+    assert (own in liveness) == (cluster.overlay == "sidecar")  # another gateway may find the same Triton well
     for probe in ("startupProbe", "readinessProbe"):
         assert "http://127.0.0.1:8000/v2/models/$NEREID_MODEL/ready" in cluster.triton[probe]["exec"]["command"][-1]
     assert cluster.variables(cluster.triton)["NEREID_MODEL"] == cluster.settings.model == Settings().model

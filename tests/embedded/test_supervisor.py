@@ -24,7 +24,7 @@ from app.embedded.supervisor import ignore_signals, supervise
 from app.resilience.worker_table import WorkerTable
 from app.settings.schema import Settings
 from app.telemetry.instruments import Counter
-from app.telemetry.metrics import MODEL_DEATHS
+from app.telemetry.metrics import MODEL_DEATHS, WRONG_ANSWERS
 from tests import processes
 from tests.processes import nothing_left_running, wait_for, wait_until_gone  # noqa: F401 - a fixture
 from tests.sockets import NEEDS_IPV6, short_tmp_path  # noqa: F401 - a fixture
@@ -674,8 +674,11 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
     assert api.notes().count(STARTED) == 1
 
 
-def test_triton_whose_model_has_died_is_restarted(
-    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton, look_again: LookAgain
+@pytest.mark.parametrize(
+    ("metric", "reason"), [(MODEL_DEATHS, "a process of other has died"), (WRONG_ANSWERS, "the answers of other are wrong")]
+)
+def test_triton_whose_model_has_died_or_is_wrong_is_restarted(  # noqa: PLR0913, PLR0917 - as many fixtures
+    api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton, look_again: LookAgain, metric: str, reason: str
 ) -> None:
     """A worker has found it, which may have ended since; what was found before the restart is no reason for another one."""
     triton = run_triton()
@@ -685,7 +688,7 @@ def test_triton_whose_model_has_died_is_restarted(
         wait_for(terminal.shows("ready"))
         worker = WorkerTable()
         for model in ("other", "tiny"):
-            Counter(worker, MODEL_DEATHS, "Deaths.", ["model"]).add(1, model)
+            Counter(worker, metric, "Defects.", ["model"]).add(1, model)
         worker.close()
         wait_for(lambda: triton.starts == 2)
         look_again()
@@ -694,7 +697,7 @@ def test_triton_whose_model_has_died_is_restarted(
     with meanwhile(act):
         assert supervise(settings, triton) == 0
     assert triton.starts == 2
-    assert "Triton does not work (a process of other has died); restarting it" in terminal.lines
+    assert f"Triton does not work ({reason}); restarting it" in terminal.lines
     assert api.notes().count(STARTED) == 1
 
 

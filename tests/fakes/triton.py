@@ -37,6 +37,9 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
     load_refusal: tuple[grpc.StatusCode, str] | None = None
     """Status and message for everything that it is told to load."""
 
+    knows_picture = False
+    """Whether it answers questions about the golden picture."""
+
     def __init__(self) -> None:
         self.url = ""
         """`host:port`, once it is served."""
@@ -92,10 +95,16 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         """Name, version, state and reason of each entry of the model repository."""
         self.told: list[str] = []
         """What to load and to unload."""
-        self.config_reads = 0
+        self.read_configs: list[str] = []  # names of models, once for each time
         self.server_reads = 0
 
+    @property
+    def config_reads(self) -> int:
+        return len(self.read_configs)
+
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.id == "golden" and not self.knows_picture:  # as if it did not have the model
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Request for unknown model")
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         self.running += 1
@@ -161,7 +170,7 @@ class FakeTriton(GRPCInferenceServiceServicer):  # type: ignore[misc]  # generat
         return messages.ModelReadyResponse(ready=self.is_model_ready)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        self.config_reads += 1
+        self.read_configs.append(request.name)
         await self._refuse_query(context)
         if self.model_refusal:
             await context.abort(*self.model_refusal)

@@ -127,6 +127,8 @@ def answer(image):
         time.sleep(0.05)
     if os.path.exists("@FOLDER@/slow"):
         time.sleep(3)
+    if os.path.exists("@FOLDER@/wrong"):
+        return respond(**{name: 0 * tensor for name, tensor in nothing().items()})
     if os.path.exists("@FOLDER@/fail"):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError("CUDA error: an illegal memory access was encountered"))
     return respond(**nothing())
@@ -160,7 +162,8 @@ def write(repository: Path) -> None:
     """Put the models into a repository.
 
     They are `checksum`, `nonsense`, `queue_of_4`, whose queue has room for so many requests, and `faulty`, which does not answer
-    while there is a file `faulty/1/hang`, takes three seconds with a file `slow`, and fails with a file `fail`.
+    while there is a file `faulty/1/hang`, takes three seconds with a file `slow`, fails with a file `fail`, and finds nothing
+    any more with a file `wrong`.
     """
     for name, code in (("checksum", _CHECKSUM), ("nonsense", _NONSENSE), ("queue_of_4", _SLOW), ("faulty", _FAULTY)):
         folder = repository / name / "1"

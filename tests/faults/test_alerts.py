@@ -195,6 +195,19 @@ async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
     assert "NereidTritonDown" not in await watched.firing()
 
 
+async def test_a_triton_that_answers_wrongly_is_a_ticket(watched: Watched) -> None:
+    """Also for a model that is not the default one."""
+    wrong = watched.triton.repository / "faulty" / "1" / "wrong"
+    async with asking(watched.gateway, *[_GOOD] * 4, encode(_IMAGE, "/predict/faulty", Content_Type="image/png")) as statuses:
+        wrong.touch()
+        said = await watched.until_firing("NereidWrongAnswers")
+        wrong.unlink()
+        await watched.until_silent("NereidWrongAnswers")
+
+    assert set(statuses) == {200, 503}
+    assert "answers wrongly for the model faulty" in said["summary"]
+
+
 async def test_workers_that_nobody_replaces_are_a_ticket(watched: Watched) -> None:
     """The main process hangs, and `serve` does not watch it here."""
     async with stopped(watched.gateway.process):

@@ -185,6 +185,7 @@ async def _(scene: Scene) -> AsyncIterator[None]:
 @cause("the model hangs", ["hang"])
 @cause("the model answers after the deadline", ["slow"])
 @cause("the model fails", ["fail"])
+@cause("the answers of the model are wrong", ["wrong"])
 async def _(scene: Scene, name: str) -> AsyncIterator[None]:
     file = scene.triton.repository / "faulty" / "1" / name
     file.touch()

@@ -34,7 +34,7 @@ def test_the_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.Monk
     """They are never refused, even if the budget has no room."""
     space = workspace(Transport("inline"))._replace(memory=MemoryBudget(TABLE, "parts", 1))
     image, counted = np.zeros((400, 500, 3), np.uint8), list[int]()
-    monkeypatch.setattr(preprocess, "_write", lambda *_: counted.append(space.memory.used_bytes))
+    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: counted.append(space.memory.used_bytes))
     corners = np.array([[0, 0], [400, 0], [400, 300], [0, 300]], np.float32)
     for part in (Patch(image, box=(0, 0, 400, 300)), Patch(image, corners=corners)):
         with Lease() as lease:
@@ -50,7 +50,7 @@ def test_a_large_part_is_cropped_from_a_smaller_one(monkeypatch: pytest.MonkeyPa
     image = np.stack([rows // 10, columns // 13, (rows + columns) // 23], axis=-1).astype(np.uint8)
     part, space, used = Patch(image, box=(10, 20, 3190, 2390)), workspace(Transport("inline")), list[int]()
     space = space._replace(memory=MemoryBudget(TABLE, "parts", 2**30))
-    monkeypatch.setattr(preprocess, "_write", lambda *_: used.append(space.memory.used_bytes))
+    monkeypatch.setattr(preprocess, "write_pixels", lambda *_: used.append(space.memory.used_bytes))
 
     def fill() -> np.ndarray:
         with Lease() as lease:

@@ -4,6 +4,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from structlog.testing import CapturingLogger
@@ -12,6 +13,7 @@ from app.errors import TritonUnavailable
 from app.resilience import circuit_breaker
 from app.resilience.circuit_breaker import CircuitBreaker
 from tests.machines import Machine, check
+from tests.support import OpenTable, eventually
 
 WORKERS = st.integers(0, 2)
 CALLS = st.sampled_from([".", "x", "xxx", "xxxxx", "..", "x.x.x.x", "xx.xx.xx.", "." * 11, ".x" * 10, "x." * 9 + "x", "." * 100])
@@ -158,3 +160,46 @@ class Circuits(Machine):
 
 def test_circuits_of_a_host() -> None:
     check(Circuits, runs=50, steps=30)
+
+
+async def test_wrong_answers_open_the_circuit_of_all_workers(open_table: OpenTable) -> None:
+    """Calls succeed, which looks well; and a worker whose own probes have been right twice is not told again."""
+    answers = [TritonUnavailable("wrong")]
+
+    async def probe() -> None:
+        if answers:
+            raise answers[0]
+
+    one, other = (CircuitBreaker(open_table(), "tiny", "triton:8001", probe) for _ in range(2))
+    one.open_for_wrong_answers("zeros")
+    other.note_success()
+    assert not other.is_closed
+    assert (one.is_wrong, other.is_wrong, one.is_open_elsewhere) == (True, True, True)
+    answers.clear()
+    assert await eventually(lambda: one.is_closed and other.is_closed)
+    assert not one.is_open_elsewhere
+    one.note_success()
+    other.open_for_wrong_answers("zeros again")
+    assert not one.is_closed
+    for circuit in (one, other):
+        await circuit.close()
+
+
+async def test_one_right_answer_does_not_close_it(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a right one, a wrong one and a right one."""
+    monkeypatch.setattr(circuit_breaker, "_MAX_PROBE_SECONDS", 0.01)
+    answers = iter([True, False, True, False, False, True, True])
+    states: list[bool] = []
+
+    async def probe() -> None:
+        states.append(circuit.is_open)
+        if not next(answers):
+            raise TritonUnavailable("wrong")
+
+    circuit = CircuitBreaker(open_table(), "tiny", "triton:8001", probe)
+    circuit.open()
+    circuit.open_for_wrong_answers("zeros")
+    assert await eventually(lambda: circuit.is_closed)
+
+    assert states == [True] * 7
+    await circuit.close()

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,8 +15,10 @@ import pytest
 
 from app.host import program
 from app.host.program import CommandError
+from app.model.golden import picture
 from app.model.heads import ClassificationHead, DetectionHead, PoseHead
 from app.model.spec import are_interchangeable, from_triton_config
+from app.pipeline.examiner import read_golden, values_of
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
 from app.zoo import check, description
@@ -92,6 +95,44 @@ def test_detector_of_each_head_is_served(
     session = onnxruntime.InferenceSession(folder / "1" / "model.onnx", providers=["CPUExecutionProvider"])
     (count, *_) = session.run(["num_dets"], {"image": np.zeros((2, 128, 256, 3), np.uint8)})
     assert count.min() > 0
+
+
+@pytest.mark.parametrize("head", ["yolo", "yolox", "end_to_end", "rfdetr", "dfine"])
+def test_golden_picture_tells_zeros_from_nothing(repository: Repository, tmp_path: Path, head: str) -> None:
+    """Both configs have what the model finds in it, whether that is anything or not; requests do not ask for raw values."""
+    tensors = head_tensors(head, UNITS.get(head, (1, 1)))
+    empty = {name: tensor * 0 - 9 * (name == "labels") if head == "rfdetr" else tensor * 0.01 for name, tensor in tensors.items()}
+    added(save(exported(tensors, SIZE, names=NAMES), tmp_path / "best.onnx"), repository, "doors", head=head)
+    added(save(exported(empty, SIZE, names=NAMES), tmp_path / "empty.onnx"), repository, "empty", head=head)
+    for name in ("doors", "empty"):
+        folder = repository.path / name
+        for is_embedded in (True, False):
+            spec = from_triton_config(read_config_file(config_path(folder, is_embedded=is_embedded)), "1")
+            values = values_of(spec)["1"]
+            assert bool(values.boxes) == (name == "doors")
+            assert spec.gives_sample
+            assert "golden_sample" not in spec.requested_names
+            outputs = run(open_session(folder / "1" / "model.onnx"), {"image": picture(*SIZE)[None]})
+            assert values.difference(read_golden(spec, outputs)) == ""
+            assert values.difference(read_golden(spec, {key: 0 * tensor for key, tensor in outputs.items()}))
+
+
+def test_versions_of_earlier_programs_have_no_raw_values(repository: Repository, tmp_path: Path) -> None:
+    """All versions share a config, and Triton would not load one that lacks an output; when it is removed, the others have it."""
+    added(save(network(), tmp_path / "best.onnx"), repository)
+    old = repository.load("doors")
+    assert old is not None
+    with repository.writing():
+        repository.write("doors", msgspec.structs.replace(old, golden={}))
+    config = repository.path / "doors" / "config.pbtxt"
+    assert "golden" not in config.read_text(encoding="utf-8")
+    added(save(network(half=True), tmp_path / "best.onnx"), repository)
+    spec = from_triton_config(read_config_file(config), "2")
+    assert (list(values_of(spec)), spec.gives_sample) == (["2"], False)
+    with repository.writing():
+        repository.remove("doors:1")
+
+    assert from_triton_config(read_config_file(config), "2").gives_sample
 
 
 def test_detector_for_ap_finds_several_classes_in_a_place(repository: Repository, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ class ServerHealth(msgspec.Struct, frozen=True):
     version: str | None
     transport: Literal["shm", "inline"]
     left_out: list[str]
-    """Models for which the answering worker currently avoids this Triton, because their inferences fail."""
+    """Models for which the answering worker currently avoids this Triton, because their inferences fail or are wrong."""
+    wrong: list[str]
+    """Those of them that it answers for, but wrongly: see the golden picture."""
     share: float
     """Share, 0 to 1, of the images that the answering worker sent to it in the last seconds; 0 if none were sent."""
 
@@ -130,6 +132,18 @@ async def livez() -> State:
     return State("alive")
 
 
+@get(
+    "/livez/triton",
+    summary="A restart of Triton is not needed",
+    responses=describe(503, State, "The default model's answers have become wrong"),
+)
+async def livez_of_triton(worker: Worker) -> Response[State]:
+    """Liveness probe of a Triton that runs beside the gateway: 503 while the default model, right before, is wrong there."""
+    model = await worker.pipeline.read_default_reference()
+    is_sick = worker.tritons.is_wrong(model) and model in worker.metrics.nonzero(worker.metrics.wrong_answers)
+    return _respond(State("not_ready" if is_sick else "alive"), is_ready=not is_sick)
+
+
 @get("/readyz", summary="The default model is ready", responses=describe(503, State, "The default model is not ready"))
 async def readyz(worker: Worker) -> Response[State]:
     """Readiness probe: 200 while the default model is ready in Triton and its inferences succeed; 503 before a stop."""
@@ -148,7 +162,7 @@ async def ready(
     """Report readiness, with the status code of `/readyz`, and the services it depends on."""
     context = context_of(request.scope)
     servers, _, no_search = await asyncio.gather(
-        _examine_all(triton_client, pipeline.default_reference), _spec(pipeline, context), worker.why_no_search()
+        _examine_all(triton_client, await pipeline.read_default_reference()), _spec(pipeline, context), worker.why_no_search()
     )
     status = _best_status(servers)
     is_ready = not worker.is_draining and status == "ready" and not (worker.deployment.is_search_alone and no_search)
@@ -175,7 +189,7 @@ async def health(
     metrics, context = worker.metrics, context_of(request.scope)
     gpus, servers, spec, no_search = await asyncio.gather(
         read_gpus(worker.deployment.triton_metrics_urls),
-        _examine_all(triton_client, pipeline.default_reference),
+        _examine_all(triton_client, await pipeline.read_default_reference()),
         _spec(pipeline, context),
         worker.why_no_search(),
     )
@@ -259,6 +273,7 @@ async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: fl
         version,
         "shm" if pool.transport.maps_memory(server.regions) else "inline",
         sorted(name for name, served in server.models.items() if not served.is_usable),
+        sorted(name for name, served in server.models.items() if served.is_wrong),
         round(server.recent_images / sent, 3) if sent else 0.0,
     )
 

@@ -42,7 +42,7 @@ NEED_DETECT = [
 NEED_ADMIN = [prefix + path for route in [*ROUTES, *ADMIN_ROUTES] for path in route.paths for prefix in ("", VERSION)]
 NEED_HEALTH = ["/health", "/metrics", "/ready", "/v1/health", "/v1/metrics", "/v1/ready"]
 NEED_NONE = [
-    *("/live", "/livez", "/readyz", "/v1/live", "/v1/livez", "/v1/readyz"),
+    *(version + path for version in ("", "/v1") for path in ("/live", "/livez", "/livez/triton", "/readyz")),
     *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
     *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]

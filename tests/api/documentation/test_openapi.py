@@ -160,7 +160,7 @@ async def test_every_route_is_described_once(document: Any) -> None:  # noqa: AN
         *("/", "/detect", "/detect/batch", "/classify", "/predict/{model}", "/models", "/models/{model}", "/routes"),
         *("/segment", "/segment/batch", "/pose", "/pose/batch", "/obb", "/obb/batch"),
         *SIGHT,
-        *("/health", "/live", "/livez", "/ready", "/readyz"),
+        *("/health", "/live", "/livez", "/livez/triton", "/ready", "/readyz"),
     }
     assert document["info"]["version"] == __version__
     for path in document["paths"].values():
@@ -209,6 +209,7 @@ async def test_keys_are_described_where_they_are_needed(document: Any, document_
         "/readyz": None,
         "/live": None,
         "/livez": None,
+        "/livez/triton": None,
         "/": None,
     }
     assert "security" not in repr(document)

@@ -134,6 +134,7 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
                 "version": "2.51.0",
                 "transport": "shm",
                 "left_out": [],
+                "wrong": [],
                 "share": report["tritons"][0]["share"],
             }
         ],

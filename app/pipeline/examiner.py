@@ -1,0 +1,313 @@
+"""Find models that a Triton answers for wrongly, or with nothing but errors, by asking about the golden picture.
+
+What a model finds there is compared with what `add` has found, and with the first answer of this Triton. One that is wrong twice
+in a row is left out there: its circuit opens in all workers, and asks on.
+"""
+
+import asyncio
+import io
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from time import monotonic
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.detection.nms import Candidates
+from app.errors import (
+    GatewayError,
+    InferenceFailed,
+    InvalidImage,
+    InvalidModelOutput,
+    ModelNotReady,
+    TritonUnavailable,
+    UnknownModel,
+    UnsupportedModel,
+)
+from app.imaging.transform import ImageTransform
+from app.model.golden import MAX_BOXES, MIN_SCORE, SAMPLE, Golden, picture
+from app.model.heads import DetectionHead, OutputFormat
+from app.model.outputs import take_outputs
+from app.model.reference import split_reference
+from app.model.spec import ModelSpec
+from app.pipeline.call import decode
+from app.pipeline.preprocess import write_pixels
+from app.pipeline.probe import file_input, smallest_size
+from app.resilience.circuit_breaker import CircuitBreaker
+from app.telemetry.metrics import Metrics
+from app.text.outputs import TextSteps
+from app.triton.backend import TritonBackend
+from app.triton.messages import InferResult
+from app.triton.model_on_server import ModelOnServer
+from app.triton.pool import TritonPool
+from app.triton.statistics import ModelStatistics, read_statistics
+from app.triton.status import ModelReplaced, own_message
+
+EVERY_SECONDS = 60.0
+"""Interval of the questions to models that are used."""
+_LOOK_SECONDS = 1.0
+# Between looks at what Triton has loaded, and between questions after errors.
+_LIST_SECONDS = _ERRORS_SECONDS = 2.0
+_ERRORS = 3
+_QUEUE_SECONDS, _STATISTICS_SECONDS = 5.0, 2.0
+# An answer that is none, although the picture is well.
+_FAILED = (InferenceFailed, InvalidModelOutput, InvalidImage)
+_BLOCKS = 8
+_NOWHERE = ImageTransform(0, 0, 1, 1, 1, 1)
+
+LOG = structlog.get_logger()
+
+
+class _Known:
+    """What is known of a model on a Triton."""
+
+    def __init__(self, spec: ModelSpec, connection: int, errors: int) -> None:
+        self.spec = spec
+        self.connection = connection
+        self.errors = errors
+        """As of the last question, as `note_error` counts."""
+        self.images = 0.0
+        """Images of all workers until then."""
+        self.asked_at = -EVERY_SECONDS
+        self.first: Golden | None = None
+        """The first answer of this Triton."""
+        self.inferences = 0
+        """Triton's count at the last right answer, which it begins anew when it loads the model again."""
+        self.was_right = False
+        """Whether any answer was right."""
+
+
+class Examiner:
+    """Asks Tritons about the golden picture. One worker of a host does so, and every worker where it leaves a model out."""
+
+    def __init__(self, pool: TritonPool, metrics: Metrics, circuit: Callable[[ModelOnServer, ModelSpec], CircuitBreaker]) -> None:
+        """Start without asking. `circuit` returns the circuit of a model on a Triton."""
+        self._pool = pool
+        self._metrics = metrics
+        self._circuit = circuit
+        self._known: dict[tuple[TritonBackend, str], _Known] = {}
+        self._listed: dict[TritonBackend, tuple[object, float, set[str]]] = {}
+        """By Triton its connection and loaded versions, when they were read, and the references of models that can be asked."""
+        self.tasks: dict[TritonBackend, asyncio.Task[None]] = {}
+        """What is being asked."""
+
+    async def run(self, defaults: Callable[[], Collection[str]]) -> None:
+        """Look every second for what is to be asked; `defaults` returns the names of the default models. Never returns."""
+        try:
+            while True:
+                self._look(defaults())
+                await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            for task in self.tasks.values():
+                task.cancel()
+            await asyncio.gather(*self.tasks.values(), return_exceptions=True)
+
+    def note_error(self, served: ModelOnServer, spec: ModelSpec) -> None:
+        """Count an error of a model; several in a row tell the worker that asks."""
+        served.errors += 1
+        if served.errors % _ERRORS == 0:
+            self._metrics.table.add(self._errors_column(served, spec), 1)
+
+    async def probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
+        """Ask a model that is left out once.
+
+        Raises:
+            GatewayError: The answer is not right, or there is none.
+        """
+        spec = served.server.specs.peek(spec.reference) or spec
+        known = self._know(served, spec)
+        has_values = known.first is not None or spec.version in values_of(spec)
+        if not (has_values or self._metrics.table.is_first) and self._circuit(served, spec).is_open_elsewhere:
+            raise TritonUnavailable("another worker knows when it is right again")
+        try:
+            if reason := await self._why_wrong(served, known):
+                self._count(known)
+                raise InferenceFailed(reason)
+        except (UnknownModel, ModelNotReady):  # it is asked anew when it is loaded
+            known.asked_at = -EVERY_SECONDS
+
+    def _look(self, defaults: Collection[str]) -> None:
+        servers = self._pool.servers
+        self._known = {key: known for key, known in self._known.items() if key[0] in servers}
+        self._listed = {server: listed for server, listed in self._listed.items() if server in servers}
+        self.tasks = {server: task for server, task in self.tasks.items() if not task.done()}
+        for server in servers:
+            for name in defaults:
+                if (spec := server.specs.peek(name)) is not None:
+                    self._circuit(server.model(spec.reference), spec)  # other workers may have opened it
+            if self._metrics.table.is_first and server.client.server is not None and server not in self.tasks:
+                self.tasks[server] = asyncio.create_task(self._ask_all(server, defaults))
+
+    async def _ask_all(self, server: TritonBackend, defaults: Collection[str]) -> None:
+        """Ask a Triton all that is due, one question after the other."""
+        try:
+            for spec in await self._specs(server, defaults):
+                served = server.model(spec.reference)
+                known = self._know(served, spec)
+                if not served.is_wrong and self._is_due(served, known, is_default=spec.name in defaults):
+                    await self._ask(served, known)
+        except Exception:
+            LOG.exception("the golden picture could not be asked about", triton=server.address)
+
+    async def _specs(self, server: TritonBackend, defaults: Collection[str]) -> list[ModelSpec]:
+        """Return the specs of all versions of models that a Triton has loaded."""
+        before, listed_at, references = self._listed.get(server, (None, 0.0, set()))
+        if monotonic() - listed_at >= _LIST_SECONDS:
+            used = {split_reference(each)[0] for each in server.specs.models}
+            versions: dict[str, frozenset[str]] = dict.fromkeys((*defaults, *used), frozenset())
+            with suppress(GatewayError):  # Triton may restrict its repository
+                versions = {name: state.versions for name, state in (await server.client.list_models()).items() if state.is_ready}
+            state = server.client.connection, versions
+            if state != before:
+                references = {*versions}
+            references |= {each for each in server.specs.models if split_reference(each)[0] in versions}
+            self._listed[server] = state, monotonic(), references
+        specs: dict[str, ModelSpec] = {}
+        for reference in list(references):
+            try:
+                spec = server.specs.peek(reference) or await server.specs.get(reference)
+            except UnsupportedModel:
+                references.discard(reference)
+            except GatewayError:
+                continue
+            else:
+                specs[spec.reference] = spec
+        return list(specs.values())
+
+    def _know(self, served: ModelOnServer, spec: ModelSpec) -> _Known:
+        """Return what is known of a model; what is known of its answers only if it is still the same."""
+        key, connection = (served.server, spec.reference), served.server.client.connection
+        known = self._known.get(key)
+        if known is None or known.spec != spec or known.connection != connection:
+            new = self._known[key] = _Known(spec, connection, self._errors(served, spec))
+            if known is not None and known.spec.version == spec.version:
+                new.was_right = known.was_right
+                new.first = known.first if spec.version in values_of(spec) else None  # others may be replaced in a restart
+            return new
+        return known
+
+    def _is_due(self, served: ModelOnServer, known: _Known, *, is_default: bool) -> bool:
+        waited = monotonic() - known.asked_at
+        if waited < EVERY_SECONDS:
+            return self._errors(served, known.spec) != known.errors and waited >= _ERRORS_SECONDS
+        return is_default or not known.was_right or self._metrics.count_images(known.spec.reference) > known.images
+
+    async def _ask(self, served: ModelOnServer, known: _Known) -> None:
+        """Ask a model, and once more if the answer is wrong; leave it out if both are."""
+        known.asked_at, known.errors = monotonic(), self._errors(served, known.spec)
+        known.images = self._metrics.count_images(known.spec.reference)
+        try:
+            if await self._why_wrong(served, known) and (reason := await self._why_wrong(served, known)):
+                self._count(known)
+                self._circuit(served, known.spec).open_for_wrong_answers(reason)
+        except GatewayError:  # it says nothing of the model
+            known.asked_at += _ERRORS_SECONDS - EVERY_SECONDS
+
+    def _errors(self, served: ModelOnServer, spec: ModelSpec) -> int:
+        """Return how often workers have got several errors of a model in a row."""
+        return self._metrics.table.total(self._errors_column(served, spec))
+
+    def _errors_column(self, served: ModelOnServer, spec: ModelSpec) -> int:
+        table = self._metrics.table
+        return table.column(f"errors:{table.alias(served.server.address)}:{spec.reference}")
+
+    def _count(self, known: _Known) -> None:
+        if known.was_right:
+            self._metrics.wrong_answers.add(1, known.spec.reference)
+
+    async def _why_wrong(self, served: ModelOnServer, known: _Known) -> str:
+        """Ask a model; return why its answer is wrong, empty if it is right or there is nothing to compare it with.
+
+        Raises:
+            GatewayError: There is no answer, which says nothing of the model.
+        """
+        spec, added = known.spec, values_of(known.spec).get(known.spec.version)
+        values = [golden for golden in (added, known.first) if golden is not None]
+        try:
+            answer = await _infer(served, spec)
+            if not values and (await _infer(served, spec)).difference(answer):
+                return ""  # it says something else each time
+            reason = next(filter(None, (golden.difference(answer) for golden in values)), "")
+        except _FAILED as error:
+            if not values:
+                return ""
+            answer, reason = Golden(), own_message(error)
+        count = 0 if added else await _count_inferences(served.server, spec)
+        if reason:
+            if await served.server.specs.read(spec.reference) != spec or count < known.inferences:
+                known.first = None
+                raise ModelReplaced("the model has been loaded again")
+            return reason
+        known.was_right, known.inferences, known.first = True, count, known.first or answer
+        return ""
+
+
+async def _count_inferences(server: TritonBackend, spec: ModelSpec) -> int:
+    """Return how many images a Triton has processed since it has loaded a model."""
+    statistics = await read_statistics(server.client, _STATISTICS_SECONDS)
+    return statistics.get((spec.name, spec.version), ModelStatistics()).inferences
+
+
+async def _infer(served: ModelOnServer, spec: ModelSpec) -> Golden:
+    """Return what a model finds in the golden picture."""
+    asked = msgspec.structs.replace(spec, output_names=(*spec.output_names, SAMPLE)) if spec.gives_sample else spec
+    tensor = await asyncio.to_thread(golden_input, spec)  # takes milliseconds
+    result = await served.server.client.infer(asked, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")
+    if result.version != spec.version:
+        raise ModelReplaced("another version has answered")
+    return await asyncio.to_thread(read_golden, spec, result.outputs, result.version)
+
+
+def golden_input(spec: ModelSpec) -> NDArray[Any]:
+    """Make the input tensor of the golden picture."""
+    pixels = picture(*smallest_size(spec))
+    if spec.dtype is None:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+        return file_input(file.getvalue())
+    tensor = np.empty(spec.shape_of(smallest_size(spec)), spec.dtype)
+    write_pixels(pixels, spec, tensor)
+    return tensor
+
+
+def read_golden(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], version: str = "") -> Golden:
+    """Read what a model has found in the golden picture; raise what `decode` raises."""
+    found = decode(spec, InferResult(dict(outputs), version), _NOWHERE).found
+    if isinstance(found, Candidates):
+        best = found.take(np.argsort(-found.scores, kind="stable")[:MAX_BOXES])
+        rows = zip(best.boxes.tolist(), best.scores.tolist(), best.class_ids.tolist(), strict=True)
+        boxes = tuple((*_round(box), *_round([score]), class_id) for box, score, class_id in rows if score >= MIN_SCORE)
+        sample = outputs.get(SAMPLE)
+        if sample is None and isinstance(spec.head, DetectionHead) and spec.head.output_format is not OutputFormat.END_TO_END:
+            return Golden(_round(_summarize(take_outputs(spec, outputs)[0])), boxes)
+        return Golden(() if sample is None else _round(sample.ravel().tolist()), boxes)
+    return Golden(_round(_summarize(found.scores if isinstance(found, TextSteps) else found)))
+
+
+def _summarize(values: NDArray[Any]) -> list[float]:
+    """Return sums of parts of a vector, or means of parts of a table."""
+    if values.ndim == 1:
+        return [float(part.sum(dtype=np.float64)) for part in np.array_split(values, _BLOCKS**2)]
+    rows = np.array_split(values, _BLOCKS)
+    return [float(part.mean(dtype=np.float64)) for row in rows for part in np.array_split(row, _BLOCKS, 1) if part.size]
+
+
+def _round(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(f"{value:.4g}") for value in values)
+
+
+@lru_cache(64)
+def _parse(text: str) -> dict[str, Golden]:
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=dict[str, Golden])
+    return {}
+
+
+def values_of(spec: ModelSpec) -> Mapping[str, Golden]:
+    """Return what `add` has found in the golden picture with each version of a model."""
+    return _parse(spec.golden) if spec.golden else {}

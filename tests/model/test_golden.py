@@ -1,0 +1,83 @@
+"""What differs from the values of the golden picture, and what does not: FP16 and INT8 may round, a sick GPU may not."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from app.model.golden import Golden, picture
+
+SIGN, BALL = (232.0, 82.0, 420.0, 269.0, 0.97, 11), (420.0, 420.0, 582.0, 583.0, 0.24, 49)
+DOOR, GATE = (10.0, 20.0, 60.0, 100.0, 0.8, 0), (300.0, 300.0, 400.0, 360.0, 0.5, 1)
+SIZES = tuple(np.random.default_rng(1).uniform(4, 90, 128).tolist())
+ROWS = (210.0, 180.0, 300.0, 310.0, 1.0)
+EXPECTED = Golden(SIZES, (SIGN, BALL))
+NOTHING = Golden(SIZES)
+
+
+def shifted(pixels: float, score: float = 0.0, scale: float = 1.0) -> Golden:
+    boxes = [(*(scale * side + pixels for side in box[:4]), box[4] + score, box[5]) for box in EXPECTED.boxes]
+    return Golden(tuple(scale * value for value in SIZES), tuple(boxes))  # type: ignore[arg-type]
+
+
+def noisy(share: float) -> Golden:
+    return Golden(tuple(np.array(SIZES) * np.random.default_rng(2).uniform(1 - share, 1 + share, 128)), EXPECTED.boxes)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        EXPECTED,
+        shifted(0.3),
+        shifted(6),
+        shifted(0, -0.14),
+        noisy(0.3),
+        Golden(SIZES, (SIGN,)),
+        Golden(SIZES, (*EXPECTED.boxes, (10.0, 10.0, 50.0, 50.0, 0.4, 2))),
+        Golden((), EXPECTED.boxes),
+    ],
+    ids=["same", "FP16", "INT8", "lower-scores", "INT8-of-sizes", "unsure-box-missing", "unsure-box-more", "without-sample"],
+)
+def test_an_answer_of_another_precision_is_right(answer: Golden) -> None:
+    assert EXPECTED.difference(answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reason"),
+    [
+        (EXPECTED, Golden((0.0,) * 128), "other raw values"),
+        (EXPECTED, Golden(SIZES, ((0.0,) * 5 + (0,),) * 2), "missing boxes"),
+        (EXPECTED, Golden(SIZES, ((*BALL[:4], 0.97, 11), (*SIGN[:4], 0.24, 49))), "missing boxes"),
+        (EXPECTED, Golden(SIZES, shifted(0, scale=1.2).boxes), "missing boxes"),
+        (EXPECTED, Golden(SIZES, ((*SIGN[:4], 0.6, 11),)), "missing boxes"),
+        (EXPECTED, Golden(SIZES, ((*SIGN[:5], 12),)), "missing boxes"),
+        (EXPECTED, Golden((float("nan"),) * 128, EXPECTED.boxes), "other raw values"),
+        (EXPECTED, Golden(SIZES[:64], EXPECTED.boxes), "other raw values"),
+        (Golden(SIZES, (SIGN, DOOR)), Golden(SIZES, (SIGN,)), "missing boxes"),
+        (NOTHING, Golden((0.0,) * 128), "other raw values"),
+        (NOTHING, Golden(SIZES[::-1]), "other raw values"),
+        (NOTHING, shifted(0, scale=1.5), "other raw values"),
+        (NOTHING, Golden(SIZES, (DOOR, GATE)), "unexpected boxes"),
+        (Golden(ROWS), Golden((0.0,) * 5), "other raw values"),
+        (Golden((0.0,) * 63 + (0.9,)), Golden((0.0,) * 64), "other raw values"),
+    ],
+)
+def test_an_answer_of_a_sick_triton_is_wrong(expected: Golden, answer: Golden, reason: str) -> None:
+    assert expected.difference(answer) == reason
+
+
+def test_rows_that_are_padded_are_no_measure() -> None:
+    """One more object changes their mean."""
+    assert Golden((2.0, 2.0, 4.0, 4.0, 0.01)).difference(Golden((0.0,) * 5)) == ""
+
+
+def test_nothing_but_noise_differs_from_nothing() -> None:
+    assert Golden((1e-4,) * 64).difference(Golden((0.0,) * 64)) == ""
+
+
+def test_the_picture_never_changes() -> None:
+    """Descriptions of models have what they find in it."""
+    sums = {size: sha256(picture(*size).tobytes()).hexdigest()[:8] for size in ((640, 640), (320, 48), (224, 224))}
+
+    assert sums == {(640, 640): "ec00a8ed", (320, 48): "c6c196d6", (224, 224): "3004ad95"}
+    assert picture(320, 48).shape == (48, 320, 3)

@@ -1,0 +1,251 @@
+"""Tritons that answer wrongly are found by the golden picture, and nobody else is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import msgspec
+import numpy as np
+import pytest
+
+from app.errors import CircuitOpen, InferenceFailed
+from app.model.golden import Golden
+from app.pipeline.examiner import Examiner
+from app.triton.status import WrongAnswer
+from tests.fakes.triton import FakeTriton, config_with, infer_response
+from tests.support import METRICS, eventually
+from tests.world import World
+
+BROKEN = grpc.StatusCode.INTERNAL, "an illegal memory access was encountered"
+FULL = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
+LATE = grpc.StatusCode.UNAVAILABLE, "Request timeout expired"
+GONE = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'tiny' is not found"
+RIGHT = np.array([[2, 2, 12, 22, 0.9, 0], [20, 10, 30, 30, 0.7, 1]], np.float32)
+ADDED = Golden(boxes=tuple((*map(float, row[:5]), int(row[5])) for row in RIGHT))  # type: ignore[misc]
+
+
+class OneModel(FakeTriton):
+    """Has `tiny` only, and answers as it is well."""
+
+    knows_picture = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = [("tiny", "1", "READY", "")]
+        self.find(RIGHT)
+        self.varies = False
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if self.varies:
+            self.find(RIGHT + np.eye(1, 6, 5) * len(self.requests))
+        return await super().ModelInfer(request, context)
+
+    def find(self, rows: Any) -> None:  # noqa: ANN401
+        self.answer = infer_response(output0=np.asarray(rows, np.float32))
+
+    @property
+    def questions(self) -> int:
+        return sum(request.id == "golden" for request in self.requests)
+
+
+class Examined:
+    """A world whose worker asks."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        batcher: Any = world.batchers.default_factory
+        self.examiner: Examiner = batcher.args[0].examiner
+
+    @property
+    def fake(self) -> OneModel:
+        fake = self.world.fake
+        assert isinstance(fake, OneModel)
+        return fake
+
+    async def asked(self, seconds: float) -> int:
+        """Let time pass; return how often the first Triton was asked meanwhile."""
+        before = self.fake.questions
+        for _ in range(round(seconds)):
+            await self.world.time.skip(1)
+            await self.settle()
+        return self.fake.questions - before
+
+    async def settle(self) -> None:
+        """Wait until what is being asked is answered."""
+        assert await eventually(lambda: all(task.done() for task in self.examiner.tasks.values()))
+        await self.world.round_trip()
+
+    async def until_well(self) -> bool:
+        """Let time pass until the first Triton is not left out any more."""
+        for _ in range(20):
+            await self.asked(1)
+            if not self.wrong[0]:
+                return True
+        return False
+
+    @property
+    def wrong(self) -> list[bool]:
+        return [server.is_wrong("tiny") for server in self.world.pool.servers]
+
+
+pytestmark = pytest.mark.world(OneModel, mode="inline", max_calls=10)
+
+
+@pytest.fixture
+async def examined(world: World) -> AsyncIterator[Examined]:
+    await world.until_known()
+    made = Examined(world)
+    running = asyncio.create_task(made.examiner.run(lambda: {"tiny"}))
+    await asyncio.sleep(0)
+    await made.settle()
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_default_model_is_asked_at_its_start_and_every_minute(examined: Examined) -> None:
+    """The first answer, which was the same twice, is what later ones are compared with."""
+    assert examined.fake.questions == 2
+    assert await examined.asked(50) == 0
+    assert await examined.asked(15) == 1
+    assert examined.wrong == [False]
+
+
+@pytest.mark.parametrize("rows", [RIGHT * 0, RIGHT[::-1] * [1, 1, 1, 1, 0, 1] + [0, 0, 0, 0, 0.8, 0], RIGHT * [2, 2, 2, 2, 1, 1]])
+async def test_a_wrong_answer_leaves_the_model_out_until_two_are_right(examined: Examined, rows: Any) -> None:  # noqa: ANN401
+    examined.fake.find(rows)
+    await examined.asked(61)
+    assert examined.wrong == [True]
+    with pytest.raises(CircuitOpen, match="answers wrongly"):
+        examined.world.pipeline.check_circuit("tiny")
+    assert await examined.asked(10)
+    assert examined.wrong == [True]
+    examined.fake.find(RIGHT)
+    questions = examined.fake.questions
+    assert await examined.until_well()
+
+    assert examined.fake.questions >= questions + 2
+    await examined.world.infer()
+
+
+async def test_one_wrong_answer_is_none(examined: Examined) -> None:
+    """It is asked again at once."""
+    examined.fake.next_refusals = [BROKEN, None]
+
+    assert await examined.asked(61) == 2
+    assert examined.wrong == [False]
+
+
+async def test_a_model_with_nothing_but_errors_is_asked_at_once(examined: Examined) -> None:
+    examined.fake.refusal = BROKEN
+    for _ in range(3):
+        with pytest.raises(InferenceFailed):
+            await examined.world.infer()
+    await examined.asked(3)
+
+    assert examined.wrong == [True]
+
+
+async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examined) -> None:
+    """Others are not even asked more often than every two seconds."""
+    asked = 0
+    for _ in range(10):
+        examined.fake.next_refusals = [BROKEN] * 6
+        for _ in range(6):
+            with pytest.raises(InferenceFailed):
+                await examined.world.infer()
+        asked += await examined.asked(1)
+
+    assert 0 < asked <= 6
+    assert examined.wrong == [False]
+
+
+@pytest.mark.parametrize("refusal", [FULL, LATE, GONE])
+async def test_what_says_nothing_of_the_model_does_not_leave_it_out(
+    examined: Examined, refusal: tuple[grpc.StatusCode, str]
+) -> None:
+    examined.fake.refusal = refusal
+    await examined.asked(130)
+
+    assert examined.wrong == [False]
+
+
+async def test_another_version_is_asked_anew(examined: Examined) -> None:
+    """A switch during the question says nothing."""
+    examined.fake.model_versions = ["1", "2"]
+    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
+    await examined.asked(70)
+
+    assert examined.wrong == [False]
+
+
+async def test_a_model_that_was_loaded_again_is_another_one(examined: Examined) -> None:
+    """Triton counts anew, and nothing else tells so of one of the same version, which `add` has not made."""
+    examined.fake.statistics.model_stats.add(name="tiny", version="1", inference_count=100)
+    await examined.asked(61)
+    examined.fake.statistics.model_stats[0].inference_count = 7
+    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
+    await examined.asked(130)
+
+    assert examined.wrong == [False]
+
+
+async def test_values_that_add_has_found_show_a_triton_that_was_never_right(examined: Examined) -> None:
+    """Its restart is not asked for."""
+    counted = METRICS.nonzero(METRICS.wrong_answers)
+    examined.fake.config = config_with(golden=json.dumps({"7": msgspec.to_builtins(ADDED)}))
+    examined.fake.model_versions = ["7"]
+    examined.fake.find(RIGHT * [2, 2, 2, 2, 1, 1])
+    await examined.world.server.specs.read("tiny")
+    await examined.asked(3)
+
+    assert examined.wrong == [True]
+    assert METRICS.nonzero(METRICS.wrong_answers) == counted
+
+
+async def test_a_model_that_is_unloaded_is_not_asked(examined: Examined) -> None:
+    """One that is wrong may be loaded again."""
+    examined.fake.find(RIGHT * 0)
+    await examined.asked(61)
+    assert examined.wrong == [True]
+    examined.fake.index = [("tiny", "1", "UNAVAILABLE", "unloaded")]
+    examined.fake.refusal = GONE
+    assert await examined.until_well()
+
+    assert await examined.asked(70) == 0
+
+
+async def test_a_model_whose_answers_vary_is_not_compared(examined: Examined) -> None:
+    examined.fake.config = config_with(licence="another config")
+    examined.fake.varies = True
+    await examined.world.server.specs.read("tiny")
+    await examined.asked(70)
+    examined.fake.varies = False
+    examined.fake.find(RIGHT * 0)
+    await examined.asked(70)
+
+    assert examined.wrong == [False]
+
+
+@pytest.mark.world(OneModel, OneModel, mode="inline", max_calls=10)
+async def test_another_triton_takes_the_load(examined: Examined) -> None:
+    """An answer that comes from the sick one nevertheless goes to nobody."""
+    examined.fake.find(RIGHT * 0)
+    await examined.asked(61)
+    assert examined.wrong == [True, False]
+    before = len(examined.fake.requests) - examined.fake.questions
+
+    assert await examined.world.errors(20) == []
+    assert len(examined.fake.requests) - examined.fake.questions == before
+
+
+async def test_an_answer_under_way_is_nobodys(examined: Examined) -> None:
+    examined.world.hold()
+    (asking,) = await examined.world.start()
+    examined.world.server.model("tiny").circuit.open_for_wrong_answers("zeros")  # type: ignore[union-attr]
+    examined.world.let_answer()
+
+    with pytest.raises(WrongAnswer):
+        await asking

@@ -1,0 +1,172 @@
+"""Real Tritons whose answers become wrong on the way to the gateway: they are found and left, whatever the model finds."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.pipeline import examiner
+from app.settings.schema import Settings
+from app.zoo import check
+from app.zoo.add import Request, add, read_options
+from app.zoo.repository import Repository
+from bench.harness.triton import Triton, embedded_triton
+from tests.fakes import models
+from tests.fakes.sick import SICKNESSES, Sickness, SickTriton, sick
+from tests.support import SCENE, started, triton_home
+from tests.zoo.exported import exported, head_tensors
+
+SIZE = (256, 128)
+NAMES = {0: "door", 1: "window", 2: "gate"}
+SETTINGS: dict[str, Any] = {"model": "doors", "timeout_seconds": 20}
+
+
+def add_models(folder: Path) -> None:
+    """Add `doors`, which finds objects in every image, `empty`, which finds none, and `classes`; `by_hand` has no values."""
+    tensors = head_tensors("yolo", SIZE)
+    networks = {
+        "doors": exported(tensors, SIZE, names=NAMES),
+        "empty": exported({name: tensor * 0.01 for name, tensor in tensors.items()}, SIZE, names=NAMES),
+        "classes": exported({"logits": np.array([1.0, 3.0, 2.0])}, SIZE, names=NAMES),
+    }
+    for name, network in networks.items():
+        (file := folder / f"{name}.onnx").write_bytes(network.SerializeToString())
+        options = read_options({"head": "yolo"} if name != "classes" else {})
+        add(Request(str(file), name, "MIT", check.SAMPLES, options), Repository(folder / "models"), lambda _: "")
+    models.write(folder / "written")
+    (folder / "written" / "six_columns").rename(folder / "models" / "by_hand")
+    config = folder / "models" / "by_hand" / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8").replace('"six_columns"', '"by_hand"'), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    add_models(folder := tmp_path_factory.mktemp("sick"))
+    with embedded_triton(folder / "models", "doors") as triton:
+        yield triton
+
+
+@pytest.fixture
+async def proxies(triton: Triton) -> AsyncIterator[list[SickTriton]]:
+    """Two ways to this Triton, which are two Tritons to the gateway."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(sick(triton.address)) for _ in range(2)]
+
+
+def settings_to(triton: Triton, *proxies: SickTriton, **settings: Any) -> Settings:  # noqa: ANN401
+    endpoints = ",".join(proxy.url for proxy in proxies)
+    return Settings(**SETTINGS, triton_endpoints=endpoints, model_repository=str(triton.repository), **settings)
+
+
+async def ask(client: httpx.AsyncClient, model: str) -> tuple[int, Any]:
+    """Return the status, and what was found without what differs from answer to answer."""
+    response = await client.post(f"/predict/{model}", content=SCENE, headers={"Content-Type": "image/bmp"})
+    answer = response.json()
+    return response.status_code, answer.get("detections", answer.get("classifications", answer.get("detail")))
+
+
+async def until(client: httpx.AsyncClient, model: str, status: int) -> Any:  # noqa: ANN401
+    while (answer := await ask(client, model))[0] != status:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return answer[1]
+
+
+@pytest.fixture
+def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examiner, "EVERY_SECONDS", 1.0)
+
+
+@pytest.mark.usefixtures("every_second")
+@pytest.mark.parametrize("sickness", SICKNESSES)
+@pytest.mark.parametrize("model", ["doors", "empty", "classes", "by_hand"])
+async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTriton], model: str, sickness: Sickness) -> None:
+    """Only the default model takes `/readyz` down; the others go on, and the answer of the sick one says what is wrong."""
+    proxy = proxies[0]
+    proxy.models = {model}
+    async with started(create_app(settings_to(triton, proxy))) as client:
+        right = await until(client, model, 200)
+        while not _was_asked(proxy, model):
+            await ask(client, model)
+        proxy.sickness = sickness
+        assert await until(client, model, 503) == "Triton answers wrongly with this model, and has not recovered yet"
+        health = (await client.get("/health")).json()
+        shown = re.compile(rf'^api_triton_wrong{{model="{model}(:1)?",.*}} 1\.0$', re.MULTILINE)
+        while not shown.search((await client.get("/metrics")).text):
+            await ask(client, model)
+
+        assert (await client.get("/readyz")).status_code == (503 if model == "doors" else 200)
+        assert (await client.get("/livez/triton")).status_code == (503 if model == "doors" else 200)
+        assert (health["status"] == "unhealthy") == (model == "doors")
+        assert [name.partition(":")[0] for name in health["tritons"][0]["wrong"]] == [model]
+        for other in {"doors", "empty", "classes", "by_hand"} - {model}:
+            assert (await ask(client, other))[0] == 200
+        proxy.sickness = None
+        assert await until(client, model, 200) == right
+        assert (await client.get("/readyz")).status_code == 200
+
+
+@pytest.mark.usefixtures("every_second")
+@pytest.mark.parametrize("sickness", SICKNESSES)
+async def test_one_of_two_becomes_sick(triton: Triton, proxies: list[SickTriton], sickness: Sickness) -> None:
+    """The other one answers; nobody gets anything else once the sick one is known."""
+    async with started(create_app(settings_to(triton, *proxies))) as client:
+        right = await until(client, "doors", 200)
+        while not all(_was_asked(proxy, "doors") for proxy in proxies):
+            await ask(client, "doors")
+        proxies[0].sickness = sickness
+        while "doors:1" not in (await client.get("/health")).json()["tritons"][0]["wrong"]:
+            await ask(client, "doors")
+        proxies[0].inferences.clear()
+        answers = [await ask(client, "doors") for _ in range(30)]
+
+        assert answers == [(200, right)] * 30
+        assert not proxies[0].inferences
+        assert (await client.get("/readyz")).status_code == 200
+        proxies[0].sickness = None
+        while not proxies[0].inferences:
+            assert await ask(client, "doors") == (200, right)
+
+
+@pytest.mark.usefixtures("every_second")
+async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path) -> None:
+    """Questions neither load it nor keep it loaded; a sick one is found, and others may take its place."""
+    add_models(tmp_path)
+    (tmp_path / "home").mkdir()
+    own = Settings(
+        **SETTINGS, loaded_models=2, model_repository=str(tmp_path / "models"), triton_home=triton_home(tmp_path / "home")
+    )
+    server = EmbeddedTriton(own)
+    await asyncio.to_thread(server.start)
+    try:
+        async with sick(own.triton_address) as proxy:
+            proxy.models = {"empty"}
+            settings = msgspec.structs.replace(own, triton_endpoints=proxy.url, triton_loads_models=True)
+            async with started(create_app(settings)) as client:
+                await until(client, "empty", 200)
+                while not _was_asked(proxy, "empty"):
+                    await ask(client, "empty")
+                proxy.sickness = "zeros"
+                await until(client, "empty", 503)
+                await until(client, "classes", 200)
+                questions = proxy.questions.copy()
+                while proxy.questions["classes"] < questions["classes"] + 3:
+                    await ask(client, "classes")
+                assert proxy.questions["empty"] <= questions["empty"] + 1
+                proxy.sickness = None
+                await until(client, "empty", 200)
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+def _was_asked(proxy: SickTriton, model: str) -> bool:
+    """Return whether what a model finds in the golden picture is known, for which the first two questions may be needed."""
+    return proxy.questions[model] > 2
