@@ -74,7 +74,7 @@ class Examined:
 
     async def settle(self) -> None:
         """Wait until what is being asked is answered."""
-        assert await eventually(lambda: all(task.done() for task in self.examiner.tasks.values()))
+        await eventually(lambda: all(task.done() for task in self.examiner.tasks.values()))
         await self.world.round_trip()
 
     async def until_well(self) -> bool:

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from app.triton.config_file import read_config_file
-from app.zoo import registry
-from app.zoo.add import Request, add, draw_samples, read_options
+from app.zoo import check, registry
+from app.zoo.add import Request, add, read_options, spec_of
 from app.zoo.build import agreement, build, strip_floor
 from app.zoo.configs import HALF
 from app.zoo.half import keep_rounding, to_half
@@ -173,5 +173,5 @@ def test_published_model_finds_the_same_in_fp16(
     folder = SHARED / "images" if (SHARED / "images").is_dir() and name not in TEXT else IMAGES
 
     assert production_file(repository, name) == HALF
-    assert agreement(single, half, draw_samples(name, found, tmp_path, folder)) >= 0.99
+    assert agreement(single, half, check.draw_samples(folder, spec_of(name, found, tmp_path))) >= 0.99
     assert sizes[0] / sizes[1] < (0.53 if sizes[1] > 1e6 else 0.7)  # names of nodes are most of a tiny network
