@@ -8,6 +8,8 @@ SAMPLE = "golden_sample"
 """Output of the detectors that `add` composes: some raw values, for which only the golden picture is asked."""
 ROWS = 5
 """Number of raw values of a detector without anchors: the mean of its rows, x1 y1 x2 y2, and the share of rows with a score."""
+MEANS = 2
+"""Number of the last raw values of a detector with anchors, which are means."""
 MAX_BOXES = 20
 MIN_SCORE = 0.15
 """Of the boxes that are kept. Of those with twice this score more than half must be found again."""
@@ -24,7 +26,7 @@ class Golden(Struct, frozen=True):
     """What a model finds in the golden picture."""
 
     sample: tuple[float, ...] = ()
-    """Some raw values; empty if the model has none."""
+    """Some raw values, or the last ones of them; empty if there are none, or none that are always the same."""
     boxes: tuple[tuple[float, float, float, float, float, int], ...] = ()
     """x1 y1 x2 y2 in pixels of the input, score and class of the best boxes."""
 
@@ -32,7 +34,7 @@ class Golden(Struct, frozen=True):
         """Return in what an answer differs from this one, and so is wrong; empty if both are alike."""
         is_mean = len(self.sample) != ROWS or self.sample[-1] >= _MIN_SHARE
         if self.sample and answer.sample and is_mean:
-            one, other = np.array(self.sample), np.array(answer.sample)
+            one, other = np.array(self.sample), np.array(answer.sample[-len(self.sample) :])
             scale = max(float(np.linalg.norm(one)), _NOISE * len(one) ** 0.5)
             if one.shape != other.shape or not np.linalg.norm(one - other) <= _SAMPLE_TOLERANCE * scale:  # so that NaN differs
                 return "other raw values"

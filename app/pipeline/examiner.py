@@ -121,7 +121,7 @@ class Examiner:
         """
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
-        has_values = known.first is not None or spec.version in values_of(spec)
+        has_values = known.first is not None or _added(spec) is not None
         if not (has_values or self._metrics.table.is_first) and self._circuit(served, spec).is_open_elsewhere:
             raise TritonUnavailable("another worker knows when it is right again")
         try:
@@ -187,7 +187,7 @@ class Examiner:
             new = self._known[key] = _Known(spec, connection, self._errors(served, spec))
             if known is not None and known.spec.version == spec.version:
                 new.was_right = known.was_right
-                new.first = known.first if spec.version in values_of(spec) else None  # others may be replaced in a restart
+                new.first = known.first if _added(spec) else None  # others may be replaced in a restart
             return new
         return known
 
@@ -226,7 +226,7 @@ class Examiner:
         Raises:
             GatewayError: There is no answer, which says nothing of the model.
         """
-        spec, added = known.spec, values_of(known.spec).get(known.spec.version)
+        spec, added = known.spec, _added(known.spec)
         values = [golden for golden in (added, known.first) if golden is not None]
         try:
             answer = await _infer(served, spec)
@@ -311,3 +311,9 @@ def _parse(text: str) -> dict[str, Golden]:
 def values_of(spec: ModelSpec) -> Mapping[str, Golden]:
     """Return what `add` has found in the golden picture with each version of a model."""
     return _parse(spec.golden) if spec.golden else {}
+
+
+def _added(spec: ModelSpec) -> Golden | None:
+    """Return those of the version of a spec; None if there are none."""
+    golden = values_of(spec).get(spec.version)
+    return None if golden == Golden() else golden

@@ -93,7 +93,8 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
         cells = _decode_cells(graph, recipe, count)
         boxes, kept, label, place = _pick(cells, recipe, (rows, count), candidates, limit)
         columns, spread = cells.features, np.linspace(0, rows - 1, ANCHORS_OF_SAMPLE).astype(np.int64)
-        sample = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
+        sizes = cells.size.op("Gather", spread, axis=2).op("Reshape", [0, -1])
+        sample = sizes.op("Concat", cells.size.op("ReduceMean", axes=[2], keepdims=0), axis=1)
     else:
         boxes, score, label, columns = _decode_rows(graph, recipe, count, limit)
         place, kept = None, (score > recipe.floor).op("Where", score, 0.0)

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from app.detection.nms import MAX_DETECTIONS, MIN_SCORE
 from app.model.anchors import possible_anchors
-from app.model.golden import ROWS, SAMPLE
+from app.model.golden import MEANS, ROWS, SAMPLE
 from app.model.triton_config import Interpolation, Placement, Resize, ScoreKind
 
 _Side = Annotated[int, Meta(ge=32, le=8192)]
@@ -113,10 +113,10 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
     def sample(self) -> Outputs:
         """Raw values, which tell nothing where nothing is found from zeros.
 
-        Of a raw head, the widths and heights of some anchors. The order of the rows of other heads follows from rounding: their
-        mean, x1 y1 x2 y2, and the share of rows with a score.
+        Of a raw head, the widths and heights of some anchors, and the mean of all. The order of the rows of other heads follows
+        from rounding: their mean, x1 y1 x2 y2, and the share of rows with a score.
         """
-        return {SAMPLE: ("FP32", (2 * ANCHORS_OF_SAMPLE if self.head in RAW_HEADS else ROWS,))}
+        return {SAMPLE: ("FP32", (2 * ANCHORS_OF_SAMPLE + MEANS if self.head in RAW_HEADS else ROWS,))}
 
     @property
     def features(self) -> int:

@@ -226,7 +226,7 @@ def test_composed_model_has_the_documented_tensors(subject: Subject) -> None:
         "det_boxes": (TensorProto.FLOAT, ["batch", 300, 4]),
         "det_scores": (TensorProto.FLOAT, ["batch", 300]),
         "det_classes": (TensorProto.INT32, ["batch", 300]),
-        "golden_sample": (TensorProto.FLOAT, ["batch", 128]),
+        "golden_sample": (TensorProto.FLOAT, ["batch", 130]),
     }
 
 
