@@ -243,7 +243,7 @@ class Examiner:
                 known.first = None
                 raise ModelReplaced("the model has been loaded again")
             return reason
-        known.was_right, known.inferences, known.first = True, count, known.first or answer
+        known.was_right, known.inferences, known.first = True, count, known.first or (added.keep(answer) if added else answer)
         return ""
 
 

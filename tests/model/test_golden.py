@@ -74,6 +74,8 @@ def test_rows_that_are_padded_are_no_measure() -> None:
 def test_the_last_values_alone_may_be_known() -> None:
     """Of a head whose anchors are not always the same, only their mean."""
     assert Golden(SIZES[-2:]).difference(NOTHING) == ""
+    assert Golden(SIZES[-2:]).keep(EXPECTED) == Golden(SIZES[-2:], EXPECTED.boxes)
+    assert Golden(boxes=(SIGN,)).keep(EXPECTED) == Golden(boxes=EXPECTED.boxes)
     assert Golden(SIZES[-2:]).difference(Golden((0.0,) * 128)) == "other raw values"
 
 
