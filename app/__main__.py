@@ -272,6 +272,8 @@ def _models(settings: Settings, options: argparse.Namespace) -> int:
         control.find_obstacle(settings)
         repository, is_production = Repository(Path(settings.model_repository)), _is_production(settings, options)
         return int(not rebuild(repository, partial(control.apply, settings), is_production=is_production))
+    if options.production:
+        raise CommandError("--production makes models in FP16 again: nereid models --rebuild --production")
     usage = control.read_usage(settings)
     for name, found in Repository(Path(settings.model_repository)).models().items():
         width, height = found.recipe.size
@@ -309,8 +311,11 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
     say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
 
 
-def _require_not_default(name: str) -> None:
-    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first."""
+def _require_not_default(name: str, version: str = "") -> None:
+    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first.
+
+    A version counts if a route names it, for others of the model stay.
+    """
     settings = environment.load()  # with the names of routes
     try:
         known = routes.load(settings.routes_file) if settings.routes_file else {}
@@ -318,11 +323,15 @@ def _require_not_default(name: str) -> None:
         raise CommandError(f"{PREFIX}ROUTES_FILE: {error}; mend it first, because {name} may be a default model in it") from error
     for setting, default in default_models(settings).items():
         what, route = f"{name} is a default model of the settings", known.get(default)
-        if route is None and default == name:
-            raise CommandError(f"{what}; first choose another one: {PREFIX}{setting}=NAME")
-        if route is not None and split_reference(route.to)[0] == name:
-            how = f"first give the route another model in {settings.routes_file}"
-            raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
+        if route is not None:
+            target, target_version = split_reference(route.to)
+            if target == name and version in {"", target_version}:
+                how = f"first give the route another model in {settings.routes_file}"
+                raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
+        elif default == name and not version:
+            variable, _, task = setting.partition("=")
+            how = f"{task}=NAME in {PREFIX}{variable}" if task else f"{PREFIX}{variable}=NAME"
+            raise CommandError(f"{what}; first choose another one: {how}")
 
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
@@ -336,8 +345,8 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
         return
     with repository.writing():
         found = repository.load(name)
-        if found is not None and (not version or [*found.versions] == [version]):
-            _require_not_default(name)
+        if found is not None:
+            _require_not_default(name, version if [*found.versions] != [version] else "")
         repository.remove(options.reference)
         later = control.apply(settings, name)
     say(f"{options.reference} is removed {later}".rstrip())

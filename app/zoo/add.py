@@ -117,18 +117,22 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     if name in catalog.read(repository.path / catalog.FILE):
         raise CommandError(f"{name} is a cascade; choose another --name, or first: nereid remove {name}")
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
-        with _interruptible():
+        with interruptible():
             file = _find(request, scratch)
         old = load()
         number = (old.last_version if old else last_versions(repository.path).get(name, 0)) + 1
         work = partial(_prepare, refer_to(name, number), request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
         repository.put(name, scratch, new)
+        folder = repository.path / name
+        if (folder / str(new.default_version) / configs.HALF).is_file() and not configs.runs_half(folder, new):
+            how = "nereid models --rebuild --production"
+            say(f"warning: production runs {name} in FP32 until its other versions are in FP16, too: {how}")
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -138,7 +142,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@_interruptible()
+@interruptible()
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description.
 

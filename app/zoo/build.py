@@ -44,8 +44,6 @@ def build_half(content: bytes, recognized: Recognized, canvases: Sequence[check.
         if share < MIN_F1:
             return f"it finds only {share:.1%} of what it finds in FP32"
         return bytes(build(content, recognized, batch=batch, is_half=True).SerializeToString())
-    except MemoryError:
-        raise
     except Exception as error:  # noqa: BLE001 - onnx, its converter and onnxruntime have their own exceptions
         return first_line(error)
 

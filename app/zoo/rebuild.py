@@ -10,7 +10,7 @@ from app.model.reference import refer_to
 from app.telemetry.logging import say
 from app.triton.repository import model_folders
 from app.zoo import check, configs
-from app.zoo.add import draw_samples
+from app.zoo.add import draw_samples, interruptible
 from app.zoo.build import build, build_half, write_half
 from app.zoo.description import Description
 from app.zoo.inference import open_session, run
@@ -34,6 +34,8 @@ def rebuild(repository: Repository, apply: Callable[[str], str], *, is_productio
         Whether none of them had to stay as it was.
     """
     models, is_complete = repository.models(), True
+    if not models:
+        say(f"there are no models with a description in {repository.path}")
     for folder in model_folders(repository.path):
         if folder.name not in models and any(folder.glob(f"[0-9]*/{NETWORK}")):
             say(f"{folder.name} has no valid model.toml, and stays as it is")
@@ -60,18 +62,18 @@ def _rebuild(name: str, repository: Repository, apply: Callable[[str], str], *, 
             prepared.mkdir(parents=True)
             reference = refer_to(name, version)
             try:
-                content, recognized = extract(folder / version / NETWORK, found)
-                model = build(content, recognized, batch=1).SerializeToString()
-                is_same = _find_same(folder / version / NETWORK, model, canvases)
-            except MemoryError:
-                raise
+                with interruptible():
+                    content, recognized = extract(folder / version / NETWORK, found)
+                    model = build(content, recognized, batch=1).SerializeToString()
+                    is_same = _find_same(folder / version / NETWORK, model, canvases)
+                    half = build_half(content, recognized, canvases, batch=1) if makes_half else ""
             except Exception as error:  # onnx and onnxruntime have their own exceptions
                 raise CommandError(f"{reference} cannot be composed: {first_line(error)}; {_EXPORT}") from error
             if not is_same:
                 raise CommandError(f"{reference} would find something else, perhaps because its head is another; {_EXPORT}")
             (prepared / NETWORK).write_bytes(model)
             if makes_half:
-                write_half(prepared / configs.HALF, reference, build_half(content, recognized, canvases, batch=1))
+                write_half(prepared / configs.HALF, reference, half)
         repository.replace(name, scratch, found)
         return repository.load_into(apply, name, found, scratch / PREVIOUS)
 

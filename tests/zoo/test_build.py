@@ -16,7 +16,7 @@ from app.zoo.configs import HALF
 from app.zoo.half import keep_rounding, to_half
 from app.zoo.inference import open_session, run
 from app.zoo.pull import pull
-from app.zoo.rebuild import extract
+from app.zoo.rebuild import extract, rebuild
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
@@ -103,6 +103,29 @@ def test_next_version_is_in_fp16_as_the_versions_so_far(repository: Repository) 
     added(network(0.5), repository)
 
     assert production_file(repository) == HALF
+
+
+def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added(network(0.25), repository)
+    added(network(0.5), repository, is_production=True)
+    assert production_file(repository) == NETWORK
+    assert "production runs doors in FP32 until its other versions are in FP16, too: nereid models" in capsys.readouterr().err
+    assert rebuild(repository, lambda _: "", is_production=True)
+
+    assert production_file(repository) == HALF
+
+
+def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Repository) -> None:
+    """Triton loads them all, also one that an addition which was killed has left."""
+    added(network(0.25), repository, is_production=True)
+    (repository.path / "doors" / "2").mkdir()
+    (repository.path / "doors" / "2" / NETWORK).write_bytes(b"half")
+    with repository.writing():
+        repository.use("doors:1")
+
+    assert production_file(repository) == NETWORK
 
 
 def test_production_runs_fp16_once_the_last_version_without_it_is_removed(
