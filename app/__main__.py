@@ -26,6 +26,7 @@ from app.arguments import declare
 from app.cache import memory as cache_memory
 from app.cascade import catalog
 from app.embedded import detect
+from app.embedded.defaults import require_not_default
 from app.embedded.folder import TritonFolder, runs_elsewhere
 from app.embedded.install import install
 from app.embedded.postgres.backup import backup, restore
@@ -41,7 +42,6 @@ from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.settings.task_models import default_models
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
@@ -306,32 +306,9 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
         if not (repository.path / require_name(options.name)).is_dir():
             raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
         if not loads:
-            _require_not_default(options.name)
+            require_not_default(options.name)
         later = control.apply(settings, options.name, loads=loads)
     say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
-
-
-def _require_not_default(name: str, version: str = "") -> None:
-    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first.
-
-    A version counts if a route names it, for others of the model stay.
-    """
-    settings = environment.load()  # with the names of routes
-    try:
-        known = routes.load(settings.routes_file) if settings.routes_file else {}
-    except RoutesError as error:
-        raise CommandError(f"{PREFIX}ROUTES_FILE: {error}; mend it first, because {name} may be a default model in it") from error
-    for setting, default in default_models(settings).items():
-        what, route = f"{name} is a default model of the settings", known.get(default)
-        if route is not None:
-            target, target_version = split_reference(route.to)
-            if target == name and version in {"", target_version}:
-                how = f"first give the route another model in {settings.routes_file}"
-                raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
-        elif default == name and not version:
-            variable, _, task = setting.partition("=")
-            how = f"{task}=NAME in {PREFIX}{variable}" if task else f"{PREFIX}{variable}=NAME"
-            raise CommandError(f"{what}; first choose another one: {how}")
 
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
@@ -346,7 +323,7 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
     with repository.writing():
         found = repository.load(name)
         if found is not None:
-            _require_not_default(name, version if [*found.versions] != [version] else "")
+            require_not_default(name, version if [*found.versions] != [version] else "")
         repository.remove(options.reference)
         later = control.apply(settings, name)
     say(f"{options.reference} is removed {later}".rstrip())
