@@ -24,7 +24,6 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
-from app.cascade import catalog
 from app.embedded import detect
 from app.embedded.defaults import require_not_default
 from app.embedded.folder import TritonFolder, runs_elsewhere
@@ -46,6 +45,7 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
+from app.zoo.listing import describe_models
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
 
@@ -265,24 +265,17 @@ def _say_who_uses(name: str, repository: Repository, later: str) -> None:
 def _models(settings: Settings, options: argparse.Namespace) -> int:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
+    repository = Repository(Path(settings.model_repository))
     if options.rebuild:
         from app.zoo.rebuild import rebuild  # noqa: PLC0415 - it loads numpy and OpenCV
 
         os.nice(_ADD_NICENESS)
         control.find_obstacle(settings)
-        repository, is_production = Repository(Path(settings.model_repository)), _is_production(settings, options)
-        return int(not rebuild(repository, partial(control.apply, settings), is_production=is_production))
+        return int(not rebuild(repository, partial(control.apply, settings), is_production=_is_production(settings, options)))
     if options.production:
         raise CommandError("--production makes models in FP16 again: nereid models --rebuild --production")
-    usage = control.read_usage(settings)
-    for name, found in Repository(Path(settings.model_repository)).models().items():
-        width, height = found.recipe.size
-        versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
-        more = usage.get(name, "")
-        kind = f"{len(found.labels)} classes" if found.labels else found.recipe.task
-        print(f"{name}: {kind}, {width} x {height}, licence {found.licence}, versions {versions}{more}")
-    for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
-        print(f"{name}: cascade, {cascade.description}")
+    for line in describe_models(repository, control.read_usage(settings)):
+        print(line)
     return 0
 
 

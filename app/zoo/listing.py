@@ -1,0 +1,17 @@
+"""What `nereid models` prints."""
+
+from collections.abc import Iterator, Mapping
+
+from app.cascade import catalog
+from app.zoo.repository import Repository
+
+
+def describe_models(repository: Repository, usage: Mapping[str, str]) -> Iterator[str]:
+    """Describe each added model, with what the running Triton says of it, by name, and each cascade, in a line."""
+    for name, model in repository.models().items():
+        width, height = model.recipe.size
+        versions = ", ".join(f"{number} (default)" if number == str(model.default_version) else number for number in model.versions)
+        kind = f"{len(model.labels)} classes" if model.labels else model.recipe.task
+        yield f"{name}: {kind}, {width} x {height}, licence {model.licence}, versions {versions}{usage.get(name, '')}"
+    for name, cascade in catalog.read(repository.path / catalog.FILE).items():
+        yield f"{name}: cascade, {cascade.description}"
