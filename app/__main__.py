@@ -45,7 +45,7 @@ from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
-from app.zoo.listing import describe_models
+from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
 
@@ -208,7 +208,8 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
     get = partial(pull, source=options.source, sha256=options.sha256, is_production=_is_production(settings, options))
     for name, entry in entries.items():
-        _say_who_uses(name, repository, get(name, entry, repository, partial(control.apply, settings)))
+        later = get(name, entry, repository, partial(control.apply, settings))
+        say(f"{name_user(name, repository)} uses it {later}".rstrip())
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -225,15 +226,8 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    request = Request(
-        options.source,
-        options.name,
-        options.licence,
-        options.samples,
-        given,
-        is_untrusted=options.untrusted,
-        is_production=_is_production(settings, options),
-    )
+    kind = {"is_untrusted": options.untrusted, "is_production": _is_production(settings, options)}
+    request = Request(options.source, options.name, options.licence, options.samples, given, **kind)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
@@ -248,18 +242,12 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
     repository = Repository(Path(settings.model_repository))
     name, later = add(request, repository, load)
-    _say_who_uses(name, repository, later)
+    say(f"{name_user(name, repository)} uses it {later}".rstrip())
 
 
 def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
     """Return whether models are made in FP16, too: a Triton elsewhere has a GPU, the embedded one has none."""
     return options.production or bool(settings.triton_endpoints)
-
-
-def _say_who_uses(name: str, repository: Repository, later: str) -> None:
-    found = repository.load(name)
-    is_step = found is not None and found.recipe.task.startswith("text_")  # models that /predict refuses
-    say(f"{'a cascade, such as POST /ocr/predict,' if is_step else f'POST /predict/{name}'} uses it {later}".rstrip())
 
 
 def _models(settings: Settings, options: argparse.Namespace) -> int:

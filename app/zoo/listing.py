@@ -1,4 +1,4 @@
-"""What `nereid models` prints."""
+"""What the commands say of added models."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,3 +15,10 @@ def describe_models(repository: Repository, usage: Mapping[str, str]) -> Iterato
         yield f"{name}: {kind}, {width} x {height}, licence {model.licence}, versions {versions}{usage.get(name, '')}"
     for name, cascade in catalog.read(repository.path / catalog.FILE).items():
         yield f"{name}: cascade, {cascade.description}"
+
+
+def name_user(name: str, repository: Repository) -> str:
+    """Name the route of a model, or what asks a model that /predict refuses."""
+    model = repository.load(name)
+    is_step = model is not None and model.recipe.task.startswith("text_")
+    return "a cascade, such as POST /ocr/predict," if is_step else f"POST /predict/{name}"

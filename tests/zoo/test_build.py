@@ -166,7 +166,7 @@ def test_triton_that_refuses_a_model_gets_the_previous_graphs_back(repository: R
     assert {path: path.read_bytes() for path in (repository.path / "tiny").rglob("*.*")} == before
 
 
-def test_what_follows_the_last_convolution_keeps_its_precision() -> None:
+def test_precision_is_kept_behind_the_last_convolution() -> None:
     """In FP16, coordinates of 256 pixels and more are off by up to an eighth of a pixel."""
     model = network()
     expected, found = (
