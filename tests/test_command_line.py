@@ -441,6 +441,19 @@ def test_models_are_added_used_and_removed(
     assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
 
 
+@pytest.mark.usefixtures("control")
+def test_upload_that_needs_too_much_for_fp16_is_added_in_fp32(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def need_too_much(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("app.zoo.add.write_half", need_too_much)
+    assert main(["add", export(tmp_path, 1), "--name", "doors", "--untrusted", "--production"]) == 0
+    assert "doors:1 has no model in FP16, so that production runs FP32: the check of the file needs" in capsys.readouterr().err
+    assert (repository / "doors" / "1" / "model.onnx").is_file()
+
+
 def test_precision_alone_does_not_rebuild_models(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--production"]) == 1
     assert one_line(capsys) == "--production makes models in FP16 again: nereid models --rebuild --production"

@@ -11,12 +11,12 @@ from onnx import TensorProto, numpy_helper
 from app.triton.config_file import read_config_file
 from app.zoo import registry
 from app.zoo.add import Request, add, draw_samples, read_options
-from app.zoo.build import agreement, build, strip_floor
+from app.zoo.build import agreement, build, extract, strip_floor
 from app.zoo.configs import HALF
 from app.zoo.half import keep_rounding, to_half
 from app.zoo.inference import open_session, run
 from app.zoo.pull import pull
-from app.zoo.rebuild import extract, rebuild
+from app.zoo.rebuild import rebuild
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
