@@ -1,5 +1,6 @@
 """Checks of the default model: its state in Triton, its config, and test inferences."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -109,7 +110,7 @@ def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 def _check_precision(spec: ModelSpec, config: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     """Check which graph of an added model TensorRT gets, from which it takes the precision."""
-    if not (Path(settings.model_repository) / spec.name / DESCRIPTION).is_file():
+    if not os.path.isfile(Path(settings.model_repository) / spec.name / DESCRIPTION):  # noqa: PTH113 - Path's raises if it is not readable
         return
     match config:
         case {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}, *_]}}}:
