@@ -118,7 +118,7 @@ coverage *args: _setup
     @coverage combine --quiet
     @coverage report
 
-# Change the code in thirty small wrong ways, and see which the tests notice
+# Change the code in small wrong ways, and see which the tests notice
 [group('develop')]
 mutants: _setup
     @python -m pytest -q -n 2 --dist loadfile -m 'not faults and not packages and not soak and not clients and not texts' --cov=app --cov-context=test --cov-report=

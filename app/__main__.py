@@ -24,8 +24,8 @@ from app.api.caller import keys
 from app.api.caller.keys import KeysError
 from app.arguments import declare
 from app.cache import memory as cache_memory
-from app.cascade import catalog
 from app.embedded import detect
+from app.embedded.defaults import require_not_default
 from app.embedded.folder import TritonFolder, runs_elsewhere
 from app.embedded.install import install
 from app.embedded.postgres.backup import backup, restore
@@ -41,11 +41,11 @@ from app.routing.report import report
 from app.routing.routes import RoutesError
 from app.settings import environment, rules, table
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.settings.task_models import default_models
 from app.telemetry import logging
 from app.telemetry.logging import say, write_whole_lines
 from app.triton.repository import CLEARED, loadable_models
 from app.zoo import registry
+from app.zoo.listing import describe_models, name_user
 from app.zoo.recognize import Evaluation
 from app.zoo.repository import Repository, require_name
 
@@ -208,7 +208,8 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
     get = partial(pull, source=options.source, sha256=options.sha256, is_production=_is_production(settings, options))
     for name, entry in entries.items():
-        _say_who_uses(name, repository, get(name, entry, repository, partial(control.apply, settings)))
+        later = get(name, entry, repository, partial(control.apply, settings))
+        say(f"{name_user(name, repository)} uses it {later}".rstrip())
 
 
 def _add(settings: Settings, options: argparse.Namespace) -> None:
@@ -225,15 +226,8 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     if options.untrusted:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
-    request = Request(
-        options.source,
-        options.name,
-        options.licence,
-        options.samples,
-        given,
-        is_untrusted=options.untrusted,
-        is_production=_is_production(settings, options),
-    )
+    kind = {"is_untrusted": options.untrusted, "is_production": _is_production(settings, options)}
+    request = Request(options.source, options.name, options.licence, options.samples, given, **kind)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")
@@ -248,7 +242,7 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
 
     repository = Repository(Path(settings.model_repository))
     name, later = add(request, repository, load)
-    _say_who_uses(name, repository, later)
+    say(f"{name_user(name, repository)} uses it {later}".rstrip())
 
 
 def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
@@ -256,31 +250,20 @@ def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
     return options.production or bool(settings.triton_endpoints)
 
 
-def _say_who_uses(name: str, repository: Repository, later: str) -> None:
-    found = repository.load(name)
-    is_step = found is not None and found.recipe.task.startswith("text_")  # models that /predict refuses
-    say(f"{'a cascade, such as POST /ocr/predict,' if is_step else f'POST /predict/{name}'} uses it {later}".rstrip())
-
-
 def _models(settings: Settings, options: argparse.Namespace) -> int:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
+    repository = Repository(Path(settings.model_repository))
     if options.rebuild:
         from app.zoo.rebuild import rebuild  # noqa: PLC0415 - it loads numpy and OpenCV
 
         os.nice(_ADD_NICENESS)
         control.find_obstacle(settings)
-        repository, is_production = Repository(Path(settings.model_repository)), _is_production(settings, options)
-        return int(not rebuild(repository, partial(control.apply, settings), is_production=is_production))
-    usage = control.read_usage(settings)
-    for name, found in Repository(Path(settings.model_repository)).models().items():
-        width, height = found.recipe.size
-        versions = ", ".join(f"{number} (default)" if number == str(found.default_version) else number for number in found.versions)
-        more = usage.get(name, "")
-        kind = f"{len(found.labels)} classes" if found.labels else found.recipe.task
-        print(f"{name}: {kind}, {width} x {height}, licence {found.licence}, versions {versions}{more}")
-    for name, cascade in catalog.read(Path(settings.model_repository, catalog.FILE)).items():
-        print(f"{name}: cascade, {cascade.description}")
+        return int(not rebuild(repository, partial(control.apply, settings), is_production=_is_production(settings, options)))
+    if options.production:
+        raise CommandError("--production makes models in FP16 again: nereid models --rebuild --production")
+    for line in describe_models(repository, control.read_usage(settings)):
+        print(line)
     return 0
 
 
@@ -304,25 +287,9 @@ def _load(settings: Settings, options: argparse.Namespace, *, loads: bool = True
         if not (repository.path / require_name(options.name)).is_dir():
             raise NoSuchModel(f"there is no model {options.name} in {repository.path}")
         if not loads:
-            _require_not_default(options.name)
+            require_not_default(options.name)
         later = control.apply(settings, options.name, loads=loads)
     say(f"{options.name} is {'loaded' if loads else 'unloaded'} {later}".rstrip())
-
-
-def _require_not_default(name: str) -> None:
-    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first."""
-    settings = environment.load()  # with the names of routes
-    try:
-        known = routes.load(settings.routes_file) if settings.routes_file else {}
-    except RoutesError as error:
-        raise CommandError(f"{PREFIX}ROUTES_FILE: {error}; mend it first, because {name} may be a default model in it") from error
-    for setting, default in default_models(settings).items():
-        what, route = f"{name} is a default model of the settings", known.get(default)
-        if route is None and default == name:
-            raise CommandError(f"{what}; first choose another one: {PREFIX}{setting}=NAME")
-        if route is not None and split_reference(route.to)[0] == name:
-            how = f"first give the route another model in {settings.routes_file}"
-            raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
 
 
 def _remove(settings: Settings, options: argparse.Namespace) -> None:
@@ -336,8 +303,8 @@ def _remove(settings: Settings, options: argparse.Namespace) -> None:
         return
     with repository.writing():
         found = repository.load(name)
-        if found is not None and (not version or [*found.versions] == [version]):
-            _require_not_default(name)
+        if found is not None:
+            require_not_default(name, version if [*found.versions] != [version] else "")
         repository.remove(options.reference)
         later = control.apply(settings, name)
     say(f"{options.reference} is removed {later}".rstrip())

@@ -391,6 +391,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def without_numbers(folder: Path) -> dict[str, bytes]:
+    """Return the content without the numbers of last versions, which are never given again."""
+    return {path: re.sub(rb"(?m)^last_version = .*$", b"", text) for path, text in content(folder).items()}
+
+
 class Control:
     """Takes the place of the embedded Triton: notes which models it is to load, with their versions."""
 
@@ -436,6 +441,25 @@ def test_models_are_added_used_and_removed(
     assert set(content(repository)) == {"run-1.onnx", "run-2.onnx"}
 
 
+@pytest.mark.usefixtures("control")
+def test_upload_that_needs_too_much_for_fp16_is_added_in_fp32(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def need_too_much(*_: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr("app.zoo.add.write_half", need_too_much)
+    assert main(["add", export(tmp_path, 1), "--name", "doors", "--untrusted", "--production"]) == 0
+    assert "doors:1 has no model in FP16, so that production runs FP32: the check of the file needs" in capsys.readouterr().err
+    assert (repository / "doors" / "1" / "model.onnx").is_file()
+
+
+def test_precision_alone_does_not_rebuild_models(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--production"]) == 1
+    assert one_line(capsys) == "--production makes models in FP16 again: nereid models --rebuild --production"
+    assert control.applied == []
+
+
 @pytest.mark.parametrize(("arguments", "endpoints"), [([], ""), (["--production"], ""), ([], "a:1"), (["--untrusted"], "a:1")])
 def test_model_is_made_in_fp16_for_production(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], endpoints: str
@@ -454,12 +478,12 @@ def test_model_is_made_in_fp16_for_production(
 DEFAULTS = {
     "yolo11n": "NEREID_MODEL=NAME",
     "efficientnet_lite0": "NEREID_CLASSIFY_MODEL=NAME",
-    "yolo11n-seg": "NEREID_TASK_MODELS=segmentation=NAME",
-    "yolo11n-pose": "NEREID_TASK_MODELS=pose=NAME",
-    "yolo11n-obb": "NEREID_TASK_MODELS=obb=NAME",
-    "ocr_detection": "NEREID_TASK_MODELS=text_detection=NAME",
-    "ocr_recognition": "NEREID_TASK_MODELS=text_recognition=NAME",
-    "embedding": "NEREID_TASK_MODELS=embedding=NAME",
+    "yolo11n-seg": "segmentation=NAME in NEREID_TASK_MODELS",
+    "yolo11n-pose": "pose=NAME in NEREID_TASK_MODELS",
+    "yolo11n-obb": "obb=NAME in NEREID_TASK_MODELS",
+    "ocr_detection": "text_detection=NAME in NEREID_TASK_MODELS",
+    "ocr_recognition": "text_recognition=NAME in NEREID_TASK_MODELS",
+    "embedding": "embedding=NAME in NEREID_TASK_MODELS",
 }
 """What names another default model, by model."""
 
@@ -476,8 +500,8 @@ def test_default_model_is_removed_after_another_one_is_named(
         assert main(arguments) == 1
         assert one_line(capsys) == f"{name} is a default model of the settings; first choose another one: {DEFAULTS[name]}"
 
-    variable, _, value = DEFAULTS[name].partition("=")
-    monkeypatch.setenv(variable, value)
+    value, _, variable = DEFAULTS[name].partition(" in ")
+    monkeypatch.setenv(*((variable, value) if variable else value.split("=")))
     assert main(["unload", name]) == 0
     assert control.applied[-1] == (name, [])
     assert main(["remove", name]) == 0
@@ -502,6 +526,22 @@ def test_model_of_a_default_route_is_removed_after_the_route_has_another_one(
     assert main(["remove", "doors"]) == 0
     assert control.applied[-1] == ("doors", [])
     assert not (repository / "doors").exists()
+
+
+def test_version_that_a_default_route_names_is_not_removed(
+    repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "routes.toml").write_text('[people]\nto = "doors:1"\n', encoding="utf-8")
+    monkeypatch.setenv("NEREID_ROUTES_FILE", str(tmp_path / "routes.toml"))
+    monkeypatch.setenv("NEREID_MODEL", "people")
+    for number in (1, 2, 3):
+        assert main(["add", export(tmp_path, number), "--name", "doors"]) == 0
+    capsys.readouterr()
+    assert main(["remove", "doors:1"]) == 1
+    assert "NEREID_MODEL=people is a route to it" in one_line(capsys)
+    assert (repository / "doors" / "1").is_dir()
+    assert main(["remove", "doors:2"]) == 0
+    assert control.applied[-1] == ("doors", ["1", "3"])
 
 
 def test_model_is_removed_if_a_route_has_its_name(
@@ -537,15 +577,18 @@ def test_an_addition_that_triton_cannot_load_changes_nothing(
     for command, _, what in (text.partition(" ") for text in before):
         assert main([command, export(tmp_path, int(what)), "--name", "doors"] if command == "add" else [command, what]) == 0
     source, control.failing = export(tmp_path, 3), str(1 + sum("add" in text for text in before))
-    unchanged, loaded = content(repository), control.applied[-1:] or [("doors", [])]
+    unchanged, loaded = without_numbers(repository), control.applied[-1:] or [("doors", [])]
     capsys.readouterr()
     assert main(["add", source, "--name", "doors", "--licence", "MIT"]) == 1
 
     *_, undone, failed = capsys.readouterr().err.splitlines()
-    assert undone == f"nereid: nothing has changed in {repository}"
+    assert undone == f"nereid: the models in {repository} are as before"
     assert failed == "nereid: Triton cannot load doors: out of luck"
     assert control.applied[-1:] == loaded
-    assert content(repository) == unchanged
+    assert without_numbers(repository) == unchanged
+    control.failing = ""
+    assert main(["add", source, "--name", "doors", "--licence", "MIT"]) == 0  # with another number: a Triton may have had that one
+    assert control.applied[-1][1][-1] == str(2 + sum("add" in text for text in before))
 
 
 def test_a_model_may_be_added_elsewhere_with_options(

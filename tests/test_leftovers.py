@@ -49,7 +49,7 @@ def test_what_is_left_behind_is_named() -> None:
     assert (process, file, then) == (f"process {pid}: {sys.executable} -c import signal; signal.pause()", f"file {name}", "[]")
 
 
-def test_what_another_process_uses_is_not_left_behind(tmp_path: Path) -> None:
+def test_file_in_use_by_another_process_is_not_left_behind(tmp_path: Path) -> None:
     """Such as the folder of a bench that runs beside the tests, while a log in it is open."""
     done = subprocess.run([sys.executable, "-c", USED, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
 
@@ -84,7 +84,7 @@ def test_another():
 """
 
 
-def test_what_a_module_holds_is_named(tmp_path: Path) -> None:
+def test_module_that_holds_a_lock_memory_or_a_thread_fails(tmp_path: Path) -> None:
     """A locked folder, a file in memory and a thread of its tests, but not what belongs to the session."""
     (tmp_path / "test_holding.py").write_text(HOLDING, encoding="utf-8")
     command = [

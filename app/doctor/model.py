@@ -1,5 +1,6 @@
 """Checks of the default model: its state in Triton, its config, and test inferences."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from app.model.spec import ModelSpec, from_triton_config
 from app.settings.schema import Settings
 from app.triton.client import TritonClient
 from app.triton.config_file import ConfigFileError, read_config_file
-from app.triton.repository import config_path
+from app.triton.repository import DESCRIPTION, config_path
 from app.triton.server_info import ModelState
 from app.triton.status import own_message
 from app.zoo.configs import HALF
@@ -42,7 +43,7 @@ async def examine(
         fix = "`nereid pull` and `nereid add` compose a model with supported tensors from a network"
         return [failure("model", error.detail, fix), *findings], None
     formats = f"takes {spec.input_format.value} as {spec.datatype}, and returns {spec.head.description}"
-    checks = (*_check_labels(spec, file), *_check_input(spec, file), *_check_precision(spec, config))
+    checks = (*_check_labels(spec, file), *_check_input(spec, file), *_check_precision(spec, config, settings))
     findings = [ok("model", f"{spec.name} is ready, {formats}"), *checks, *findings]
     is_own = not settings.triton_endpoints and config.get("backend") == "python"
     if spec.dtype is None and is_own and sys.version_info >= _FIRST_PYTHON_WITHOUT_BYTES:
@@ -107,8 +108,10 @@ def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
     )
 
 
-def _check_precision(spec: ModelSpec, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check which graph TensorRT gets, from which it takes the precision."""
+def _check_precision(spec: ModelSpec, config: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+    """Check which graph of an added model TensorRT gets, from which it takes the precision."""
+    if not os.path.isfile(Path(settings.model_repository) / spec.name / DESCRIPTION):  # noqa: PTH113 - Path's raises if it is not readable
+        return
     match config:
         case {"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [{"name": "tensorrt"}, *_]}}}:
             if config.get("default_model_filename") == HALF:

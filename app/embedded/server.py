@@ -168,7 +168,7 @@ class EmbeddedTriton:
         self._folder.clear()
 
     def _wait(self) -> None:
-        model, is_again = self._settings.model, False
+        model, was_restarted = self._settings.model, False
         until = time.monotonic() + _READY_SECONDS
         while True:
             # Triton loads its models before it listens, so its first response is final.
@@ -177,9 +177,9 @@ class EmbeddedTriton:
                     return
                 break
             if (code := self.poll()) is not None:
-                if code == -signal.SIGABRT and not is_again:  # seen on busy machines, with boost's lock_exception
+                if code == -signal.SIGABRT and not was_restarted:  # seen on busy machines, with boost's lock_exception
                     say("Triton has aborted while it started; starting it again")
-                    is_again = True
+                    was_restarted, until = True, time.monotonic() + _READY_SECONDS
                     self.kill()
                     self.spawn()
                     continue

@@ -10,11 +10,12 @@ CONFIG_NAME = "embedded"
 DESCRIPTION = "model.toml"
 """File with the description of an added model, in its folder."""
 REMOVED = ".removed"
-"""File with the names of models that were removed, one per line."""
+"""File with the names of models that were removed and the last version of each, one model per line."""
 LOCK = ".lock"
 """File that is locked while added models are changed, and whose time is that of the last change."""
 CLEARED = ".cache-cleared"
 """File whose time is that of the last `nereid cache clear`."""
+_LAST_VERSION = re.compile(r"^(\S+)(?: ([1-9][0-9]{0,8}))?$", re.MULTILINE)
 _CONTENT = re.compile(r"^\s*[^#\s]", re.MULTILINE)
 
 
@@ -72,8 +73,8 @@ def removed_models(repository: Path) -> set[str]:
 def last_versions(repository: Path) -> dict[str, int]:
     """Return the last version that each removed model had; raise `OSError` if the repository cannot be read."""
     path = repository / REMOVED
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {name: int(version or 1) for name, _, version in (line.partition(" ") for line in lines)}
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return {name: int(version or 1) for name, version in _LAST_VERSION.findall(text)}
 
 
 def loadable_models(repository: Path) -> list[str]:

@@ -2,10 +2,8 @@
 
 import re
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,10 +22,10 @@ from app.telemetry.logging import say
 from app.triton.config_file import read_config_file
 from app.triton.repository import last_versions
 from app.zoo import check, configs, sandbox
-from app.zoo.build import MIN_F1, build, build_half, strip_floor, write_half
+from app.zoo.build import MIN_F1, build, extract, say_why_fp32, strip_floor, write_half
 from app.zoo.description import LABELS, Description, Serving, read_labels
 from app.zoo.download import download, fetch_url
-from app.zoo.inference import open_session, run
+from app.zoo.inference import interruptible, open_session, run
 from app.zoo.recipe import PIXELS, DetectionRecipe, ObbRecipe, SegmentationRecipe, TextRecognitionRecipe
 from app.zoo.recognize import Options, Recognized, read_hints, recognize
 from app.zoo.registry import PublishedModel
@@ -118,28 +116,23 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     if name in catalog.read(repository.path / catalog.FILE):
         raise CommandError(f"{name} is a cascade; choose another --name, or first: nereid remove {name}")
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
-        with _interruptible():
+        with interruptible():
             file = _find(request, scratch)
         old = load()
         number = (old.last_version if old else last_versions(repository.path).get(name, 0)) + 1
         work = partial(_prepare, refer_to(name, number), request, file, scratch, old)
         new = sandbox.run(work, Description) if request.is_untrusted else work()
+        folder = repository.path / name
+        if not new.pixel_model and (request.is_production or (old is not None and configs.runs_half(folder, old))):
+            _prepare_half(name, request, scratch, new)
         repository.put(name, scratch, new)
+        if (folder / str(new.default_version) / configs.HALF).is_file() and not configs.runs_half(folder, new):
+            how = "nereid models --rebuild --production"
+            say(f"warning: production runs {name} in FP32 until its other versions are in FP16, too: {how}")
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@_interruptible()
+@interruptible()
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
     """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description.
 
@@ -170,9 +163,24 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
         previous = scratch.parent / name / str(old.default_version) / NETWORK
         _compare(refer_to(name, old.default_version), previous, reference, scratch / NETWORK, canvases)
     say(_summary(reference, new, report, is_single=bool(batch)))
-    if not new.pixel_model and (request.is_production or (old is not None and configs.runs_half(scratch.parent / name, old))):
-        write_half(scratch / configs.HALF, reference, build_half(content, recognized, canvases, batch=batch))
     return new
+
+
+def _prepare_half(name: str, request: Request, scratch: Path, new: Description) -> None:
+    """Write the model in `scratch` in FP16 beside it, or say why not: also if it takes too long, the model is added."""
+    work = partial(_write_half, name, scratch, new, request.samples)
+    try:
+        reason = sandbox.run(work, str) if request.is_untrusted else work()
+    except CommandError as error:
+        reason = str(error)
+    say_why_fp32(refer_to(name, new.default_version), reason)
+
+
+@interruptible()
+def _write_half(name: str, scratch: Path, new: Description, samples: Path | None) -> str:
+    content, recognized = extract(scratch / NETWORK, new)
+    canvases = check.draw_samples(samples or check.SAMPLES, spec_of(name, new, scratch))
+    return write_half(scratch / configs.HALF, content, recognized, canvases)
 
 
 def _find(request: Request, scratch: Path) -> Path:

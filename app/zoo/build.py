@@ -10,9 +10,10 @@ import numpy as np
 from app.host.program import first_line
 from app.telemetry.logging import say
 from app.zoo import check
+from app.zoo.description import Description
 from app.zoo.inference import open_session, run
 from app.zoo.recipe import DetectionRecipe
-from app.zoo.recognize import Recognized
+from app.zoo.recognize import Recognized, output_shapes
 
 if TYPE_CHECKING:
     import onnx
@@ -36,26 +37,33 @@ def build(content: bytes, recognized: Recognized, *, batch: int | None, is_half:
     return compose_model(network, recognized.recipe, shapes=recognized.shapes, batch=batch, classes=len(recognized.labels))
 
 
-def build_half(content: bytes, recognized: Recognized, canvases: Sequence[check.Canvas], *, batch: int | None) -> bytes | str:
-    """Compose the model of a network in FP16; return it, or the reason why it is not for production."""
+def write_half(file: Path, content: bytes, recognized: Recognized, canvases: Sequence[check.Canvas]) -> str:
+    """Write the model of a network in FP16, with batches as they are there; return why there is none, if so."""
     plain = strip_floor(recognized)
     try:
-        share = agreement(build(content, plain, batch=batch), build(content, plain, batch=batch, is_half=True), canvases)
+        share = agreement(build(content, plain, batch=1), build(content, plain, batch=1, is_half=True), canvases)
         if share < MIN_F1:
             return f"it finds only {share:.1%} of what it finds in FP32"
-        return bytes(build(content, recognized, batch=batch, is_half=True).SerializeToString())
-    except MemoryError:
-        raise
+        file.write_bytes(build(content, recognized, batch=1, is_half=True).SerializeToString())
     except Exception as error:  # noqa: BLE001 - onnx, its converter and onnxruntime have their own exceptions
         return first_line(error)
+    return ""
 
 
-def write_half(file: Path, reference: str, half: bytes | str) -> None:
-    """Write what `build_half` returns, or say that it has returned a reason."""
-    if isinstance(half, str):
-        say(f"warning: {reference} has no model in FP16, so that production runs FP32: {half}")
-    else:
-        file.write_bytes(half)
+def say_why_fp32(reference: str, reason: str) -> None:
+    """Warn of a model that production runs in FP32, if there is a reason."""
+    if reason:
+        say(f"warning: {reference} has no model in FP16, so that production runs FP32: {reason}")
+
+
+def extract(file: Path, model: Description) -> tuple[bytes, Recognized]:
+    """Return the network in a composed model, with batches as they are there, and what is known of it."""
+    import onnx  # noqa: PLC0415
+
+    from app.zoo.compose import extract_network  # noqa: PLC0415
+
+    content = extract_network(onnx.load(file)).SerializeToString()
+    return content, Recognized(model.recipe, model.labels, output_shapes(open_session(content), model.recipe.size), model.licence)
 
 
 def strip_floor(recognized: Recognized) -> Recognized:

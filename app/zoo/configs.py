@@ -70,8 +70,12 @@ ensemble_scheduling {{
 
 
 def runs_half(folder: Path, description: Description) -> bool:
-    """Return whether production runs a model in FP16: if each version has the graph, because all have the same config."""
-    return all((folder / version / HALF).is_file() for version in description.versions)
+    """Return whether production runs a model in FP16: if each version has the graph, because all have the same config.
+
+    Triton also loads versions that the description does not name, such as one that is being added.
+    """
+    versions = {*description.versions, *(path.parent.name for path in folder.glob("[0-9]*/*.onnx"))}
+    return all((folder / version / HALF).is_file() for version in versions)
 
 
 def generate(name: str, description: Description, *, is_half: bool = False) -> dict[Path, str]:

@@ -1,6 +1,8 @@
 """ONNX Runtime, which is installed only where models are added."""
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,17 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import onnx
     from onnxruntime import InferenceSession
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let signals end the process at once: no handler in Python runs while ONNX Runtime runs a graph, which may not end."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def open_session(model: "onnx.ModelProto | Path | bytes", *, optimizes: bool = True) -> "InferenceSession":

@@ -13,10 +13,8 @@ from app.telemetry.logging import say
 from app.triton.repository import model_folders
 from app.zoo import check, configs
 from app.zoo.add import spec_of
-from app.zoo.build import build, build_half, write_half
-from app.zoo.description import Description
-from app.zoo.inference import open_session, run
-from app.zoo.recognize import Recognized, output_shapes
+from app.zoo.build import build, extract, say_why_fp32, write_half
+from app.zoo.inference import interruptible, open_session, run
 from app.zoo.repository import NETWORK, PREVIOUS, Repository
 
 _EXPORT = "add its network again"
@@ -36,6 +34,8 @@ def rebuild(repository: Repository, apply: Callable[[str], str], *, is_productio
         Whether none of them had to stay as it was.
     """
     models, is_complete = repository.models(), True
+    if not models:
+        say(f"there are no models with a description in {repository.path}")
     for folder in model_folders(repository.path):
         if folder.name not in models and any(folder.glob(f"[0-9]*/{NETWORK}")):
             say(f"{folder.name} has no valid model.toml, and stays as it is")
@@ -63,32 +63,20 @@ def _rebuild(name: str, repository: Repository, apply: Callable[[str], str], *, 
             prepared.mkdir(parents=True)
             reference = refer_to(name, version)
             try:
-                content, recognized = extract(folder / version / NETWORK, found)
-                model = build(content, recognized, batch=1).SerializeToString()
-                is_same = _find_same(folder / version / NETWORK, model, canvases)
-                golden[version] = check.golden(open_session(model), spec)
-            except MemoryError:
-                raise
+                with interruptible():
+                    content, recognized = extract(folder / version / NETWORK, found)
+                    model = build(content, recognized, batch=1).SerializeToString()
+                    is_same = _find_same(folder / version / NETWORK, model, canvases)
+                    golden[version] = check.golden(open_session(model), spec)
+                    reason = write_half(prepared / configs.HALF, content, recognized, canvases) if makes_half else ""
             except Exception as error:  # onnx and onnxruntime have their own exceptions
                 raise CommandError(f"{reference} cannot be composed: {first_line(error)}; {_EXPORT}") from error
             if not is_same:
                 raise CommandError(f"{reference} would find something else, perhaps because its head is another; {_EXPORT}")
             (prepared / NETWORK).write_bytes(model)
-            if makes_half:
-                write_half(prepared / configs.HALF, reference, build_half(content, recognized, canvases, batch=1))
+            say_why_fp32(reference, reason)
         repository.replace(name, scratch, msgspec.structs.replace(found, golden=golden))
         return repository.load_into(apply, name, found, scratch / PREVIOUS)
-
-
-def extract(file: Path, found: Description) -> tuple[bytes, Recognized]:
-    """Return the network in a composed model, with batches as they are there, and what is known of it."""
-    import onnx  # noqa: PLC0415 - heavy
-
-    from app.zoo.compose import extract_network  # noqa: PLC0415
-
-    content = extract_network(onnx.load(file)).SerializeToString()
-    shapes = output_shapes(open_session(content), found.recipe.size)
-    return content, Recognized(found.recipe, found.labels, shapes, found.licence)
 
 
 def _find_same(old: Path, new: bytes, canvases: Sequence[check.Canvas]) -> bool:

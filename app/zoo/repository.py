@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -19,8 +19,8 @@ from app.zoo import configs, description
 from app.zoo.description import Description
 
 NETWORK = "model.onnx"
-PREVIOUS = "previous"
-"""In the folder for unfinished files: versions, whose files are replaced because they are added again."""
+PREVIOUS = ".previous"
+"""In the folder for unfinished files: versions that are replaced because they are added again."""
 _SCRATCH = ".add-"
 
 
@@ -170,12 +170,12 @@ class Repository:
                 with suppress(OSError):
                     (self.path / name / "configs").rmdir()
             else:
-                self.write(name, old)
+                self.write(name, msgspec.structs.replace(old, last_version=new.last_version))  # a Triton may have had that one
                 for version in new.versions.keys() - old.versions.keys():
                     shutil.rmtree(self.path / name / version)
             with suppress(CommandError):  # Triton keeps what it has
                 apply(name)
-            say(f"nothing has changed in {self.path}")
+            say(f"the models in {self.path} are as before")
             raise
 
     def use(self, reference: str) -> Description:
@@ -204,8 +204,9 @@ class Repository:
         folder = self.path / name
         if not rest:
             # Tritons elsewhere unload these, and a cache or an index cannot tell two models of the same name and version.
-            removed = last_versions(self.path) | {name: found.last_version}
-            (self.path / REMOVED).write_text("".join(f"{model} {number}\n" for model, number in removed.items()), encoding="utf-8")
+            removed = last_versions(self.path)
+            removed[name] = max(found.last_version, removed.get(name, 0))
+            _write_files({self.path / REMOVED: "".join(f"{model} {number}\n" for model, number in removed.items())})
             for number in found.versions:
                 shutil.rmtree(folder / number, ignore_errors=True)
             for path in [*configs.generate(name, found), Path(DESCRIPTION)]:
@@ -217,8 +218,10 @@ class Repository:
         if version == str(found.default_version):
             raise CommandError(f"{reference} is the default version; first: nereid use {refer_to(name, max(rest, key=int))}")
         golden = {number: values for number, values in found.golden.items() if number in rest}
-        self.write(name, msgspec.structs.replace(found, versions=rest, golden=golden))
+        new = msgspec.structs.replace(found, versions=rest, golden=golden)
+        _write(folder, name, new, is_half=configs.runs_half(folder, found))  # the folder of the version is still there
         shutil.rmtree(folder / version, ignore_errors=True)
+        self.write(name, new)
 
     def write(self, name: str, new: Description) -> None:
         """Write the description of a model, and its configs; call it while `writing`."""
@@ -251,14 +254,19 @@ def _write(folder: Path, name: str, new: Description, *, is_half: bool | None = 
     """Write the description and the configs, as far as they differ; the description first, so that no config has a version more."""
     texts = {} if description.load(folder) == new else {Path(DESCRIPTION): description.dump(new)}
     texts |= configs.outdated(folder, name, new, is_half=is_half)
-    unfinished = {path: (folder / path).with_name(f".{path.name}.unfinished") for path in texts}
+    _write_files({folder / path: text for path, text in texts.items()})
+
+
+def _write_files(texts: Mapping[Path, str]) -> None:
+    """Write files in this order, each in full or not at all, and none if the disk is full."""
+    unfinished = {path: path.with_name(f".{path.name}.unfinished") for path in texts}
     try:
         for path, text in texts.items():
-            unfinished[path].parent.mkdir(exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             unfinished[path].write_text(text, encoding="utf-8")
             sync(unfinished[path])
         for path in texts:
-            unfinished[path].replace(folder / path)
+            unfinished[path].replace(path)
     finally:
         for path in unfinished.values():
             path.unlink(missing_ok=True)
@@ -268,6 +276,9 @@ def _swap(versions: Path, folder: Path, name: str, new: Description) -> None:
     """Replace versions by those in another folder, at no time with a config that names a missing file."""
     replaced = [path.name for path in versions.iterdir()]
     is_half = all(((versions if version in replaced else folder) / version / configs.HALF).is_file() for version in new.versions)
+    configs.outdated(
+        folder, name, new, is_half=is_half
+    )  # raises for a config that was written by hand, before anything is replaced
     if not is_half:
         _write(folder, name, new, is_half=False)
     for version, file in product(replaced, (configs.HALF, NETWORK)):

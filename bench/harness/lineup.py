@@ -13,7 +13,7 @@ from bench.harness.errors import ContestantError
 from bench.harness.ports import find_free
 from bench.harness.processes import ROOT, Running, running
 from bench.harness.triton import Triton
-from bench.models.repository import read_labels
+from bench.models.repository import network_of, read_labels
 from bench.report.contests import Comparison
 
 NEREID = ("nereid_inline", "nereid_shm", "nereid_file")
@@ -119,7 +119,7 @@ class Lineup:
             command=[str(REFERENCE.python()), "-m", "uvicorn", f"{module}:app", *flags],
             environment={
                 "BENCH_TRITON": self.triton.address,
-                "BENCH_MODEL": str(self.triton.repository / model / "1" / "model.onnx") if is_local else asked,
+                "BENCH_MODEL": str(network_of(self.triton.repository / model)) if is_local else asked,
                 "BENCH_LABELS": read_labels(self.triton.repository, asked),
                 "BENCH_TENSOR": "UINT8" if takes_bytes else "FP32",
                 "GRPC_ENABLE_FORK_SUPPORT": "1",

@@ -27,6 +27,7 @@ from app.zoo.inference import open_session, run
 from bench.harness.environments import RAPIDOCR
 from bench.harness.errors import ContestantError
 from bench.harness.processes import ROOT
+from bench.models.repository import network_of
 
 MODELS = ("ocr_detection", "ocr_direction", "ocr_recognition")
 # As in the cascade `ocr`, and in RapidOCR.
@@ -55,7 +56,7 @@ class Steps:
         if not all((repository / name / "config.pbtxt").is_file() for name in MODELS):
             raise ContestantError("the models for text have not been pulled; run: ./just pull ocr")
         self._specs = [from_triton_config(read_config_file(repository / name / "config.pbtxt"), "1") for name in MODELS]
-        self._sessions = [open_session(repository / name / "1" / "model.onnx") for name in MODELS]
+        self._sessions = [open_session(network_of(repository / name)) for name in MODELS]
         # Patches need only the transport, which allocates their tensors.
         self._workspace = Workspace(*cast("tuple[Any, Any, Any]", (None, None, None)), Transport("inline"))
 

@@ -11,6 +11,8 @@ from onnx.utils import Extractor
 from app.model.triton_config import ModelConfig, read_parameters
 from app.triton.config_file import read_config_file
 from app.triton.repository import CONFIG_NAME, config_path
+from app.zoo import description
+from app.zoo.repository import NETWORK
 
 YOLO = "yolo11n"
 """The detector in measurements."""
@@ -88,6 +90,12 @@ def write_model(source: Path, repository: Path, instead: Mapping[Path, str]) -> 
             target.symlink_to(file.resolve())
 
 
+def network_of(folder: Path) -> Path:
+    """Return the file of a model's default version; a model that was removed and pulled again has another one than the first."""
+    added = description.load(folder)
+    return folder / str(added.default_version if added else 1) / NETWORK
+
+
 def read_labels(repository: Path, model: str) -> str:
     """Return the class names of a model, one a line."""
     config = read_config_file(config_path(repository / model, is_embedded=True))
@@ -96,7 +104,7 @@ def read_labels(repository: Path, model: str) -> str:
 
 def _write_fp32_variant(repository: Path) -> None:
     """Write `yolo11n` without its first nodes, so that it takes FP32 planes, as the reference sends them."""
-    network = onnx.load(repository / YOLO / "1" / "model.onnx")
+    network = onnx.load(network_of(repository / YOLO))
     variant = Extractor(network).extract_model([_PIXELS], [output.name for output in network.graph.output])
     del variant.opset_import[1:]  # one per merged graph, all identical
     variant.graph.input[0].name = "images"

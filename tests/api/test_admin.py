@@ -167,7 +167,7 @@ async def test_default_model_is_neither_unloaded_nor_removed(service: Service) -
     for line in ("POST /models/embedding/unload", "DELETE /models/embedding"):
         method, _, path = line.partition(" ")
         problem = json(await service.client.request(method, path, headers=ADMIN), 422)
-        assert problem["detail"].endswith("first choose another one: NEREID_TASK_MODELS=embedding=NAME")
+        assert problem["detail"].endswith("first choose another one: embedding=NAME in NEREID_TASK_MODELS")
     assert service.files() == {"embedding"}
 
 

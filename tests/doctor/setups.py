@@ -14,6 +14,7 @@ from app.doctor import report
 from app.doctor.finding import Finding, Severity
 from app.doctor.report import Report
 from app.settings.schema import Settings
+from app.triton.repository import DESCRIPTION
 from tests.support import ROOT, free_port
 
 POLICY = """default_queue_policy {
@@ -66,6 +67,7 @@ def write(repository: Path) -> None:
         version.mkdir(parents=True)
         (version.parent / "config.pbtxt").write_text(config.replace("NAME", name), encoding="utf-8")
         shutil.copy(ROOT / "bench" / "models" / "model.py", version)
+    (repository / "single" / DESCRIPTION).touch()
     (repository / "broken" / "1" / "model.py").write_text("raise ValueError('its weights are missing')", encoding="utf-8")
 
 

@@ -50,7 +50,7 @@ async def test_what_is_too_old_is_named(postgres: Server, monkeypatch: pytest.Mo
     found = await database.check(Settings(search="on", database_url=postgres.url("migrated")))
     assert [finding.fix and finding.fix.partition(" or later")[0] for finding in found] == [
         "search needs PostgreSQL 19",
-        "search needs pgvector: install pgvector 0.8.4",
+        "search needs pgvector 0.9",
     ]
 
 

@@ -34,9 +34,11 @@ async def test_loopback_is_not_public_unless_a_test_says_so(host: Host) -> None:
     error = await failure(host.fetcher(is_allowed=is_public), host.url())
     assert error.detail == NOT_PUBLIC
 
-    error = await failure(host.fetcher(resolve=None, is_allowed=is_public), host.url(host="localhost"))
+    fetcher = host.fetcher(resolve=None, is_allowed=is_public)
+    error = await failure(fetcher, host.url(host="localhost"))
     assert error.detail == NOT_PUBLIC
     assert not host.requests
+    fetcher.close()
 
 
 async def test_the_system_resolves_names(host: Host) -> None:

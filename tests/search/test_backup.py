@@ -96,7 +96,7 @@ async def test_a_restored_backup_finds_the_same(
     await again.close()
 
 
-async def test_nothing_is_restored_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:
+async def test_restore_is_refused_where_its_indexes_would_be_damaged(postgres: Server, tmp_path: Path) -> None:
     settings = msgspec.structs.replace(postgres.settings, database_url=await database_of(postgres, "nereid"))
     engine, file = PostgresEngine(settings.database_url), tmp_path / "kept.dump"
     await engine.open()

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import pytest
 
 from app.host.processes import end_group
+from app.triton.repository import REMOVED
 from bench.harness.processes import running
 from tests.postgres import database_home
 from tests.programs import require_program
@@ -91,6 +92,7 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
             others = {"NEREID_TASK_MODELS": "embedding=none"}  # a default model is not removed
             for name in added:
                 subprocess.run([program, "remove", name], cwd=copy, env={**os.environ, **served.environ, **others}, check=True)
+            (served.models / REMOVED).unlink(missing_ok=True)  # the versions of the next page begin with 1
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -15,6 +15,7 @@ import pytest
 
 from app.embedded.server import EmbeddedTriton
 from app.settings.schema import DIALECTS, Settings
+from app.zoo import description
 from tests.api.conftest import write_keys
 from tests.fakes import models, text_models
 from tests.fakes.otlp import Receiver, receiving_traces
@@ -95,9 +96,14 @@ class Operator:
         if done.returncode:
             self.failures.append(f"nereid {' '.join(arguments)}: {done.returncode} {done.stderr.decode()}")
 
+    def version_of(self, name: str) -> int:
+        """Return the default version of an added model: each start adds the next one, because numbers are not given again."""
+        added = description.load(Path(self.environ["NEREID_MODEL_REPOSITORY"], name))
+        return added.default_version if added else 0
+
     async def change_by_http(self, features: frozenset[str]) -> None:
         await self.ask("POST /models/doors", content=self.network.read_bytes())
-        await self.ask("PUT /models/doors/default-version", json={"version": 1})
+        await self.ask("PUT /models/doors/default-version", json={"version": self.version_of("doors")})
         await self.ask("POST /models/doors/load")
         answer = await self.ask("POST /predict/doors", content=SCENE)
         while "cache" in features and answer.is_success and answer.headers.get("X-Cache") != "hit":
@@ -109,7 +115,7 @@ class Operator:
 
     async def change_by_command(self) -> None:
         await self.run("add", str(self.network), "--name", "gates")
-        await self.run("use", "gates:1")
+        await self.run("use", f"gates:{self.version_of('gates')}")
         await self.run("load", "gates")
         await self.ask("POST /predict/gates", content=SCENE)
         await self.run("unload", "gates")

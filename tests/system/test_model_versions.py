@@ -233,8 +233,8 @@ def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:
         assert serving.answer("windows", query) == (200, answered)
     assert sorted(path.name for path in (serving.repository / "windows").glob("[0-9]")) == ["1", "2"]
     damaged.write_bytes(whole)
-    serving.add(3, "windows")
-    serving.wait_for("windows", (200, "3"))
+    serving.add(4, "windows")  # what engines are named by is not used again
+    serving.wait_for("windows", (200, "4"))
 
 
 def test_nobody_can_load_a_model_over_tcp(tmp_path: Path) -> None:

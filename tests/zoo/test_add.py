@@ -249,6 +249,14 @@ def test_versions_are_chosen_and_removed(repository: Repository, tmp_path: Path)
     assert content(repository) == {}
 
 
+def test_numbers_of_removed_models_survive_a_line_that_is_none(repository: Repository, tmp_path: Path) -> None:
+    repository.path.mkdir()
+    (repository.path / REMOVED).write_text("gates # by hand\nwindows\ndoors 3\n", encoding="utf-8")
+    added(save(network(), tmp_path / "1.onnx"), repository)
+
+    assert [*repository.models()["doors"].versions] == ["4"]
+
+
 def test_removed_model_is_added_again_with_the_next_version(repository: Repository, tmp_path: Path) -> None:
     """A cache or an index that knows `doors:1` does not take another network for it, also after a second removal."""
     for number in (1, 2, 3):

@@ -11,12 +11,12 @@ from onnx import TensorProto, numpy_helper
 from app.triton.config_file import read_config_file
 from app.zoo import check, registry
 from app.zoo.add import Request, add, read_options, spec_of
-from app.zoo.build import agreement, build, strip_floor
+from app.zoo.build import agreement, build, extract, strip_floor
 from app.zoo.configs import HALF
 from app.zoo.half import keep_rounding, to_half
 from app.zoo.inference import open_session, run
 from app.zoo.pull import pull
-from app.zoo.rebuild import extract
+from app.zoo.rebuild import rebuild
 from app.zoo.repository import NETWORK, Repository
 from tests.conftest import fetched
 from tests.support import IMAGES, SHARED
@@ -105,6 +105,29 @@ def test_next_version_is_in_fp16_as_the_versions_so_far(repository: Repository) 
     assert production_file(repository) == HALF
 
 
+def test_production_that_stays_in_fp32_is_told_with_what_changes_it(
+    repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    added(network(0.25), repository)
+    added(network(0.5), repository, is_production=True)
+    assert production_file(repository) == NETWORK
+    assert "production runs doors in FP32 until its other versions are in FP16, too: nereid models" in capsys.readouterr().err
+    assert rebuild(repository, lambda _: "", is_production=True)
+
+    assert production_file(repository) == HALF
+
+
+def test_config_names_no_graph_that_any_folder_of_a_version_lacks(repository: Repository) -> None:
+    """Triton loads them all, also one that an addition which was killed has left."""
+    added(network(0.25), repository, is_production=True)
+    (repository.path / "doors" / "2").mkdir()
+    (repository.path / "doors" / "2" / NETWORK).write_bytes(b"half")
+    with repository.writing():
+        repository.use("doors:1")
+
+    assert production_file(repository) == NETWORK
+
+
 def test_production_runs_fp16_once_the_last_version_without_it_is_removed(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +166,7 @@ def test_triton_that_refuses_a_model_gets_the_previous_graphs_back(repository: R
     assert {path: path.read_bytes() for path in (repository.path / "tiny").rglob("*.*")} == before
 
 
-def test_what_follows_the_last_convolution_keeps_its_precision() -> None:
+def test_precision_is_kept_behind_the_last_convolution() -> None:
     """In FP16, coordinates of 256 pixels and more are off by up to an eighth of a pixel."""
     model = network()
     expected, found = (
@@ -177,4 +200,4 @@ def test_published_model_finds_the_same_in_fp16(
     assert agreement(single, half, check.draw_samples(folder, spec)) >= 0.99
     rounded = open_session(keep_rounding(onnx.load(repository.path / name / "1" / HALF)), optimizes=False)
     assert found.golden["1"].difference(check.golden(rounded, spec)) == ""
-    assert sizes[0] / sizes[1] < (0.53 if sizes[1] > 1e6 else 0.7)  # names of nodes are most of a tiny network
+    assert sizes[0] / sizes[1] < (0.53 if sizes[1] > 1e6 else 0.8)  # names of nodes are most of a tiny network

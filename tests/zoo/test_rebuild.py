@@ -130,3 +130,27 @@ def test_model_that_triton_refuses_is_as_before(repository: Repository) -> None:
     with pytest.raises(ValueError, match=r"^$"):
         rebuild(repository, refuse, is_production=True)
     assert content(folder) == before
+
+
+def test_model_with_a_config_of_its_own_is_left_alone(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = added(NETWORKS["yolo"], repository)
+    (folder / "config.pbtxt").write_text("# by hand\n", encoding="utf-8")
+    before = content(folder)
+    assert not rebuild(repository, lambda _: "", is_production=True)
+
+    assert content(folder) == before
+    assert "config.pbtxt is not generated from model.toml, and stays as it is" in capsys.readouterr().err
+
+
+def test_repository_without_models_is_told(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    repository.path.mkdir()
+    assert rebuild(repository, lambda _: "", is_production=True)
+
+    assert "there are no models with a description in" in capsys.readouterr().err
+
+
+def test_name_of_a_model_does_not_meet_that_of_a_folder_for_its_rebuild(repository: Repository) -> None:
+    folder = added(NETWORKS["yolo"], repository, "previous")
+    assert rebuild(repository, lambda _: "", is_production=True)
+
+    assert (folder / "1" / HALF).is_file()

@@ -95,7 +95,7 @@ def check_capacity(scope: HTTPScope, route: ModelRoute, model: str, worker: Work
 
 
 async def guard_key(connection: Connection, route: ModelRoute) -> None:
-    """Raise Unauthorized or Forbidden by the key in the headers, unless the body may contain one."""
+    """Raise NotFoundException for a path of no route, and Unauthorized or Forbidden by the key, unless the body may have one."""
     context = context_of(connection.scope)
     if not context.has_model_route:
         raise NotFoundException  # Litestar matches some paths that the table does not, such as non-ASCII digits

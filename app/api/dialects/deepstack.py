@@ -26,16 +26,7 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
-from app.api.dialects.dialect import (
-    READING,
-    AnyRequest,
-    Dialect,
-    DialectParameters,
-    answer_each,
-    detect,
-    detectors,
-    receive_text,
-)
+from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, detect, detectors, receive_text
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body

@@ -16,6 +16,7 @@ from app.api.routes import API_VERSION
 from app.errors import GatewayError
 from app.host import cores, memory
 from app.host.packages import has_pillow_simd
+from app.model.reference import split_reference
 from app.model.spec import ModelSpec
 from app.pipeline.pipeline import Pipeline
 from app.routing.router import Router
@@ -198,7 +199,8 @@ async def health(
     if status == "unreachable":
         context.log_fields["detail"] = _UNREACHABLE
     elif status == "not_ready":
-        context.log_fields.setdefault("detail", f"{pipeline.default_model} is not ready in Triton, or its inferences fail")
+        model, _ = split_reference(pipeline.default_reference)
+        context.log_fields.setdefault("detail", f"{model} is not ready in Triton, or its inferences fail")
     workers_mb = [_to_mb(number) for number in metrics.worker_memory.numbers()]
     report = Health(
         status="healthy" if is_ready else "unhealthy",

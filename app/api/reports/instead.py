@@ -24,5 +24,5 @@ _INSTEAD = {
     include_in_schema=False,
 )
 async def instead(request: Request[Any, Any, Any]) -> None:
-    """Say what to use instead of a path, by whatever method."""
+    """Say what to use instead of a path."""
     raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])

@@ -28,7 +28,8 @@ DO $$ BEGIN
         CREATE ROLE nereid_search NOLOGIN;
     END IF;
     CREATE EXTENSION IF NOT EXISTS vector;
-    IF (SELECT string_to_array(extversion, '.')::integer[] < '{0,8,3}' FROM pg_extension WHERE extname = 'vector') THEN
+    IF (SELECT string_to_array(substring(extversion from '^[0-9.]+'), '.')::integer[] < '{0,8,3}'
+        FROM pg_extension WHERE extname = 'vector') THEN
         RAISE EXCEPTION 'this pgvector can damage the indexes of a restore: install 0.8.4 or later, ALTER EXTENSION vector UPDATE';
     END IF;
 END $$

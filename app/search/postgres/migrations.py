@@ -115,7 +115,7 @@ async def _examine(connection: Any) -> tuple[str, list[str], Doubt | None]:  # n
     if major < _MIN_MAJOR:
         lacks.append(f"search needs PostgreSQL {_MIN_MAJOR} or later")
     if not pgvector or _numbers(pgvector) < _MIN_PGVECTOR:
-        lacks.append(f"search needs pgvector: {_UPDATE}")
+        lacks.append(f"search needs pgvector {'.'.join(map(str, _MIN_PGVECTOR))} or later: {_UPDATE}")
     if not has_role:
         lacks.append("its user cannot be nereid_search: CREATE ROLE nereid_search NOLOGIN; GRANT nereid_search TO the user")
     found = f"PostgreSQL {version} with {f'pgvector {pgvector}' if pgvector else 'no pgvector'}"

@@ -52,7 +52,8 @@ def files(networks: dict[str, Path], text_networks: dict[str, Path]) -> dict[str
 def test_graph_of_every_head_compiles(head: DetectionHeadName, half: bool, tmp_path: Path) -> None:  # noqa: FBT001
     tensors = head_tensors(head, WIDE if head in ("yolo", "yolov5", "end_to_end") else (1, 1))
     recipe = DetectionRecipe(size=WIDE, head=head)
-    found = examine(compose_model(exported(tensors, WIDE, half=half), recipe, classes=3), recipe, tmp_path)
+    network = exported(tensors, WIDE)
+    found = examine(compose_model(to_half(network) if half else network, recipe, classes=3), recipe, tmp_path)
 
     assert (found["parser"], found["compiler"]) == ([], [])
 
@@ -61,9 +62,9 @@ def test_graph_of_every_head_compiles(head: DetectionHeadName, half: bool, tmp_p
 @pytest.mark.parametrize("head", ["yolo", "end_to_end"])
 @pytest.mark.parametrize("task", FEATURES)
 def test_graph_of_every_task_compiles(task: str, head: str, half: bool, tmp_path: Path) -> None:  # noqa: FBT001
-    network = exported(feature_tensors(task, head), WIDE, half=half, names=CLASSES, **FEATURES[task])
+    network = exported(feature_tensors(task, head), WIDE, names=CLASSES, **FEATURES[task])
     recognized = recognize(network, Options())
-    found = examine(compose_model(network, recognized.recipe), recognized.recipe, tmp_path)
+    found = examine(compose_model(to_half(network) if half else network, recognized.recipe), recognized.recipe, tmp_path)
 
     assert (found["parser"], found["compiler"]) == ([], [])
 

@@ -1,0 +1,32 @@
+"""The default models, which are neither removed nor unloaded."""
+
+from app.host.program import CommandError
+from app.model.reference import split_reference
+from app.routing import routes
+from app.routing.routes import RoutesError
+from app.settings import environment
+from app.settings.schema import PREFIX
+from app.settings.task_models import default_models
+
+
+def require_not_default(name: str, version: str = "") -> None:
+    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first.
+
+    A version counts if a route names it, for others of the model stay.
+    """
+    settings = environment.load()  # with the names of routes
+    try:
+        known = routes.load(settings.routes_file) if settings.routes_file else {}
+    except RoutesError as error:
+        raise CommandError(f"{PREFIX}ROUTES_FILE: {error}; mend it first, because {name} may be a default model in it") from error
+    for setting, default in default_models(settings).items():
+        what, route = f"{name} is a default model of the settings", known.get(default)
+        if route is not None:
+            target, target_version = split_reference(route.to)
+            if target == name and version in {"", target_version}:
+                how = f"first give the route another model in {settings.routes_file}"
+                raise CommandError(f"{what}: {PREFIX}{setting}={default} is a route to it; {how}")
+        elif default == name and not version:
+            variable, _, task = setting.partition("=")
+            how = f"{task}=NAME in {PREFIX}{variable}" if task else f"{PREFIX}{variable}=NAME"
+            raise CommandError(f"{what}; first choose another one: {how}")
