@@ -211,7 +211,7 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Resul
     def read(name: str, version: str) -> bytes:
         """Read the fingerprint of a model; it also changes when wrong answers are found, because some may have been kept."""
         found = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
-        wrong = metrics.nonzero(metrics.wrong_answers)
+        wrong = metrics.nonzero(metrics.wrong_episodes)
         return found and found + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
 
     fingerprints = Fingerprints(read)

@@ -44,6 +44,11 @@ class Golden(Struct, frozen=True):
                 return f"{what} boxes"
         return ""
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether there are raw values, and nothing else than zeros."""
+        return bool(self.sample) and not any(self.sample) and not self.boxes
+
     def keep(self, answer: "Golden") -> "Golden":
         """Return an answer with as many raw values as this has: the others may change with each batch."""
         return Golden(answer.sample[len(answer.sample) - len(self.sample) :], answer.boxes)
@@ -64,8 +69,10 @@ def picture(width: int, height: int) -> NDArray[np.uint8]:
 
     A stop sign, a ball and lines like those of a text on a gradient: what many models find, in its usual colours.
     """
-    y, x = np.mgrid[:height, :width] * 1024 // np.array([height, width]).reshape(2, 1, 1)
-    image = np.stack([90 + x // 12, 130 + y // 14, 200 - y // 8], -1).astype(np.uint8)
+    y, x = (np.arange(side, dtype=np.int32) * 1024 // side for side in (height, width))
+    y = y[:, None]
+    image = np.empty((height, width, 3), np.uint8)
+    image[..., 0], image[..., 1], image[..., 2] = 90 + x // 12, 130 + y // 14, 200 - y // 8
     dx, dy = abs(x - 520), abs(y - 280)
     for side, colour in ((150, (245, 245, 245)), (140, (200, 16, 30))):
         image[(dx < side) & (dy < side) & (dx + dy < side * 99 // 70)] = colour
@@ -73,6 +80,6 @@ def picture(width: int, height: int) -> NDArray[np.uint8]:
     image[(x - 800) ** 2 + (y - 800) ** 2 < 130**2] = 245, 130, 20
     for top, height_of_line, left, letters in ((245, 70, 420, 4), (620, 40, 60, 10), (720, 40, 60, 8)):
         column, step = (x - left) * 4 // height_of_line, 3
-        is_line = (y >= top) & (y < top + height_of_line) & (column >= 0) & (column < letters * step)
-        image[is_line & (column % step < 2)] = 250, 250, 250  # noqa: PLR2004 - two of three columns
+        is_letter = (column >= 0) & (column < letters * step) & (column % step < 2)  # noqa: PLR2004 - two of three columns
+        image[is_letter & (y >= top) & (y < top + height_of_line)] = 250, 250, 250
     return image

@@ -52,8 +52,9 @@ EVERY_SECONDS = 60.0
 """Interval of the questions to models that are used."""
 _LOOK_SECONDS = 1.0
 # Between looks at what Triton has loaded, and between questions after errors.
-_LIST_SECONDS = _ERRORS_SECONDS = 2.0
-_ERRORS = 3
+_LIST_SECONDS, _ERRORS_SECONDS = 2.0, 4.0
+# Of questions in a row, where another instance, with another GPU, may answer each of them.
+_QUESTIONS = 4
 _QUEUE_SECONDS, _STATISTICS_SECONDS = 5.0, 2.0
 # An answer that is none, although the picture is well.
 _FAILED = (InferenceFailed, InvalidModelOutput, InvalidImage)
@@ -79,7 +80,9 @@ class _Known:
         self.inferences = 0
         """Triton's count at the last right answer, which it begins anew when it loads the model again."""
         self.was_right = False
-        """Whether any answer was right."""
+        """Whether any answer was right; a restart that was to help and did not makes it forgotten."""
+        self.is_counted = False
+        """Whether a restart was asked for since the last right answer."""
 
 
 class Examiner:
@@ -93,8 +96,8 @@ class Examiner:
         self._known: dict[tuple[TritonBackend, str], _Known] = {}
         self._listed: dict[TritonBackend, tuple[object, float, set[str]]] = {}
         """By Triton its connection and loaded versions, when they were read, and the references of models that can be asked."""
-        self.tasks: dict[TritonBackend, asyncio.Task[None]] = {}
-        """What is being asked."""
+        self.tasks: dict[tuple[TritonBackend, str], asyncio.Task[None]] = {}
+        """What is being asked, by Triton and reference; by Triton alone what finds out what is due."""
 
     async def run(self, defaults: Callable[[], Collection[str]]) -> None:
         """Look every second for what is to be asked; `defaults` returns the names of the default models. Never returns."""
@@ -108,10 +111,8 @@ class Examiner:
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def note_error(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        """Count an error of a model; several in a row tell the worker that asks."""
-        served.errors += 1
-        if served.errors % _ERRORS == 0:
-            self._metrics.table.add(self._errors_column(served, spec), 1)
+        """Tell the worker that asks of an error of a model."""
+        self._metrics.table.add(self._errors_column(served, spec), 1)
 
     async def probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
         """Ask a model that is left out once.
@@ -121,13 +122,15 @@ class Examiner:
         """
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
-        has_values = known.first is not None or _added(spec) is not None
-        if not (has_values or self._metrics.table.is_first) and self._circuit(served, spec).is_open_elsewhere:
-            raise TritonUnavailable("another worker knows when it is right again")
+        if not (self._metrics.table.is_first or _added(spec)):
+            if self._circuit(served, spec).is_wrong_for_first:
+                raise TritonUnavailable("the worker that asks has what to compare the answer with")
+            return
         try:
-            if reason := await self._why_wrong(served, known):
-                self._count(known)
-                raise InferenceFailed(reason)
+            for _ in range(_count_questions(spec)):
+                if reason := await self._why_wrong(served, known):
+                    self._count(known)
+                    raise InferenceFailed(reason)
         except (UnknownModel, ModelNotReady):  # it is asked anew when it is loaded
             known.asked_at = -EVERY_SECONDS
 
@@ -135,22 +138,24 @@ class Examiner:
         servers = self._pool.servers
         self._known = {key: known for key, known in self._known.items() if key[0] in servers}
         self._listed = {server: listed for server, listed in self._listed.items() if server in servers}
-        self.tasks = {server: task for server, task in self.tasks.items() if not task.done()}
+        self.tasks = {key: task for key, task in self.tasks.items() if not task.done()}
         for server in servers:
             for name in defaults:
                 if (spec := server.specs.peek(name)) is not None:
                     self._circuit(server.model(spec.reference), spec)  # other workers may have opened it
-            if self._metrics.table.is_first and server.client.server is not None and server not in self.tasks:
-                self.tasks[server] = asyncio.create_task(self._ask_all(server, defaults))
+            if self._metrics.table.is_first and server.client.server is not None and (server, "") not in self.tasks:
+                self.tasks[server, ""] = asyncio.create_task(self._ask_all(server, defaults))
 
     async def _ask_all(self, server: TritonBackend, defaults: Collection[str]) -> None:
-        """Ask a Triton all that is due, one question after the other."""
+        """Ask a Triton all that is due, one question after the other, but do not wait for a model that hangs."""
         try:
             for spec in await self._specs(server, defaults):
-                served = server.model(spec.reference)
+                served, key = server.model(spec.reference), (server, spec.reference)
                 known = self._know(served, spec)
-                if not served.is_wrong and self._is_due(served, known, is_default=spec.name in defaults):
-                    await self._ask(served, known)
+                is_due = key not in self.tasks and self._is_due(served, known, is_default=spec.name in defaults)
+                if is_due and not served.is_wrong:
+                    self.tasks[key] = asyncio.create_task(self._ask(served, known))
+                    await asyncio.wait({self.tasks[key]}, timeout=_LIST_SECONDS)
         except Exception:
             LOG.exception("the golden picture could not be asked about", triton=server.address)
 
@@ -186,8 +191,9 @@ class Examiner:
         if known is None or known.spec != spec or known.connection != connection:
             new = self._known[key] = _Known(spec, connection, self._errors(served, spec))
             if known is not None and known.spec.version == spec.version:
-                new.was_right = known.was_right
-                new.first = known.first if _added(spec) else None  # others may be replaced in a restart
+                new.was_right = known.was_right and not known.is_counted
+                if known.spec == spec or _added(spec):  # others have been loaded again
+                    new.first, new.inferences = known.first, known.inferences
             return new
         return known
 
@@ -198,18 +204,25 @@ class Examiner:
         return is_default or not known.was_right or self._metrics.count_images(known.spec.reference) > known.images
 
     async def _ask(self, served: ModelOnServer, known: _Known) -> None:
-        """Ask a model, and once more if the answer is wrong; leave it out if both are."""
+        """Ask a model, and again if the answer is wrong; leave it out if another one is."""
         known.asked_at, known.errors = monotonic(), self._errors(served, known.spec)
         known.images = self._metrics.count_images(known.spec.reference)
         try:
-            if await self._why_wrong(served, known) and (reason := await self._why_wrong(served, known)):
-                self._count(known)
-                self._circuit(served, known.spec).open_for_wrong_answers(reason)
+            if not await self._why_wrong(served, known):
+                return
+            for _ in range(_count_questions(known.spec)):
+                if reason := await self._why_wrong(served, known):
+                    self._count(known)
+                    self._metrics.wrong_episodes.add(1, known.spec.reference)
+                    self._circuit(served, known.spec).open_for_wrong_answers(reason)
+                    return
         except GatewayError:  # it says nothing of the model
             known.asked_at += _ERRORS_SECONDS - EVERY_SECONDS
+        except Exception:
+            LOG.exception("the golden picture could not be asked about", triton=served.server.address, model=known.spec.reference)
 
     def _errors(self, served: ModelOnServer, spec: ModelSpec) -> int:
-        """Return how often workers have got several errors of a model in a row."""
+        """Return how many errors of a model workers have got."""
         return self._metrics.table.total(self._errors_column(served, spec))
 
     def _errors_column(self, served: ModelOnServer, spec: ModelSpec) -> int:
@@ -218,6 +231,7 @@ class Examiner:
 
     def _count(self, known: _Known) -> None:
         if known.was_right:
+            known.is_counted = True
             self._metrics.wrong_answers.add(1, known.spec.reference)
 
     async def _why_wrong(self, served: ModelOnServer, known: _Known) -> str:
@@ -233,23 +247,33 @@ class Examiner:
             if not values and (await _infer(served, spec)).difference(answer):
                 return ""  # it says something else each time
             reason = next(filter(None, (golden.difference(answer) for golden in values)), "")
+            if served.is_wrong and not values and answer.is_zero:  # of what was known before, an ended worker has taken along
+                reason = "zeros"
         except _FAILED as error:
-            if not values:
+            if not values and not served.is_wrong:
                 return ""
             answer, reason = Golden(), own_message(error)
-        count = 0 if added else await _count_inferences(served.server, spec)
+        count = 0 if added else await _count_inferences(served.server, spec, known.inferences)
         if reason:
             if await served.server.specs.read(spec.reference) != spec or count < known.inferences:
                 known.first = None
                 raise ModelReplaced("the model has been loaded again")
             return reason
-        known.was_right, known.inferences, known.first = True, count, known.first or (added.keep(answer) if added else answer)
+        known.was_right, known.is_counted, known.inferences = True, False, count
+        known.first = known.first or (added.keep(answer) if added else answer)
         return ""
 
 
-async def _count_inferences(server: TritonBackend, spec: ModelSpec) -> int:
-    """Return how many images a Triton has processed since it has loaded a model."""
-    statistics = await read_statistics(server.client, _STATISTICS_SECONDS)
+def _count_questions(spec: ModelSpec) -> int:
+    return _QUESTIONS if spec.instances > 1 or spec.device == "gpu" else 1
+
+
+async def _count_inferences(server: TritonBackend, spec: ModelSpec, before: int) -> int:
+    """Return how many images a Triton has processed since it has loaded a model; as many as before if it does not say so."""
+    try:
+        statistics = await read_statistics(server.client, _STATISTICS_SECONDS)
+    except GatewayError:
+        return before
     return statistics.get((spec.name, spec.version), ModelStatistics()).inferences
 
 
@@ -259,6 +283,7 @@ async def _infer(served: ModelOnServer, spec: ModelSpec) -> Golden:
     tensor = await asyncio.to_thread(golden_input, spec)  # takes milliseconds
     result = await served.server.client.infer(asked, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")
     if result.version != spec.version:
+        await served.server.specs.read(spec.reference)
         raise ModelReplaced("another version has answered")
     return await asyncio.to_thread(read_golden, spec, result.outputs, result.version)
 

@@ -74,9 +74,9 @@ class CircuitBreaker:
         return not self.is_open
 
     @property
-    def is_open_elsewhere(self) -> bool:
-        """Whether it is open in another worker."""
-        return self._table.total(self._opened) != self._table.cells[self._opened]
+    def is_wrong_for_first(self) -> bool:
+        """Whether it is open because of wrong answers in the first worker."""
+        return self._table.values(self._opened)[0] % 2 > 0
 
     def open(self, opened_at: int | None = None) -> None:
         """Open the circuit, and start probing to close it again.

@@ -94,6 +94,9 @@ class Metrics:
         self.wrong_answers = Counter(
             table, WRONG_ANSWERS, "Wrong answers to the golden picture of models that had been right before.", ["model"]
         )
+        self.wrong_episodes = Counter(
+            table, "api_wrong_episodes", "Times that a model was left out at a Triton because of wrong answers.", ["model"]
+        )
         self.worker_starts = Counter(table, "api_worker_starts", "Workers that were started, also in place of others.")
         self.model_active = Gauge(table, "api_model_active_requests", "Requests admitted to a model.", ["model"])
         self.model_waiting = Gauge(table, "api_model_waiting_requests", "Requests that wait to be admitted to a model.", ["model"])

@@ -28,8 +28,6 @@ class ModelOnServer:
         """In-flight calls that any request still waits for."""
         self.images = 0
         """Images in all in-flight calls."""
-        self.errors = 0
-        """Errors of the model since it has last answered."""
         self.circuit: CircuitBreaker | None = None
         """Open while Triton is known not to run the model; None before the first call."""
         self.answered_at = 0.0
@@ -76,8 +74,6 @@ class ModelOnServer:
     def note_answer(self, images: int, began_at: float) -> None:
         """Measure a call that began at this `time.monotonic` and was answered; with 0 images if the answer was an error."""
         now = monotonic()
-        if images:
-            self.errors = 0
         if began_at >= self.measured_since:
             self._answered_images = self._answered_images * _MEMORY + images
             self._busy_seconds = self._busy_seconds * _MEMORY + now - max(self._busy_since, self.answered_at)

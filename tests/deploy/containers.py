@@ -77,6 +77,7 @@ class Container(NamedTuple):
         """Run a program as the image's user, as process 1 of its own namespace."""
         config = self.image.config
         environ = dict(variable.split("=", 1) for variable in config["Env"])
+        environ["NEREID_TIMEOUT_SECONDS"] = "30"  # on a busy machine
         environ |= {f"NEREID_{name.upper()}": str(value) for name, value in self.settings.items()}
         entering = {
             "ROOTFS": str(self.image.root),

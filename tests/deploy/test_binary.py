@@ -91,7 +91,7 @@ def running(command: list[str], folder: Path, port: int, probe: str = "livez", *
         probe: Path that answers when it can be used.
         settings: Environment variables.
     """
-    environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, **settings})
+    environment = environ({f"{PREFIX}PORT": port, f"{PREFIX}WORKERS": 2, f"{PREFIX}TIMEOUT_SECONDS": 30, **settings})
     process = psutil.Popen(command, env=environment, cwd=folder, start_new_session=True)
     family = [process]
     try:

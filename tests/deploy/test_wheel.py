@@ -87,7 +87,7 @@ def test_it_runs_without_the_checkout(
     assert installed.run("models").startswith("yolo11n: 80 classes, 640 x 640, ")
 
     port, log = free_port(), tmp_path / "serve.log"
-    environment = {**installed.environment, "NEREID_PORT": str(port)}
+    environment = {**installed.environment, "NEREID_PORT": str(port), "NEREID_TIMEOUT_SECONDS": "30"}
     command = [str(installed.path), "serve"]
     with running(command, environment, port, "/readyz", log, installed.folder, ready_seconds=READY_SECONDS) as server:
         answer = json(httpx.post(f"{server.url}/detect", content=sample_image("chelsea.jpg"), timeout=60))

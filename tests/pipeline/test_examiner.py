@@ -14,7 +14,7 @@ from app.errors import CircuitOpen, InferenceFailed
 from app.model.golden import Golden
 from app.pipeline.examiner import Examiner
 from app.triton.status import WrongAnswer
-from tests.fakes.triton import FakeTriton, config_with, infer_response
+from tests.fakes.triton import CONFIG, FakeTriton, config_with, infer_response
 from tests.support import METRICS, eventually
 from tests.world import World
 
@@ -140,16 +140,15 @@ async def test_one_wrong_answer_is_none(examined: Examined) -> None:
 
 async def test_a_model_with_nothing_but_errors_is_asked_at_once(examined: Examined) -> None:
     examined.fake.refusal = BROKEN
-    for _ in range(3):
-        with pytest.raises(InferenceFailed):
-            await examined.world.infer()
-    await examined.asked(3)
+    with pytest.raises(InferenceFailed):
+        await examined.world.infer()
+    await examined.asked(5)
 
     assert examined.wrong == [True]
 
 
 async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examined) -> None:
-    """Others are not even asked more often than every two seconds."""
+    """Others are not even asked more often than every four seconds."""
     asked = 0
     for _ in range(10):
         examined.fake.next_refusals = [BROKEN] * 6
@@ -158,7 +157,7 @@ async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examine
                 await examined.world.infer()
         asked += await examined.asked(1)
 
-    assert 0 < asked <= 6
+    assert 0 < asked <= 3
     assert examined.wrong == [False]
 
 
@@ -249,3 +248,114 @@ async def test_an_answer_under_way_is_nobodys(examined: Examined) -> None:
 
     with pytest.raises(WrongAnswer):
         await asking
+
+
+class HalfSick(OneModel):
+    """Has two instances, one of which is sick: each answers every other request."""
+
+    is_sick = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = CONFIG | {"instance_group": [{"name": "cpu", "kind": "KIND_CPU", "count": 2}]}
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if self.is_sick:
+            self.find(RIGHT * (len(self.requests) % 2))
+        return await super().ModelInfer(request, context)
+
+
+@pytest.mark.world(HalfSick, mode="inline", max_calls=10)
+async def test_a_model_with_one_sick_instance_is_left_out(examined: Examined) -> None:
+    examined.fake.is_sick = True
+    await examined.asked(125)
+    assert examined.wrong == [True]
+    await examined.asked(30)
+
+    assert examined.wrong == [True]
+
+
+@pytest.mark.parametrize("restarts", ["connection", "worker"])
+@pytest.mark.parametrize("sickness", ["errors", "zeros"])
+async def test_a_sick_model_stays_left_out_when_what_was_known_of_it_is_lost(
+    examined: Examined, sickness: str, restarts: str
+) -> None:
+    """A proxy resets connections, and the worker that asks may end."""
+    if sickness == "errors":
+        examined.fake.refusal = BROKEN
+    else:
+        examined.fake.find(RIGHT * 0)
+    await examined.asked(61)
+    assert examined.wrong == [True]
+    if restarts == "connection":
+        examined.world.client.connection += 1
+    else:
+        examined.examiner._known.clear()  # noqa: SLF001 - as in the worker that asks next
+    await examined.asked(20)
+    assert examined.wrong == [True]
+    examined.fake.refusal = None
+    examined.fake.find(RIGHT)
+
+    assert await examined.until_well()
+
+
+async def test_a_restart_that_did_not_help_is_not_asked_for_again(examined: Examined) -> None:
+    """Another file was copied over that of the model."""
+    examined.fake.find(RIGHT * 0)
+    await examined.asked(61)
+    examined.world.client.connection += 1
+    counted = METRICS.nonzero(METRICS.wrong_answers)
+    await examined.asked(20)
+
+    assert examined.wrong == [True]
+    assert METRICS.nonzero(METRICS.wrong_answers) == counted
+
+
+class Restricted(OneModel):
+    """Does not tell its statistics."""
+
+    async def ModelStatistics(self, _: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted")
+
+
+@pytest.mark.world(Restricted, mode="inline", max_calls=10)
+async def test_statistics_may_be_restricted(examined: Examined) -> None:
+    assert await examined.asked(61) == 1
+    examined.fake.find(RIGHT * 0)
+    await examined.asked(61)
+
+    assert examined.wrong == [True]
+
+
+async def test_a_model_is_asked_after_a_switch_of_its_version(examined: Examined) -> None:
+    """Also if no request of this worker notices the switch."""
+    examined.fake.index = [("tiny", "1", "READY", ""), ("side", "1", "READY", "")]
+    await examined.asked(64)
+    examined.fake.index = [("tiny", "1", "READY", ""), ("side", "2", "READY", "")]
+    examined.fake.model_versions = ["2"]
+    METRICS.batch_size.observe(1, "side")
+    await examined.asked(64)
+    examined.fake.find(RIGHT * 0)
+    METRICS.batch_size.observe(1, "side")
+    await examined.asked(64)
+
+    assert examined.world.server.is_wrong("side")
+
+
+class Hanging(OneModel):
+    """`other` answers nothing."""
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        if request.model_name == "other":
+            await asyncio.Event().wait()
+        return await super().ModelInfer(request, context)
+
+
+@pytest.mark.world(Hanging, mode="inline", max_calls=10)
+async def test_a_model_that_hangs_does_not_keep_others_from_being_asked(examined: Examined) -> None:
+    examined.fake.index = [("other", "1", "READY", ""), ("tiny", "1", "READY", "")]
+    await examined.world.time.skip(5)
+    examined.fake.find(RIGHT * 0)
+    while not examined.wrong[0]:
+        await examined.world.time.skip(1)
+        await examined.world.round_trip()

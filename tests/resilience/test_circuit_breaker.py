@@ -174,15 +174,32 @@ async def test_wrong_answers_open_the_circuit_of_all_workers(open_table: OpenTab
     one.open_for_wrong_answers("zeros")
     other.note_success()
     assert not other.is_closed
-    assert (one.is_wrong, other.is_wrong, one.is_open_elsewhere) == (True, True, True)
+    assert (one.is_wrong, other.is_wrong, other.is_wrong_for_first) == (True, True, True)
     answers.clear()
     await eventually(lambda: one.is_closed and other.is_closed)
-    assert not one.is_open_elsewhere
+    assert not other.is_wrong_for_first
     one.note_success()
     other.open_for_wrong_answers("zeros again")
     assert not one.is_closed
     for circuit in (one, other):
         await circuit.close()
+
+
+async def test_workers_that_wait_for_the_first_one_do_not_wait_for_each_other(open_table: OpenTable) -> None:
+    circuits: list[CircuitBreaker] = []
+
+    async def wait_for_first() -> None:
+        if circuits[1].is_wrong_for_first:
+            raise TritonUnavailable("the first one knows")
+
+    async def answer() -> None:
+        pass
+
+    circuits += [CircuitBreaker(open_table(), "tiny", "triton:8001", probe) for probe in (answer, wait_for_first, wait_for_first)]
+    circuits[0].open_for_wrong_answers("zeros")
+    assert not any(circuit.is_closed for circuit in circuits)
+
+    await eventually(lambda: all(circuit.is_closed for circuit in circuits))
 
 
 async def test_one_right_answer_does_not_close_it(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
