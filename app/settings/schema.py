@@ -16,7 +16,7 @@ MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
 TRITON_SOCKET = "triton:1"
 """File name of the embedded Triton's socket: Triton adds the number of a port to the name it is given."""
-DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim", "kserve")
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "label-studio", "nim", "kserve")
 """Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
