@@ -66,9 +66,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""
     model_repository: str = "model_repository"
     """Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, as a checkout does;
-    otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a `models.toml`, `pull` knows the models
-    listed there, instead of those that Nereid lists itself. `nereid detect` does not use the current folder, unless that is a
-    checkout: it runs what is in these folders."""
+    otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. `nereid detect` does not use the current folder, unless
+    that is a checkout: it runs what is in these folders."""
     triton_endpoints: str = ""
     """gRPC endpoints of running Tritons, separated by commas: `host:port`, `unix:/path`, or `dns:///name:port` for one Triton at
     each address that the name has, now and later. Empty: use the embedded Triton."""
