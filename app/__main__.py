@@ -32,7 +32,7 @@ from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, ports, program
-from app.host.processes import SUPERVISED, become_worker, die_with_parent
+from app.host.processes import become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
@@ -74,9 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
         # Containers stop the process with SIGTERM, users with Ctrl-C; a shell's background jobs ignore SIGINT by default.
         for stop in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop, signal.default_int_handler)
-        for old, new in environment.RENAMED.items():
-            if PREFIX + old in os.environ and SUPERVISED not in os.environ:
-                say(f"warning: {PREFIX}{old} is now {PREFIX}{new}; the old name will not be read by the next version")
         settings = environment.load()
         rules.check(settings)
         if settings.routes_file and options.run is not _api:  # whose workers follow the file
@@ -202,7 +199,7 @@ def _pull(settings: Settings, options: argparse.Namespace) -> None:
     os.nice(_ADD_NICENESS)
     wanted, repository = options.name or settings.model, Repository(Path(settings.model_repository))
     changes = {option: value for option in Evaluation.__struct_fields__ if (value := getattr(options, option)) is not None}
-    entries = {name: entry.vary(changes) for name, entry in _entries(settings, wanted).items()}
+    entries = {name: entry.vary(changes) for name, entry in registry.select(registry.load(), wanted).items()}
     if options.sha256 and len(entries) > 1:
         raise CommandError(f"--sha256 is for one model; {wanted} is {', '.join(entries)}")
     control.find_obstacle(settings)  # tells the wrong user before anything is changed
@@ -371,7 +368,7 @@ def _prepare(settings: Settings) -> None:
     except OSError as error:
         raise SettingsError(f"{PREFIX}MODEL_REPOSITORY: {error.filename or repository}: {error.strerror}") from error
     if not is_pulled:
-        _entries(settings, settings.model)  # says what is wrong before the installation
+        registry.select(registry.load(), settings.model)  # says what is wrong before the installation
     try:
         Repository(repository).write_configs()
     except CommandError as error:
@@ -386,10 +383,6 @@ def _pull_apart(settings: Settings) -> None:
     command = program.command("app", "pull", "--", settings.model)
     if subprocess.run(command, env=program.environment(), check=False).returncode:  # noqa: S603
         raise CommandError(f"{settings.model} was not pulled")
-
-
-def _entries(settings: Settings, name: str) -> dict[str, registry.PublishedModel]:
-    return registry.select(registry.load(registry.path_for(Path(settings.model_repository))), name)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
 from app.frigate.listener import Listener
 from app.host import allocator, cores, memory
-from app.host.program import CommandError
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
@@ -243,26 +242,17 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def _models(settings: Settings) -> Models:
-    """Name the models.
-
-    Those that could be pulled are left out without a model repository that this user can read, and if their list became invalid
-    after the start.
-    """
+    """Name the models; those that could be pulled are left out without a model repository that this user can read."""
     repository = Path(settings.model_repository)
-    models = Models(
+    known = registry.load() if os.access(repository, os.R_OK) else {}
+    return Models(
         settings.model,
         {task: model for task in TASKS if (model := task_models(settings).get(task))},
         unloadable=partial(unloadable_models, repository, is_embedded=not settings.triton_endpoints),
         # Otherwise nobody here lets the Tritons load a changed model.
         last_change=int if settings.triton_endpoints and not settings.triton_loads_models else partial(last_change, repository),
+        pullable={name: entry.group or name for name, entry in known.items()},
     )
-    try:
-        path = registry.path_for(repository)
-        known = registry.load(path) if os.access(repository, os.R_OK) else {}
-        return models._replace(pullable={name: entry.group or name for name, entry in known.items()})
-    except CommandError as error:
-        LOG.error("the list of models could not be read", detail=str(error))  # noqa: TRY400 - an error in the file
-        return models
 
 
 def _pixel_limits(settings: Settings) -> PixelLimits:

@@ -12,7 +12,6 @@ from app.embedded.postgres.server import EmbeddedPostgres
 from app.host import ports, program
 from app.host.processes import SUPERVISED
 from app.settings.schema import PREFIX, Settings, SettingsError
-from app.zoo import registry
 
 
 def require_startable(settings: Settings) -> None:
@@ -31,13 +30,9 @@ def require_startable(settings: Settings) -> None:
 def require_usable(settings: Settings) -> None:
     """Check the files and packages that every worker needs.
 
-    The list of models is checked only at the first start: requests do not need it, so it must not prevent a restart.
-
     Raises:
         SettingsError, CommandError: A check failed.
     """
-    if SUPERVISED not in os.environ:
-        registry.load(registry.path_for(Path(settings.model_repository)))
     for finding in (*consistency.check_files(settings), machine.check_pillow()):
         if finding.severity is Severity.FAILURE:
             raise SettingsError(f"{finding.message}; {finding.fix}")

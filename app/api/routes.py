@@ -32,7 +32,6 @@ class ModelRoute(HTTPRouteHandler):
         takes: Literal["image", "images", "text"] = "image",
         media_types: frozenset[str] = frozenset(),
         key_in: Literal["header", "query", "body"] = "header",
-        model_header: bytes = b"",
         is_get: bool = False,
         scope: str = "detect",
         **options: Any,  # noqa: ANN401 - Litestar's options
@@ -45,7 +44,6 @@ class ModelRoute(HTTPRouteHandler):
             takes: Content of the body: `image` is one image, `images` one or several, `text` none.
             media_types: Supported types of the body; empty for all types of an image, a form or JSON.
             key_in: Location of the API key: `header`; `query`: also the query; `body`: also the query and the body.
-            model_header: Name of a header that names the model, in lower case.
             is_get: Whether the route also handles GET, which runs no model.
             scope: The scope that an API key needs.
             options: Options of Litestar's routes.
@@ -56,7 +54,6 @@ class ModelRoute(HTTPRouteHandler):
         self.takes = takes
         self.media_types = media_types
         self.key_in = key_in
-        self.model_header = model_header
         self.scope = scope
         self._exception_handlers: ExceptionHandlersMap | None = None
 

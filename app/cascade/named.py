@@ -14,6 +14,17 @@ _DEFAULT_OF: dict[str, Task] = {"ocr_detection": "text_detection", "ocr_recognit
 """For which task a model of the program's cascades is the default one, instead of which the settings may name another."""
 
 
+PART_OF = {
+    "objects": "detections",
+    "image": "embedding",
+    "object_embeddings": "embedding",
+    "faces": "faces",
+    "descriptions": "face_embeddings",
+    "text": "ocr",
+}
+"""By step of `all_parts`, those before others that add to them: the part of an answer that is missing if the step fails."""
+
+
 class Models(Protocol):
     """Models, and cascades of them."""
 

@@ -10,7 +10,6 @@ from PIL import features
 
 from app.doctor.finding import Finding, failure, ok, warning
 from app.host.packages import has_pillow_simd
-from app.host.program import CommandError
 from app.settings.schema import Settings
 from app.triton.repository import loadable_models
 from app.zoo import registry
@@ -77,10 +76,7 @@ def _check_repository(settings: Settings) -> Finding:
             return ok("model_repository", f"{text}; it is not needed: Triton reads its own")
         return failure("model_repository", text, "let this user read the model repository")
     text = f"the model repository {repository.absolute()} has {', '.join(models) or 'no model that was pulled'}"
-    try:
-        known = registry.load(registry.path_for(repository))
-    except CommandError as error:
-        return failure("model_repository", str(error), "correct the file, or remove it: Nereid has a list of its own")
+    known = registry.load()
     if settings.triton_endpoints or settings.model in models:
         return ok("model_repository", text)
     if settings.model in known:

@@ -15,7 +15,7 @@ from app.cascade.answers import expect_faces, expect_vector, read_lines, to_frac
 from app.cascade.catalog import Catalog
 from app.cascade.crops import cut_boxes
 from app.cascade.definition import Cascade, Step
-from app.cascade.named import all_parts, named_cascade
+from app.cascade.named import PART_OF, all_parts, named_cascade
 from app.cascade.run import CascadeAnswer, ask_about_each, run_cascade
 from app.errors import InvalidParameter, NotOffered, UnknownModel, UnknownVersion, UnsupportedModel, WrongTask
 from app.imaging.patch import Patch
@@ -263,15 +263,15 @@ def _read_lines(found: CascadeAnswer) -> list[TextPart]:
     return [TextPart(text=line.text, corners=corners[index], score=round(line.score, 4)) for index, line in lines]
 
 
-_READERS: Mapping[str, tuple[str, str, Callable[[CascadeAnswer], Sequence[Any]]]] = {
-    "image": ("embedding", "vectors", lambda found: _vectors(found, "image").get(0, ())),
-    "objects": ("detections", "objects", _read_objects),
-    "object_embeddings": ("embedding", "objects", _read_objects),
-    "faces": ("faces", "faces", _read_faces),
-    "descriptions": ("face_embeddings", "faces", _read_faces),
-    "text": ("ocr", "lines", _read_lines),
+_READERS: Mapping[str, tuple[str, Callable[[CascadeAnswer], Sequence[Any]]]] = {
+    "image": ("vectors", lambda found: _vectors(found, "image").get(0, ())),
+    "objects": ("objects", _read_objects),
+    "object_embeddings": ("objects", _read_objects),
+    "faces": ("faces", _read_faces),
+    "descriptions": ("faces", _read_faces),
+    "text": ("lines", _read_lines),
 }
-"""By step: the part that fails with it, and the field of an image that is read from its answer."""
+"""By step: the field of an image that is read from its answer."""
 
 
 def _fill(new: NewImage, found: CascadeAnswer) -> Described:
@@ -279,14 +279,14 @@ def _fill(new: NewImage, found: CascadeAnswer) -> Described:
     errors: dict[str, str] = {}
     new.width, new.height = found.width, found.height
     for name in found.steps:
-        if (reader := _READERS.get(name.removesuffix(_NEXT))) is not None:
-            part, field, read = reader
+        if (reader := _READERS.get(step := name.removesuffix(_NEXT))) is not None:
+            field, read = reader
             try:
                 found.require(name)
                 setattr(new, field, read(found))
             except _LASTING as error:
                 if error.detail not in errors.values():  # once: also if others need this step
-                    errors.setdefault(part, error.detail)
+                    errors.setdefault(PART_OF[step], error.detail)
     if "image" not in found.steps:
         return Described(None, errors)
     if not new.vectors:

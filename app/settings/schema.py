@@ -16,7 +16,7 @@ MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
 TRITON_SOCKET = "triton:1"
 """File name of the embedded Triton's socket: Triton adds the number of a port to the name it is given."""
-DIALECTS = ("deepstack", "roboflow", "ultralytics", "cvat", "label-studio", "nim", "kserve")
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "label-studio", "nim", "kserve")
 """Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -66,9 +66,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""
     model_repository: str = "model_repository"
     """Triton's model repository. By default, it is in the current folder if that contains a `model_repository`, as a checkout does;
-    otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. If it contains a `models.toml`, `pull` knows the models
-    listed there, instead of those that Nereid lists itself. `nereid detect` does not use the current folder, unless that is a
-    checkout: it runs what is in these folders."""
+    otherwise in `~/.local/share/nereid`, or in `nereid` in `XDG_DATA_HOME`. `nereid detect` does not use the current folder, unless
+    that is a checkout: it runs what is in these folders."""
     triton_endpoints: str = ""
     """gRPC endpoints of running Tritons, separated by commas: `host:port`, `unix:/path`, or `dns:///name:port` for one Triton at
     each address that the name has, now and later. Empty: use the embedded Triton."""

@@ -1,6 +1,5 @@
-"""The list of models that `pull` supports: `published/models.toml` or, if it exists, `models.toml` in the model repository."""
+"""The list of models that `pull` supports, `published/models.toml`."""
 
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +12,7 @@ from app.host.program import CommandError
 from app.zoo.description import Serving, read_labels
 from app.zoo.recipe import Recipe
 
-_FILE = "models.toml"
-PUBLISHED = Path(__file__).with_name("published") / _FILE
-"""The list that is part of the program."""
+PUBLISHED = Path(__file__).with_name("published") / "models.toml"
 
 
 class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -68,20 +65,11 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return msgspec.structs.replace(self, recipe=recipe)
 
 
-def path_for(repository: Path) -> Path:
-    """Return the path of the registry: that in the model repository if this user can see one, otherwise that of the program."""
-    own = repository / _FILE
-    return own if os.path.exists(own) else PUBLISHED  # noqa: PTH110 - Path's fails in a folder that this user may not enter
-
-
-def load(path: Path) -> dict[str, PublishedModel]:
-    """Read a registry; raise CommandError if it cannot be read or is not valid."""
-    try:
-        entries = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), dict[str, PublishedModel])
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise CommandError(f"{path}: {error}") from error
+def load() -> dict[str, PublishedModel]:
+    """Read the list."""
+    entries = msgspec.convert(tomllib.loads(PUBLISHED.read_text(encoding="utf-8")), dict[str, PublishedModel])
     return {
-        name: msgspec.structs.replace(entry, class_names=read_labels(path.with_name(entry.labels))) if entry.labels else entry
+        name: msgspec.structs.replace(entry, class_names=read_labels(PUBLISHED.with_name(entry.labels))) if entry.labels else entry
         for name, entry in entries.items()
     }
 

@@ -98,7 +98,7 @@ class Models(NamedTuple):
 
 def open_models(folder: Path, networks: Mapping[str, Path]) -> Models:
     """Compose both models from the files of their networks, in a model repository at `folder`."""
-    entries = registry.load(registry.PUBLISHED)
+    entries = registry.load()
     opened: list[Any] = []
     for name in (DETECTION, DESCRIPTION):
         pull(name, entries[name], Repository(folder), source=networks[name])
@@ -157,7 +157,7 @@ def largest_difference(own: Found, alone: Found) -> float:
 
 def run_experiment(options: argparse.Namespace) -> int:
     """Print the table."""
-    entries = registry.load(registry.PUBLISHED)
+    entries = registry.load()
     with TemporaryDirectory(prefix="nereid-bench-") as scratch:
         networks = {name: download(entries[name], Path(scratch), source=options.source) for name in (DETECTION, DESCRIPTION)}
         models = open_models(Path(scratch, "models"), networks)

@@ -54,13 +54,6 @@ def ultralytics(image: bytes, _model: str) -> Pair:
     return Pair(_own_form(image), _form("/predict", {"file": image}, {"conf": CONFIDENCE}))
 
 
-def cvat(image: bytes, model: str) -> Pair:
-    """The Nuclio dashboard, as used by CVAT."""
-    headers = {"x-nuclio-function-name": model, "x-nuclio-path": "/"}
-    members = {"image": _text(image), "threshold": CONFIDENCE}
-    return Pair(_own_json(image), _json("/api/function_invocations", members, headers))
-
-
 def label_studio(image: bytes, _model: str) -> Pair:
     """A backend of Label Studio; the task contains the image."""
     task = {"id": 1, "data": {"image": f"data:image/jpeg;base64,{_text(image)}"}}
@@ -78,7 +71,6 @@ PAIRS: dict[str, Callable[[bytes, str], Pair]] = {
     "deepstack": deepstack,
     "roboflow": roboflow,
     "ultralytics": ultralytics,
-    "cvat": cvat,
     "label-studio": label_studio,
     "nim": nim,
 }
@@ -97,8 +89,8 @@ def _form(path: str, files: dict[str, bytes], fields: dict[str, Any]) -> Request
     return _to_request(httpx.Request("POST", f"http://127.0.0.1{path}", files=files, data=fields))
 
 
-def _json(path: str, members: dict[str, Any], headers: dict[str, str] | None = None) -> Request:
-    return _to_request(httpx.Request("POST", f"http://127.0.0.1{path}", json=members, headers=headers))
+def _json(path: str, members: dict[str, Any]) -> Request:
+    return _to_request(httpx.Request("POST", f"http://127.0.0.1{path}", json=members))
 
 
 def _to_request(made: httpx.Request) -> Request:

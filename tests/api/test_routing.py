@@ -186,12 +186,10 @@ async def test_a_route_is_described_like_a_model(service: Service) -> None:
     await service.put({"to": "tiny:2"})
     for name, status in (("detector", 200), ("tiny", 200), ("nothing", 404)):
         of_hub = await service.client.get(f"/ultralytics/v1/models/{name}", headers=CAMERA)
-        of_cvat = await service.client.get(f"/api/functions/{name}", headers=CAMERA)
 
-        assert (of_hub.status_code, of_cvat.status_code) == (status, status)
+        assert of_hub.status_code == status
         if status == 200:
             assert json(of_hub) == {"data": {"id": name}}
-            assert json(of_cvat)["metadata"]["name"] == json(of_cvat)["metadata"]["annotations"]["name"] == name
 
 
 async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None:

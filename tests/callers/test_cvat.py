@@ -1,7 +1,6 @@
-"""CVAT, with the function for its command line and in the place of Nuclio."""
+"""CVAT, with the function for its command line."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +72,7 @@ def test_the_function_annotates_a_task(gateway: str, own: httpx.Client, annotate
     assert {name for _, name, _ in found} > {"cat", "cup"}
     assert [(one["frame"], one["label_id"], one["type"], one["points"]) for one in shapes] == expected
     for url, pictures, options, reason in (
-        (gateway, PHOTOS, ["-p", "model=str:yolo99"], "there is no such detector"),
+        (gateway, PHOTOS, ["-p", "model=str:yolo99"], "there is no model 'yolo99'"),
         (gateway, [narrow], [], own.post("/detect", content=narrow.read_bytes()).json()["detail"]),
         ("http://127.0.0.1:9", PHOTOS, [], "Connection refused"),
     ):
@@ -134,25 +133,3 @@ def turned(box: list[float], degrees: float) -> NDArray[np.float64]:
     centre = corners.mean(axis=0)
     found: NDArray[np.float64] = (corners - centre) @ np.array([(cosine, sine), (-sine, cosine)]) + centre
     return found
-
-
-@pytest.mark.client("CVAT")
-def test_the_dashboard(gateway: str, own: httpx.Client, record_property: Callable[[str, object], None]) -> None:
-    """Its calls of Nuclio's dashboard, rewritten: the functions and their labels, the objects of a photo, a bad invocation.
-
-    Of errors, CVAT shows the status and the address.
-    """
-    photo = IMAGES / "coffee.jpg"
-    given = run("cvat-cli", "nuclio_dashboard", gateway, "yolo11n", str(photo))
-    record_property("version", f"requests {given['version']}")
-    models = {model["name"]: model for model in own.get("/models").json()["models"]}
-    labels = json.loads(given["own"]["metadata"]["annotations"]["spec"])
-    detections = own.post("/detect?boxes=pixel&confidence=0.4", content=photo.read_bytes()).json()["detections"]
-
-    assert given["functions"] == {"yolo11n": given["own"]}
-    assert [one["name"] for one in labels] == models["yolo11n"]["classes"]
-    assert [(one["label"], one["type"], float(one["confidence"]), one["points"]) for one in given["found"]] == [
-        (one["class_name"], "rectangle", one["confidence"], [one[name] for name in ("x1", "y1", "x2", "y2")]) for one in detections
-    ]
-    assert given["found"]
-    assert given["error"] == f"400 Client Error: Bad Request for url: {gateway}/api/function_invocations"

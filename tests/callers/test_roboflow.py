@@ -114,28 +114,24 @@ def test_keys_and_retries(own: httpx.Client, tmp_path: Path, repository: Path) -
     assert 'api_requests_total{endpoint="/roboflow/{model}/{version}",status="503"} 3.0' in metrics
 
 
-def test_text_and_vectors(sight_url: str, sight: httpx.Client, tmp_path: Path) -> None:
-    """`ocr_image` with doctr, pp_ocr and easy_ocr, and asynchronous; `get_clip_image_embeddings` of one photo and of two."""
+def test_text(sight_url: str, sight: httpx.Client, tmp_path: Path) -> None:
+    """`ocr_image` with pp_ocr: a page, a list, and asynchronous; with doctr, its default: the error names what is missing."""
     (tmp_path / "page.png").write_bytes(PAGE)
-    printed = run(NAME, "roboflow_sight", sight_url, str(tmp_path / "page.png"), PATH)
-    texts = printed["texts"]
+    printed = run(NAME, "roboflow_text", sight_url, str(tmp_path / "page.png"), PATH)
     own = sight.post("/ocr/predict", content=PAGE).json()
 
     assert own["texts"] == LINES
-    plain = {"result": own["full_text"], "image": None, "predictions": None, "parent_id": None}
-    for name in ("doctr", "async"):
-        assert texts[name].pop("time") > 0
-        assert texts[name] == plain
-    page, photo = texts["pp_ocr"]
+    assert printed["plain"].pop("time") > 0
+    assert printed["plain"] == {"result": own["full_text"], "image": None, "predictions": None, "parent_id": None}
+    page, photo = printed["list"]
     assert (photo["result"], photo["predictions"], photo["image"]) == ("", [], {"width": 600, "height": 400})
-    for answer in (page, texts["boxes"], texts["easy_ocr"]):
+    for answer in (page, printed["async"]):
         assert (answer["result"], answer["image"]) == (own["full_text"], {"width": 640, "height": 240})
         for one, region in zip(answer["predictions"], own["regions"], strict=True):
             assert (one["class"], one["confidence"]) == (region["text"], region["rec_score"])
             x, y = region["box"][::2], region["box"][1::2]
             corners = one["x"] - one["width"] / 2, one["y"] - one["height"] / 2, one["x"] + one["width"] / 2
             assert corners == pytest.approx((min(x), min(y), max(x)), abs=0.02)
-    vector = sight.post("/embed/image", content=sample_image(PICTURE)).json()["embedding"]
-    assert [len(found) for found in printed["vectors"]] == [1] * 3
-    for (found,) in printed["vectors"][:2]:
-        assert found == pytest.approx(vector, abs=1e-5)
+    status, message = printed["doctr"]
+    assert status == 404
+    assert "no doctr" in message

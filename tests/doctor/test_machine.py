@@ -127,10 +127,3 @@ def test_a_model_that_is_not_in_the_repository(tmp_path: Path) -> None:
     assert "serve pulls yolo11n" in known.message
     fix = "NEREID_MODEL=NAME, one of yolo11n, yolo11n_file, yolox_nano, efficientnet_lite0"
     assert_useful(unknown, Severity.FAILURE, says=["yolo12x"], fix=fix)
-
-
-def test_a_list_of_models_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "models.toml").write_text("[yolo11n\n", encoding="utf-8")
-    finding = check(embedded(tmp_path))["model_repository"]
-
-    assert_useful(finding, Severity.FAILURE, says=["models.toml", "line 1"], fix="correct the file, or remove it")

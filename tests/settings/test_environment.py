@@ -1,7 +1,6 @@
 """Settings from the environment."""
 
 import errno
-import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,7 +8,7 @@ import msgspec
 import pytest
 
 from app.host.processes import SUPERVISED
-from app.settings.environment import REMOVED, RENAMED, load
+from app.settings.environment import load
 from app.settings.schema import PREFIX, Settings, SettingsError
 
 
@@ -38,22 +37,6 @@ def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
 @pytest.mark.parametrize("name", ["PORT", "DIALECTS", "TRACING", "SLOW_REQUEST_MS"])
 def test_empty_variable_counts_as_not_set(name: str) -> None:
     assert load({PREFIX + name: ""}) == Settings()
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED.items())
-def test_an_old_name_is_still_read(old: str, new: str) -> None:
-    assert load({PREFIX + old: "7"}) == load({PREFIX + new: "7"}) == load({PREFIX + old: "8", PREFIX + new: "7"})
-    assert load({PREFIX + old: "7", PREFIX + new: ""}) == load({PREFIX + new: "7"})
-
-
-def test_removed_variables_are_told_with_what_to_do_instead() -> None:
-    known = {name.upper() for name in Settings.__struct_fields__}
-    assert not REMOVED.keys() & (known | RENAMED.keys())
-    assert {name for text in REMOVED.values() for name in re.findall(f"{PREFIX}([A-Z_]+)", text)} <= known
-
-    with pytest.raises(SettingsError) as caught:
-        load({"NEREID_PROT": "1", "NEREID_SOCKET_FOLDER": "run", "NEREID_AGGREGATE": ""})
-    assert str(caught.value) == "; ".join(f"NEREID_{name} was removed: {REMOVED[name]}" for name in ("AGGREGATE", "SOCKET_FOLDER"))
 
 
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:

@@ -34,7 +34,7 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
     digest = hashlib.sha256(network.read_bytes()).hexdigest()
     pull(
         FILE_MODEL,
-        registry.load(registry.PUBLISHED)[FILE_MODEL],
+        registry.load()[FILE_MODEL],
         Repository(repository),
         str,
         source=network,

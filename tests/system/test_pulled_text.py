@@ -24,7 +24,7 @@ TEXT = "Nereid reads 36 lines"
 def repository(text_networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Repository:
     repository = Repository(tmp_path_factory.mktemp("text"))
     for name, network in text_networks.items():
-        pull(name, registry.load(registry.PUBLISHED)[name], repository, source=network)
+        pull(name, registry.load()[name], repository, source=network)
     return repository
 
 

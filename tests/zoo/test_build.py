@@ -183,7 +183,7 @@ def test_published_model_finds_the_same_in_fp16(
     networks: dict[str, Path], repository: Repository, tmp_path: Path, name: str
 ) -> None:
     """In forty images, where they are beside the repository; none has text."""
-    entry = registry.load(registry.PUBLISHED)[name]
+    entry = registry.load()[name]
     if name not in networks and entry.url:
         pytest.skip(f"the published network of {name} is not available here")
     file = networks.get(name) or fetched({name: entry})[name]

@@ -201,7 +201,7 @@ def subject(request: pytest.FixtureRequest, networks: dict[str, Path]) -> Subjec
     if name not in networks:
         pytest.skip(f"the published network of {name} is not available here")
     network = onnx.load(networks[name])
-    recipe = registry.load(registry.PUBLISHED)[name].vary(AP if is_for_ap else {}).recipe
+    recipe = registry.load()[name].vary(AP if is_for_ap else {}).recipe
     assert isinstance(recipe, DetectionRecipe)
     published = session(network)
     model = compose_model(network, recipe)

@@ -34,7 +34,7 @@ FIGURES = {0: -0.048932, 1: 0.117265, 17: -0.073802, 63: -0.109619, 90: 0.059961
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path]:
     """The published files, each with what belongs beside it; downloaded once."""
-    return fetched(registry.select(registry.load(registry.PUBLISHED), "faces"))
+    return fetched(registry.select(registry.load(), "faces"))
 
 
 def write_tiny_centerface(path: Path) -> Path:
@@ -67,7 +67,7 @@ def write_tiny_centerface(path: Path) -> Path:
 
 def test_boxes_and_landmarks_are_those_of_the_networks_own_decoding(tmp_path: Path) -> None:
     file = write_tiny_centerface(tmp_path / "tiny.onnx")
-    recipe = registry.load(registry.PUBLISHED)[DETECTION].recipe
+    recipe = registry.load()[DETECTION].recipe
     assert isinstance(recipe, PoseRecipe)
     model, alone = open_session(compose_model(load(file), recipe, classes=1)), open_network(file)
     noise = np.random.default_rng(2).integers(0, 256, (2, 640, 640, 3), np.uint8)

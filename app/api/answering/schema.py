@@ -159,6 +159,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     output_format: str | None = None
     device: Literal["cpu", "gpu"] | None = None
     classes: list[str] = []
+    keypoints: list[str] = []
+    """Names of the points that it finds of each object."""
     source: str | None = None
     licence: str | None = None
     detail: str | None = None

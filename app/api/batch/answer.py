@@ -49,16 +49,22 @@ class BatchFailure(msgspec.Struct, frozen=True):
     """The response, including the status, that the image would get in a request of its own."""
 
 
-class BatchResponse(Timed, frozen=True):
+class Documents(Timed, frozen=True, kw_only=True):
     """The results and the failures of a batch, each in the order of the request."""
 
     total_images: int
     processed_images: int
     failed_images: int
-    results: list[BatchResult]
+    results: Sequence[Any]
     failures: list[BatchFailure] | None
     status: Literal["success", "partial", "all_failed"]
     """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
+
+
+class BatchResponse(Documents, frozen=True, kw_only=True):
+    """The detections in the images of a batch."""
+
+    results: list[BatchResult]
     model: ModelUsed | None
     """The model that produced the results; null if all images failed."""
 

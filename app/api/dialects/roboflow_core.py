@@ -13,13 +13,18 @@ from app.api.answering.native import respond_in_thread
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
 from app.api.context import RequestContext, context_of
-from app.api.dependencies import Worker, WorkerPipeline
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
 from app.api.dialects.roboflow_answers import random_uuid
 from app.api.dialects.roboflow_images import InferenceBody
 from app.api.routes import ModelRoute
+from app.api.sight.image import Asking, by_cascade
 from app.api.sight.ocr import box_of, read_regions
+from app.cascade.definition import Cascade
+from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
+from app.errors import NotOffered, UnknownModel
+from app.model.heads import Task
 from app.pipeline.call import CallContext, TaskOptions
 from app.pipeline.results import Embedding
 
@@ -31,11 +36,25 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> TaskOptions[Embedding]:  # type: ignore[override]  # only of the routes for vectors
-        return TaskOptions("embedding", self.model, version=self.version)
+        return TaskOptions("embedding", "clip")
 
 
-def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
-    """Make a route for text. All of them read with the same models, whatever the path names."""
+def _reading(name: str) -> Asking[Any, CascadeAnswer]:
+    """Read with the cascade of a name that Roboflow gives to its readers; other models would read something else."""
+
+    def choose(worker: WorkerResources, _: object) -> Cascade:
+        if worker.catalog.get(name) is None:
+            raise NotOffered(
+                f"this gateway has no {name}: text is read at /ocr/pp-ocr, or by a cascade {name} with the steps lines and text"
+            )
+        return named_cascade(worker, name, "lines", "text")
+
+    return by_cascade(choose)
+
+
+def _text_route(path: str, asking: Asking[Any, CascadeAnswer], *, has_boxes: bool) -> HTTPRouteHandler:
+    """Make a route for text. Whether the circuit is open is known before the body only of the models of the settings."""
+    task: Task | None = "text_detection" if asking is READING else None
 
     async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
         """Read the text in an image, or in each of a list of images. If one image fails, the request fails."""
@@ -51,12 +70,12 @@ def _text_route(path: str, *, has_boxes: bool) -> HTTPRouteHandler:
 
             return await respond_in_thread(describe, pipeline, call)
 
-        return await answer_each(request, worker, pipeline, _Parameters, body.parse, respond, READING)
+        return await answer_each(request, worker, pipeline, _Parameters, body.parse, respond, asking)
 
-    return ModelRoute(path, task="text_detection", takes="images", key_in="body")(read)
+    return ModelRoute(path, task=task, takes="images", key_in="body")(read)
 
 
-@ModelRoute("/clip/embed_image", task="embedding", takes="images", key_in="body")
+@ModelRoute("/clip/embed_image", task=None, takes="images", key_in="body")
 async def embed_image(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Describe an image, or each of a list of images, by a vector. If one image fails, the request fails."""
 
@@ -64,7 +83,18 @@ async def embed_image(request: AnyRequest, worker: Worker, pipeline: WorkerPipel
         describe = partial(_to_vectors, answer.all(), context_of(request.scope))
         return await respond_in_thread(describe, pipeline, call)
 
-    return await answer_each(request, worker, pipeline, _Parameters, InferenceBody().parse, respond)
+    try:
+        return await answer_each(request, worker, pipeline, _Parameters, InferenceBody().parse, respond)
+    except UnknownModel as error:
+        raise NotOffered(
+            "this gateway has no model clip, which has to be added; /embed/image describes images, by vectors of another model"
+        ) from error
+
+
+@ModelRoute(["/clip/embed_text", "/clip/compare"], task=None, key_in="body")
+async def no_texts(request: AnyRequest) -> ASGIResponse:  # noqa: ARG001
+    """Say what describes texts."""
+    raise NotOffered("texts are not described by CLIP here; /embed/text describes them, by a model that has to be added")
 
 
 def _to_text(found: CascadeAnswer, context: RequestContext, *, has_boxes: bool) -> dict[str, Any]:
@@ -105,8 +135,9 @@ def _seconds(context: RequestContext) -> float:
 
 
 ROUTES = [
-    _text_route("/doctr/ocr", has_boxes=False),
-    _text_route("/ocr/pp-ocr", has_boxes=True),
-    _text_route("/easy_ocr/ocr", has_boxes=True),
+    _text_route("/doctr/ocr", _reading("doctr"), has_boxes=False),
+    _text_route("/ocr/pp-ocr", READING, has_boxes=True),
+    _text_route("/easy_ocr/ocr", _reading("easy_ocr"), has_boxes=True),
     embed_image,
+    no_texts,
 ]

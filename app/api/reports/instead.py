@@ -1,4 +1,4 @@
-"""Paths of OpenProcessor that the gateway does not have: the answer is 404, and says what to use instead."""
+"""Paths of other programs that the gateway does not have: the answer is 404, and says what to use instead."""
 
 from typing import Any
 
@@ -8,12 +8,18 @@ from litestar.enums import HttpMethod
 from app.api.routes import VERSION, route_of
 from app.errors import NotOffered
 
+_CVAT = "Nuclio is not stood for; examples/cvat/nereid_function.py annotates a task of CVAT, by its command line cvat-cli"
 _INSTEAD = {
     "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
     "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
     "/models/{model}/export": "models are not converted; POST /models/{model} adds an ONNX file, for a key with the scope admin",
     "/models/{model}/status": "GET /models/{model} describes a model and its state",
     "/models/{model}/test": "POST /predict/{model} asks a model about an image",
+    **{
+        prefix + path: _CVAT
+        for prefix in ("", "/cvat")
+        for path in ("/api/functions", "/api/functions/{model}", "/api/function_invocations")
+    },
 }
 
 

@@ -12,7 +12,7 @@ from app.api.documentation.openapi import PROBLEMS
 from app.cascade.definition import Cascade
 from app.errors import GatewayError, UnknownModel
 from app.expected import suggestion
-from app.model.heads import TextRecognitionHead
+from app.model.heads import PoseHead, TextRecognitionHead
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
 from app.triton.config_file import Unloadable
@@ -89,6 +89,7 @@ async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fau
         output_format=spec.head.description,
         device=spec.device,
         classes=[] if isinstance(spec.head, TextRecognitionHead) else list(spec.labels),  # not its thousands of characters
+        keypoints=list(spec.head.keypoint_names) if isinstance(spec.head, PoseHead) else [],
         source=spec.source,
         licence=spec.licence,
         status=status,

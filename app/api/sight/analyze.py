@@ -1,6 +1,6 @@
 """POST /analyze and /analyze/batch: objects, faces, text and vectors from one decoded image; each part can fail alone."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Annotated, Literal
 
@@ -10,18 +10,19 @@ from msgspec import Meta, field
 from app.api.answering.native import objects
 from app.api.answering.schema import ImageSize
 from app.api.answering.vectors import to_norm, to_vector
+from app.api.batch.answer import Documents
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.faces import Face, to_faces
 from app.api.sight.image import Answer, Asking, image_route
-from app.api.sight.images import Documents, images_route
+from app.api.sight.images import images_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.answers import expect_vector
 from app.cascade.definition import Cascade, Step
-from app.cascade.named import all_parts
-from app.cascade.run import CascadeAnswer, StepAnswer, run_cascade
+from app.cascade.named import PART_OF, all_parts
+from app.cascade.run import CascadeAnswer, run_cascade
 from app.errors import GatewayError, WrongTask
 from app.model.heads import DetectionHead
 from app.model.reference import refer_to, split_reference
@@ -158,10 +159,10 @@ async def _ask(worker: WorkerResources, pipeline: Pipeline, image: bytes, wanted
 
 def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
     answer = AnalyzeAnswer(errors={}, image=ImageSize(found.width, found.height), truncated=found.truncated)
-    for step, (part, describe) in _PARTS.items():
+    for step, part in PART_OF.items():
         try:
             if step in found.steps:
-                describe(answer, found, found.require(step))
+                _describe(answer, found, step)
         except GatewayError as error:
             answer.errors[part] = PartFailure(error.code, error.detail)
     answer.status = "partial" if answer.errors else "success"
@@ -170,50 +171,35 @@ def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
     return answer
 
 
-def _describe_objects(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
-    if isinstance(result := step.results[0], Detections):
-        answer.detections = list(starmap(AnalyzedObject, objects(result, "normalized")))
-        answer.num_detections = len(answer.detections)
-
-
-def _describe_faces(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
-    answer.faces = to_faces(step.results[0])
-    for face in answer.faces:
-        face.embedding = None
-    answer.num_faces = len(answer.faces)
-
-
-def _describe_image(answer: AnalyzeAnswer, _: CascadeAnswer, step: StepAnswer) -> None:
-    own = expect_vector(step.results[0])
-    answer.global_embedding, answer.embedding_norm = to_vector(own.vector), to_norm(own.norm)
-
-
-def _add_vectors(described: Sequence[AnalyzedObject | Face], step: StepAnswer) -> None:
-    for index, result in zip(step.objects, step.results, strict=True):
-        described[index].embedding = to_vector(expect_vector(result).vector)
-
-
-def _describe_text(answer: AnalyzeAnswer, found: CascadeAnswer, _: StepAnswer) -> None:
-    regions = read_regions(found)
-    answer.has_text = bool(regions)
-    answer.ocr = AnalyzedText(
-        boxes=[region.box for region in regions],
-        boxes_normalized=[region.box_normalized for region in regions],
-        det_scores=[region.det_score for region in regions],
-        rec_scores=[region.rec_score for region in regions],
-        **texts_of(regions),
-    )
-
-
-_PARTS: dict[str, tuple[str, Callable[[AnalyzeAnswer, CascadeAnswer, StepAnswer], None]]] = {
-    "objects": ("detections", _describe_objects),
-    "image": ("embedding", _describe_image),
-    "object_embeddings": ("embedding", lambda answer, _, step: _add_vectors(answer.detections or (), step)),
-    "faces": ("faces", _describe_faces),
-    "descriptions": ("face_embeddings", lambda answer, _, step: _add_vectors(answer.faces or (), step)),
-    "lines": ("ocr", _describe_text),
-}
-"""By step, in this order: the part of the answer that it is about, and what describes it there."""
+def _describe(answer: AnalyzeAnswer, found: CascadeAnswer, name: str) -> None:
+    """Add what a step has answered; raise its error if it has one."""
+    step = found.require(name)
+    match name:
+        case "objects" if isinstance(result := step.results[0], Detections):
+            answer.detections = list(starmap(AnalyzedObject, objects(result, "normalized")))
+            answer.num_detections = len(answer.detections)
+        case "image":
+            own = expect_vector(step.results[0])
+            answer.global_embedding, answer.embedding_norm = to_vector(own.vector), to_norm(own.norm)
+        case "faces":
+            answer.faces = to_faces(step.results[0])
+            for face in answer.faces:
+                face.embedding = None
+            answer.num_faces = len(answer.faces)
+        case "object_embeddings" | "descriptions":
+            described: Sequence[AnalyzedObject | Face] = (answer.faces if name == "descriptions" else answer.detections) or ()
+            for index, result in zip(step.objects, step.results, strict=True):
+                described[index].embedding = to_vector(expect_vector(result).vector)
+        case "text":
+            regions = read_regions(found)
+            answer.has_text = bool(regions)
+            answer.ocr = AnalyzedText(
+                boxes=[region.box for region in regions],
+                boxes_normalized=[region.box_normalized for region in regions],
+                det_scores=[region.det_score for region in regions],
+                rec_scores=[region.rec_score for region in regions],
+                **texts_of(regions),
+            )
 
 
 ROUTES = [

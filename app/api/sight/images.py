@@ -1,8 +1,8 @@
 """Answer a request about several images; each succeeds or fails on its own, and a bounded number is asked about at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from litestar import Request
@@ -10,8 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from app.api.answering.responses import LargeResponse
-from app.api.answering.schema import Timed
-from app.api.batch.answer import BatchFailure, ImagesAnswer
+from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import parse_batch, refuse_large
 from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
@@ -31,18 +30,6 @@ from app.resilience.lease import Lease
 _DESCRIPTION = """Up to 64 images; each succeeds or fails on its own. The deadline is that of the whole batch; images that are not
 done by then fail with 504. Without `timeout_ms`, it is the default deadline of a single image, and a twentieth of it more for each
 further image, up to the maximum of `timeout_ms`."""
-
-
-class Documents(Timed, frozen=True, kw_only=True):
-    """The results and the failures of a batch, each in the order of the request."""
-
-    status: Literal["success", "partial", "all_failed"]
-    """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
-    total_images: int
-    processed_images: int
-    failed_images: int
-    results: Sequence[Any] = ()
-    failures: list[BatchFailure] | None = None
 
 
 async def open_batch(  # noqa: PLR0913, PLR0917 - the parts of a question

@@ -8,11 +8,12 @@ from msgspec import Meta
 
 from app.api.answering.native import rounded, to_scores
 from app.api.answering.schema import ImageSize
+from app.api.batch.answer import Documents
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
 from app.api.sight.image import Answer, by_cascade, image_route
-from app.api.sight.images import Documents, images_route
+from app.api.sight.images import images_route
 from app.cascade.answers import MIN_TEXT_SCORE, read_lines, to_fractions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade

@@ -1,11 +1,13 @@
 """Text, faces and vectors as Roboflow's and DeepStack's clients ask for them: what the gateway's own routes find."""
 
 from base64 import b64encode
+from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
+from app.cascade.catalog import FILE
 from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
@@ -15,11 +17,24 @@ IMAGE = {"type": "base64", "value": b64encode(SCENE).decode()}
 WRONG = {"type": "base64", "value": b64encode(SCENE[:30]).decode()}
 
 
-@pytest.mark.parametrize("path", ["/doctr/ocr", "/ocr/pp-ocr", "/easy_ocr/ocr"])
-async def test_roboflow_reads_text(faces: httpx.AsyncClient, path: str) -> None:
+CASCADES = """
+[doctr.steps.lines]
+model = "ocr_detection"
+[doctr.steps.text]
+model = "ocr_recognition"
+of = "lines"
+crop = "corners"
+
+[easy_ocr.steps.lines]
+model = "ocr_detection"
+"""
+
+
+async def test_roboflow_reads_text(faces: httpx.AsyncClient) -> None:
     """A list is answered by a list; an image of it that fails lets the request fail."""
+    path = "/ocr/pp-ocr"
     own = json(await faces.post("/ocr/predict?min_rec_score=0", content=SCENE))
-    one = json(await faces.post(path, json={"image": IMAGE, "generate_bounding_boxes": True}))
+    one = json(await faces.post(path, json={"image": IMAGE}))
     two = json(await faces.post(f"/roboflow{path}", json={"image": [IMAGE, IMAGE], "generate_bounding_boxes": True}))
     plain = json(await faces.post(path, json={"image": IMAGE, "generate_bounding_boxes": False}))
 
@@ -34,13 +49,45 @@ async def test_roboflow_reads_text(faces: httpx.AsyncClient, path: str) -> None:
     assert json(await faces.post(path, json={"image": [IMAGE, WRONG]}), 422).keys() == {"status", "message"}
 
 
-async def test_roboflow_describes_images(faces: httpx.AsyncClient) -> None:
-    own = json(await faces.post("/embed/image", content=SCENE))["embedding"]
-    one = json(await faces.post("/clip/embed_image", json={"image": IMAGE, "clip_version_id": "ViT-B-16"}))
-    two = json(await faces.post("/roboflow/clip/embed_image", json={"image": [IMAGE, IMAGE]}))
+@pytest.mark.parametrize(
+    ("path", "missing", "instead"),
+    [
+        ("/doctr/ocr", "no doctr", "/ocr/pp-ocr"),
+        ("/easy_ocr/ocr", "no easy_ocr", "/ocr/pp-ocr"),
+        ("/clip/embed_image", "no model clip", "/embed/image"),
+        ("/clip/embed_text", "CLIP", "/embed/text"),
+        ("/clip/compare", "CLIP", "/embed/text"),
+    ],
+)
+async def test_a_model_that_roboflow_has_is_not_replaced_by_another(
+    faces: httpx.AsyncClient, path: str, missing: str, instead: str
+) -> None:
+    for prefix, images in (("", IMAGE), ("/roboflow", [IMAGE, IMAGE])):
+        error = json(await faces.post(prefix + path, json={"image": images}), 404)
+        assert error.keys() == {"status", "message"}
+        assert missing in error["message"]
+        assert instead in error["message"]
+
+
+async def test_roboflows_models_answer_when_they_have_been_added(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path
+) -> None:
+    """Here, `clip` is a route to another model, and `doctr` a cascade without the step for the direction of lines."""
+    assert triton.poll() is None
+    (tmp_path / FILE).write_text(CASCADES)
+    (tmp_path / "routes.toml").write_text('[clip]\nto = "embedding"\n')
+    own = msgspec.structs.replace(settings, model_repository=str(tmp_path), routes_file=str(tmp_path / "routes.toml"))
+    async with started(create_app(own)) as server:
+        vector = json(await server.post("/embed/image", content=SCENE))["embedding"]
+        one = json(await server.post("/clip/embed_image", json={"image": IMAGE, "clip_version_id": "ViT-B-16"}))
+        two = json(await server.post("/roboflow/clip/embed_image", json={"image": [IMAGE, IMAGE]}))
+        text = json(await server.post("/doctr/ocr", json={"image": IMAGE}))
+        unfit = json(await server.post("/easy_ocr/ocr", json={"image": IMAGE}), 502)
 
     assert one.keys() == {"inference_id", "frame_id", "time", "embeddings"}
-    assert (one["embeddings"], two["embeddings"]) == ([own], [own, own])
+    assert (one["embeddings"], two["embeddings"]) == ([vector], [vector, vector])
+    assert (bool(text["result"]), text["predictions"]) == (True, None)
+    assert "has no step text" in unfit["message"]
 
 
 async def test_deepstack_reads_text(faces: httpx.AsyncClient) -> None:

@@ -5,7 +5,6 @@ The image has 64 x 32 pixels. Models get it at half its size, from row 8 on.
 
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
-from json import loads
 from math import pi
 from typing import Any
 
@@ -216,50 +215,6 @@ class TestUltralytics:
         assert image["shape"] == [32, 64]
 
 
-class TestCvat:
-    async def shapes(self, client: httpx.AsyncClient, kind: str, **others: float) -> list[dict[str, Any]]:
-        """Return the shapes, after checking that the labels of the function have this type."""
-        (function,) = json(await client.get("/api/functions")).values()
-        labels = loads(function["metadata"]["annotations"]["spec"])
-        assert [(label["name"], label["type"]) for label in labels] == [(name, kind) for name in NAMES]
-        headers = {"x-nuclio-function-name": "tiny"}
-        content = {"image": TEXT, **others}
-        found: list[dict[str, Any]] = json(await client.post("/api/function_invocations", json=content, headers=headers))
-        return found
-
-    @models_of("segment")
-    async def test_the_parts_of_a_mask_are_polygons_of_one_group(self, client: httpx.AsyncClient) -> None:
-        """An object with an empty mask has none, and nothing else: a rectangle is not of the type of its label."""
-        mask = {"confidence": "0.9", "label": "dog", "type": "polygon", "attributes": []}
-
-        assert await self.shapes(client, "polygon") == [{**mask, "points": part, "group_id": 1} for part in await parts(client)]
-
-    @models_of("pose")
-    async def test_keypoints_are_the_elements_of_skeletons(self, client: httpx.AsyncClient) -> None:
-        """Those below the threshold, which is 0.5, are outside; CVAT drops a skeleton without others, so there is none."""
-        nose = {"label": "nose", "type": "points", "points": [12, 12], "outside": False}
-        tail = {"label": "tail", "type": "points", "points": [20, 20], "outside": True}
-        first, second = await self.shapes(client, "skeleton")
-        (function,) = json(await client.get("/api/functions")).values()
-        label = loads(function["metadata"]["annotations"]["spec"])[0]
-
-        assert first == {"confidence": "0.9", "label": "dog", "type": "skeleton", "attributes": [], "elements": [nose, tail]}
-        assert [element["outside"] for element in second["elements"]] == [False, False]
-        assert [one["label"] for one in await self.shapes(client, "skeleton", threshold=0.78)] == ["dog"]
-        assert label["sublabels"] == [{"id": 0, "name": "nose", "type": "points"}, {"id": 1, "name": "tail", "type": "points"}]
-        assert label["svg"].count("<circle ") == 2
-
-    @models_of("obb")
-    async def test_oriented_boxes_are_turned_rectangles(self, client: httpx.AsyncClient) -> None:
-        """CVAT turns a rectangle about its centre, clockwise, by degrees."""
-        shape = {"type": "rectangle", "attributes": []}
-
-        assert await self.shapes(client, "rectangle") == [
-            {**shape, "confidence": "0.9", "label": "dog", "points": [8, 8, 24, 16], "rotation": 0},
-            {**shape, "confidence": "0.8", "label": "cat", "points": [32, 4, 48, 12], "rotation": 90},
-        ]
-
-
 CONTROLS = """<View><Image name="i" value="$image"/>
   <RectangleLabels name="boxes" toName="i"><Label value="Cat"/><Label value="Dog"/></RectangleLabels>
   <PolygonLabels name="outlines" toName="i"><Label value="Cat"/><Label value="Dog"/></PolygonLabels>
@@ -349,12 +304,10 @@ async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> No
     image = {"type": "base64", "value": TEXT}
     roboflow = json(await client.post("/infer/keypoints_detection", json={"image": image, "keypoint_confidence": 1}))
     ultralytics = json(await client.post("/predict", files={"file": IMAGE}))["images"][0]["results"]
-    cvat = json(await client.post("/api/function_invocations", json={"image": TEXT}, headers={"x-nuclio-function-name": "tiny"}))
     studio = json(await client.post("/predict", json={"tasks": [{"data": {"image": TEXT}}], "label_config": CONTROLS}))["results"]
 
     assert [point["confidence"] for point in roboflow["predictions"][0]["keypoints"]] == [1, 1]
     assert ultralytics[0]["keypoints"] == {"x": [12, 20], "y": [12, 20]}
-    assert [element["outside"] for element in cvat[0]["elements"]] == [False, False]
     assert [one["score"] for one in studio[0]["result"] if one["from_name"] == "points"] == [0.9, 0.9]
 
 
@@ -370,7 +323,6 @@ async def test_a_model_that_finds_no_objects_is_an_error_that_names_its_route(
         "roboflow": await client.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),
         "roboflow v0": await client.post("/tiny/1", content=IMAGE),
         "ultralytics": await client.post("/api/models/tiny/predict", files={"file": IMAGE}),
-        "cvat": await client.post("/api/function_invocations", json={"image": TEXT}, headers={"x-nuclio-function-name": "tiny"}),
         "label-studio": await client.post(
             "/predict?model=tiny", json={"tasks": [{"data": {"image": TEXT}}], "label_config": label_config}
         ),

@@ -1,4 +1,4 @@
-"""What is said at paths of OpenProcessor that the gateway does not have."""
+"""What is said at paths of OpenProcessor and Nuclio that the gateway does not have."""
 
 import httpx
 import pytest
@@ -11,14 +11,15 @@ ADVICE = {
     "POST /models/tiny/export": "POST /models/{model}",
     "GET /models/tiny/status": "GET /models/{model}",
     "POST /models/tiny/test": "POST /predict/{model}",
+    "GET /api/functions": "cvat-cli",
+    "GET /cvat/api/functions/tiny": "cvat-cli",
+    "POST /api/function_invocations": "cvat-cli",
 }
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 @pytest.mark.parametrize("asked", ADVICE)
-async def test_a_path_of_openprocessor_that_is_not_offered_names_what_to_use(
-    lonely: httpx.AsyncClient, prefix: str, asked: str
-) -> None:
+async def test_a_path_that_is_not_offered_names_what_to_use(lonely: httpx.AsyncClient, prefix: str, asked: str) -> None:
     method, path = asked.split()
     problem = json(await lonely.request(method, prefix + path), 404)
     assert problem["code"] == "not_offered"

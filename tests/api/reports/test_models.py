@@ -1,6 +1,5 @@
 """The list of models: those that can be used, those that cannot, and those that could be pulled."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from app.main import create_app
 from app.settings.schema import Settings
-from app.zoo.registry import PUBLISHED
+from app.zoo import registry
 from tests.fakes.triton import CONFIG, FakeTriton, config_with, serving
 from tests.support import SCENE, json, started
 
@@ -101,11 +100,10 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
     assert models["b"]["state"] == "not_ready"
 
 
-async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path) -> None:
+async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
-    listed = PUBLISHED.read_text(encoding="utf-8")
-    shutil.copytree(PUBLISHED.parent, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "models.toml").write_text(listed.replace("[yolo11n]", "[c]"), encoding="utf-8")
+    known = registry.load()
+    monkeypatch.setattr(registry, "load", lambda: known | {"c": known["yolo11n"]})
     fake = FakeTriton()
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'c' is not found"
     async with serving(fake):

@@ -19,7 +19,7 @@ from tests.conftest import fetched
 from tests.support import ROOT
 from tests.zoo.exported import FEATURES, WIDE, exported, feature_tensors, head_tensors
 
-ENTRIES = registry.load(registry.PUBLISHED)
+ENTRIES = registry.load()
 PIXEL_MODELS = [name for name, entry in ENTRIES.items() if not entry.pixel_model]
 CLASSES = {0: "a", 1: "b", 2: "c"}
 
