@@ -71,7 +71,7 @@ async def fill(engine: SearchEngine, tenant: str, images: int = 9) -> Ids:
     source = random.Random(7)  # noqa: S311 - not a secret
     ids = [f"{TENANTS[tenant]}-{number}" for number in range(images - 3)] + [f"same-{number}" for number in range(3)]
     for image_id in ids:
-        await engine.add(tenant, new_image(source, tenant, image_id), near=0.5)
+        await engine.add(tenant, new_image(source, tenant, image_id), near=0)
     registered = new_image(source, tenant, f"{TENANTS[tenant]}-face")
     await engine.register(tenant, f"Ada of {tenant}", [registered])
     faces = [str(hit.part_id) for hit in await engine.nearest(tenant, "faces", vector(source, "faces:1"), EVERY_PAGE)]

@@ -89,8 +89,8 @@ async def test_several_pictures_of_several_people(gateway: Gateway) -> None:
 async def test_a_name_is_given_to_one_face_of_a_picture(gateway: Gateway) -> None:
     """The more similar one, whichever comes first; the other one is unknown, also if it is similar enough."""
     _, client = gateway
-    for colour, names in (("red", ["Ruth", "unknown"]), ("blue", ["unknown", "Ruth"])):
-        await ask(client, "register", files={"image": picture((colour, (10, 10, 90, 90)))}, userid="Ruth")
+    for image, names in ((SCENE, ["Ruth", "unknown"]), (BLUE, ["unknown", "Ruth"])):
+        await ask(client, "register", files={"image": image}, userid="Ruth")
         assert await recognize(client, min_confidence="0.01") == names
         await ask(client, "delete", userid="Ruth")
 
@@ -110,8 +110,8 @@ async def test_a_face_of_low_quality_has_no_name(gateway: Gateway) -> None:
 async def test_a_registered_face_is_found_behind_many_that_are_nearer(gateway: Gateway) -> None:
     """Those that are indexed have no names."""
     engine, client = gateway
-    await ask(client, "register", files={"image": SCENE}, userid="Ruth")
-    other = picture(("blue", (100, 10, 179, 89)))
+    await ask(client, "register", files={"image": BLUE}, userid="Ruth")
+    other = picture(("red", (10, 10, 90, 90)))
     (vector,) = json(await client.post("/faces/recognize", content=other))["embeddings"]
     await engine.add("", with_faces("crowd", *[np.array(vector, np.float32)] * 500))
 

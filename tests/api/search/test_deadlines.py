@@ -39,7 +39,7 @@ async def test_every_request_has_a_deadline(search_settings: Settings) -> None:
 @pytest.mark.parametrize("path", ["/query/duplicates", "/query/duplicates/stats"])
 async def test_a_caller_who_lists_leaves_connections_to_others(search_settings: Settings, tmp_path: Path, path: str) -> None:
     """As one who searches."""
-    file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "search"))
+    file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "ingest"))
     engine = PostgresEngine(search_settings.database_url)
     async with started(create_app(msgspec.structs.replace(search_settings, api_keys_file=file))) as client:
         one, other = ({"X-API-Key": f"{name}.secret"} for name in ("one", "other"))
