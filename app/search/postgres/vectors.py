@@ -177,7 +177,7 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
             await connection.executemany(_INSERT.format(n=table.number), rows)
 
 
-async def _is_small(connection: Connection, table: Table, index: VectorIndex, *, is_filtered: bool) -> bool:
+async def is_small(connection: Connection, table: Table, index: VectorIndex, *, is_filtered: bool = False) -> bool:
     """Return whether the tenant has so few vectors that all are compared; for more, the transaction walks the index.
 
     What the planner knows of filters does not get through row-level security: it would sort half a table.
@@ -210,7 +210,7 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
     ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
     rows: Sequence[Any] = ()
-    for order, limit in ways[is_exact or await _is_small(connection, table, index, is_filtered=bool(where)) :]:
+    for order, limit in ways[is_exact or await is_small(connection, table, index, is_filtered=bool(where)) :]:
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
             f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"
