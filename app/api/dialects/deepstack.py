@@ -179,7 +179,7 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
                 raise NoFace("there is an image in which no face was found")
             if face.quality < LEAST_QUALITY:
                 raise NoFace(
-                    f"the face in an image is too small, turned or unclear: its quality is {face.quality}, not {LEAST_QUALITY}"
+                    f"the face in an image is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
                 )
             image.faces = [face]
         async with search.database.asking(call) as engine:

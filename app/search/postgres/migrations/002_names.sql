@@ -12,3 +12,4 @@ DO $$ DECLARE model record; BEGIN
         EXECUTE format('DROP TABLE members_%s', model.number);
     END LOOP;
 END $$;
+ANALYZE parts;  -- names are few: without that the planner looks at all faces
