@@ -11,7 +11,7 @@ GatewayError
 ├── Forbidden               403  the API key lacks the scope
 ├── UnknownModel            404  the model does not exist
 ├── UnknownVersion          404  the model does not have this version
-├── UnknownRecord           404  search has no such image, person, group, cluster or job
+├── UnknownRecord           404  search has no such image, face, group or job
 ├── NotOffered              404  the gateway does not do this, or not with its settings
 ├── NotAcceptable           406  `Accept` allows no format of the result
 ├── BodyTimeout             408  the request body arrives too slowly

@@ -156,19 +156,12 @@ ROUTES = [add_model, load_model, unload_model, choose_version, remove_model]
 def _changing(model: str, worker: WorkerResources) -> Iterator[None]:
     """Reject a request for a name that no model can have, and one while another one of this host changes models."""
     check_model_name(model)
-    with alone(worker, _CHANGES, GatewayFull("another request changes models now", "models")):
-        yield
-
-
-@contextmanager
-def alone(worker: WorkerResources, what: str, otherwise: GatewayFull) -> Iterator[None]:
-    """Raise an error while another request of this host does the same."""
     table = worker.metrics.table
-    column = table.column(what)
+    column = table.column(_CHANGES)
     table.add(column, 1)
     try:
         if table.total(column) > 1:
-            raise otherwise
+            raise GatewayFull("another request changes models now", "models")
         yield
     finally:
         table.add(column, -1)

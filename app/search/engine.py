@@ -55,8 +55,6 @@ class FacePart(Part, kw_only=True):
     landmarks: Sequence[float]
     """x y of five points as fractions of the image."""
     quality: float
-    person_name: str | None = None
-    """Whose face it is, if that was said; the person is made if there is none of this name."""
 
 
 class TextPart(msgspec.Struct, kw_only=True):
@@ -119,11 +117,13 @@ class Filter(NamedTuple):
     """When they were added."""
     classes: Collection[str] = ()
     """Names of classes of objects; all if empty. Only for `vehicles` and `people`."""
+    is_registered: bool = False
+    """Only faces that have a name."""
 
 
 EVERYTHING = Filter()
 MAX_LISTED = 1000
-"""So many images of a group, or faces of a person, are listed."""
+"""So many images of a group are listed."""
 
 
 class Page(NamedTuple):
@@ -147,8 +147,8 @@ class Hit(msgspec.Struct, kw_only=True):
     """Of the detector."""
     class_id: int | None = None
     class_name: str | None = None
-    person_id: str | None = None
-    person_name: str | None = None
+    name: str | None = None
+    """Under which the face was registered."""
     line: TextPart | None = None
     """The line of text that matches best."""
     full_text: str | None = None
@@ -197,17 +197,6 @@ class DuplicateGroup(NamedTuple):
     """The first ones, in a list of groups the first one only; `score`: the cosine to the first one."""
     size: int
     """Number of all images."""
-
-
-class Person(msgspec.Struct, kw_only=True):
-    """Somebody who has faces."""
-
-    person_id: str
-    name: str | None
-    face_count: int
-    reference_face_id: str | None
-    """Of the face of best quality."""
-    thumbnail: bytes | None = None
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -321,51 +310,16 @@ class SearchEngine(Protocol):
     async def duplicate_statistics(self, tenant: str) -> tuple[int, int]:
         """Return the number of groups, and that of the images in them."""
 
-    # Clusters
+    # Names of faces
 
-    async def sample(self, tenant: str, index: VectorIndex, limit: int) -> NDArray[np.float32]:
-        """Return (n, dimensions) vectors of the active model, chosen at random."""
+    async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> bool:
+        """Add images whose faces get a name, in place of those with their ids; all or none. Return whether the name was there."""
 
-    async def save_clusters(self, tenant: str, index: VectorIndex, centroids: NDArray[np.float32]) -> int:
-        """Replace the clusters of an index by (n, dimensions) unit vectors, and assign all vectors; return how many."""
+    async def names(self, tenant: str) -> Sequence[str]:
+        """Return the names of faces, in order."""
 
-    async def assign_clusters(self, tenant: str, index: VectorIndex) -> int:
-        """Assign the vectors that have no cluster yet; return how many. Raise UnknownRecord if there are no clusters."""
-
-    async def clusters(self, tenant: str, index: VectorIndex) -> Sequence[int]:
-        """Return the sizes of the clusters of an index, also of empty ones, by their ids."""
-
-    async def cluster(self, tenant: str, index: VectorIndex, cluster_id: int, page: Page) -> Found:
-        """Return the hits in a cluster, nearest to its centre first; raise UnknownRecord."""
-
-    # Persons
-
-    async def face_pairs(self, tenant: str, min_score: float) -> Sequence[tuple[str, str]]:
-        """Return pairs of ids of faces that are alike, each face with its nearest ones; those that are most alike first."""
-
-    async def faces_by_person(self, tenant: str) -> Mapping[str, str | None]:
-        """Return the person of each face, by the face's id."""
-
-    async def named_persons(self, tenant: str) -> Mapping[str, str]:
-        """Return the names of the persons who have one, by the person's id."""
-
-    async def save_persons(self, tenant: str, groups: Sequence[tuple[str | None, Sequence[str]]]) -> int:
-        """Assign faces to persons: to the one with this id, if there is, or to a new one (None). Return how many were made."""
-
-    async def persons(self, tenant: str, page: Page) -> Found:
-        """Return persons, those with the most faces first."""
-
-    async def person(self, tenant: str, person_id: str, limit: int | None = MAX_LISTED) -> tuple[Person, Sequence[Hit]]:
-        """Return a person and the best faces, all without `limit`; raise UnknownRecord."""
-
-    async def name_person(self, tenant: str, person_id: str, name: str) -> int:
-        """Name a person; return the number of faces. Raise UnknownRecord."""
-
-    async def merge_persons(self, tenant: str, source_id: str, target_id: str) -> int:
-        """Give all faces of one person to another, and delete the first; return how many. Raise UnknownRecord."""
-
-    async def delete_person(self, tenant: str, person_id: str, *, deletes_faces: bool) -> int:
-        """Delete a person, and the faces, or only their assignment; return the number of faces. Raise UnknownRecord."""
+    async def forget(self, tenant: str, name: str) -> None:
+        """Delete the images that have a face with a name."""
 
     # Jobs
 

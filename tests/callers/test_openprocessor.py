@@ -16,7 +16,7 @@ from tests.support import sample_image
 
 PHOTO = sample_image("chelsea.jpg")
 PREFIXES = ("", "/v1")
-LEFT_OUT = ("ingest", "search/image", "persons/cluster")
+LEFT_OUT = ("ingest", "search/image")
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 

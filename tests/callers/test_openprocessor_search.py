@@ -1,4 +1,4 @@
-"""The calls of OpenProcessor's scripts for ingest, search, persons, clusters and what is kept, and the types of the answers.
+"""The calls of OpenProcessor's scripts for ingest, search and what is kept, and the types of the answers.
 
 There is no client to install: these are replays, at both places where it has its paths, against `serve --search` with its own
 PostgreSQL.
@@ -21,7 +21,6 @@ from tests.support import IMAGES, sample_image
 
 CAT, CUP = sample_image("chelsea.jpg"), sample_image("coffee.jpg")
 FLAGS: dict[str, str | bool] = {"skip_duplicates": True, "enable_ocr": True, "enable_faces": True, "enable_clip": True}
-NOT_THERE = (("POST", "/clusters/rebalance/global"), ("GET", "/clusters/albums"))
 
 
 class Indexed(msgspec.Struct):
@@ -215,53 +214,6 @@ class Groups(msgspec.Struct):
     groups: list[Group]
 
 
-class Clustered(msgspec.Struct):
-    total_faces: int
-    persons_created: int
-    faces_assigned: int
-    singletons: int
-
-
-class Person(msgspec.Struct):
-    person_id: str
-    person_name: str | None
-    face_count: int
-    reference_face_id: str | None
-    reference_thumbnail: str | None
-
-
-class Persons(msgspec.Struct):
-    persons: list[Person]
-
-
-class OnePerson(msgspec.Struct):
-    person_id: str
-    person_name: str | None
-    face_count: int
-    faces: list[dict[str, Any]]
-
-
-class Trained(msgspec.Struct):
-    n_vectors: int
-    n_clusters: int
-    avg_cluster_size: float
-    empty_clusters: int
-    documents_updated: int
-    training_time_s: float
-
-
-class Member(msgspec.Struct):
-    image_id: str
-    image_path: str | None
-    cluster_distance: float
-    score: float | None
-    class_id: int | None
-
-
-class Members(msgspec.Struct):
-    members: list[Member]
-
-
 @pytest.fixture(autouse=True)
 def version(record_property: Callable[[str, object], None]) -> None:
     record_property("version", "c287cd5")
@@ -391,37 +343,3 @@ def test_what_is_kept(client: httpx.Client, prefix: str) -> None:
     assert (deleted.status, deleted.total_deleted >= 3) == ("success", True)
     gone = client.get(f"{prefix}/query/image/portrait")
     assert (gone.status_code, type(gone.json()["detail"])) == (404, str)
-
-
-@pytest.mark.client("OpenProcessor")
-@pytest.mark.parametrize("prefix", PREFIXES)
-def test_persons_and_clusters(client: httpx.Client, prefix: str) -> None:
-    """Its calls, rewritten: faces become a person with a name, which is deleted; clusters of all images, and what is in them."""
-    for image, name in ((PORTRAIT, "portrait"), (PORTRAIT + b" ", "again"), (CAT, "cat"), (CUP, "cup")):
-        ingest(client, image, name)
-    query = {"similarity_threshold": 0.7, "min_faces_per_person": 2}
-    made = decode(client.post(f"{prefix}/persons/cluster", params=query), Clustered)
-    assert (made.total_faces, made.persons_created, made.faces_assigned, made.singletons) == (2, 1, 2, 0)
-    (person,) = decode(client.get(f"{prefix}/persons"), Persons).persons
-    assert (person.person_name, person.face_count, bool(person.reference_thumbnail)) == (None, 2, True)
-    path = f"{prefix}/persons/{person.person_id}"
-    assert client.put(f"{path}/name", json={"name": "Eileen Collins"}).json()["faces_updated"] == 2
-    described = decode(client.get(path), OnePerson)
-    assert (described.person_name, len(described.faces)) == ("Eileen Collins", 2)
-    same = {"source_person_id": person.person_id, "target_person_id": person.person_id}
-    assert client.post(f"{prefix}/persons/merge", json=same).status_code == 400
-    assert client.delete(path, params={"delete_faces": False}).json()["faces_unassigned"] == 2
-
-    trained = decode(client.post(f"{prefix}/clusters/train/global?n_clusters=2&max_samples=1000"), Trained)
-    assert (trained.n_clusters, trained.documents_updated) == (2, 4)
-    assert client.post(f"{prefix}/clusters/assign/global").is_success
-    assert client.get(f"{prefix}/clusters/stats/global").is_success
-    members = [
-        member.image_id
-        for cluster in range(2)
-        for member in decode(client.get(f"{prefix}/clusters/global/{cluster}?page=0&size=50"), Members).members
-    ]
-    assert sorted(members) == ["again", "cat", "cup", "portrait"]
-    for method, unknown in NOT_THERE:
-        answer = client.request(method, prefix + unknown)
-        assert (answer.status_code, type(answer.json()["detail"])) == (404, str)

@@ -1,6 +1,6 @@
 """Images with vectors that are made, and a gateway on a database with them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -35,18 +35,17 @@ def like(axis: int, turn: float = 0.0) -> NDArray[np.float32]:
     return vector
 
 
-def with_faces(image_id: str, *vectors: NDArray[np.float32], names: Sequence[str | None] = ()) -> NewImage:
-    """Make an image whose faces have these vectors, and the first ones these names; the first one has the best quality."""
+def with_faces(image_id: str, *vectors: NDArray[np.float32], quality: float = 0.9) -> NewImage:
+    """Make an image whose faces have these vectors."""
     faces = [
         FacePart(
             box=(0.1, 0.1, 0.4, 0.4),
             score=0.9,
             landmarks=[0.2] * 10,
-            quality=0.9 - at / 100,
+            quality=quality,
             vectors=[Vector(vector, "faces_description:1")],
-            person_name=names[at] if at < len(names) else None,
         )
-        for at, vector in enumerate(vectors)
+        for vector in vectors
     ]
     return msgspec.structs.replace(with_vector(image_id), faces=faces)
 

@@ -34,7 +34,7 @@ def image(number: int) -> NewImage:
         height=10,
         vectors=[unit(number)],
         objects=[ObjectPart(box=box, score=0.9, class_id=2, class_name="car", index="vehicles", vectors=[unit(number + 50)])],
-        faces=[FacePart(box=box, score=0.9, vectors=[face], landmarks=[0.2] * 10, quality=1, person_name=f"person {number}")],
+        faces=[FacePart(box=box, score=0.9, vectors=[face], landmarks=[0.2] * 10, quality=1)],
         lines=[TextPart(text=f"number {number} in words", corners=[0.0] * 8, score=1)],
     )
 
@@ -44,7 +44,7 @@ async def found(engine: PostgresEngine) -> list[object]:
     hits = [await engine.nearest("a", "global", unit(3), Page(5)), await engine.nearest("a", "vehicles", unit(53), Page(5))]
     faces = await engine.nearest("a", "faces", Vector(unit(103).values, "faces:1"), Page(5))
     words = await engine.match_text("a", "number 3", Page(5))
-    return [*hits, faces, words, (await engine.persons("a", Page(50))).total, await engine.image("b", "image 1")]
+    return [*hits, faces, words, await engine.names("a"), await engine.image("b", "image 1")]
 
 
 async def database_of(server: Server, user: str) -> str:
@@ -67,6 +67,7 @@ async def test_a_restored_backup_finds_the_same(
     engine = PostgresEngine(source)
     for number in range(20):
         await engine.add("a", image(number))
+    await engine.register("a", "Ann", [image(30)])
     await engine.add("b", image(1))
     before = await found(engine)
     await engine.close()
@@ -80,7 +81,7 @@ async def test_a_restored_backup_finds_the_same(
     with pytest.raises(CommandError, match=r"pg_dump failed: .*does not exist"):
         backup(msgspec.structs.replace(settings, database_url=postgres.url("missing")), tmp_path / "other")
     assert not (tmp_path / "other").exists()
-    with pytest.raises(CommandError, match="has images or persons; restore into an empty one"):
+    with pytest.raises(CommandError, match="has images; restore into an empty one"):
         restore(settings, file)
 
     empty = PostgresEngine(target)

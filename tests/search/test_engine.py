@@ -64,7 +64,7 @@ def make_image(number: int, **changes: Any) -> NewImage:  # noqa: ANN401 - its f
     return msgspec.structs.replace(image, **changes)
 
 
-def make_face(seed: int, name: str | None = None) -> FacePart:
+def make_face(seed: int) -> FacePart:
     box = (0.1, 0.1, 0.2, 0.2)
     return FacePart(
         box=box,
@@ -72,7 +72,6 @@ def make_face(seed: int, name: str | None = None) -> FacePart:
         landmarks=[0.15] * 10,
         quality=0.5,
         vectors=[vector(seed, FACE, 32)],
-        person_name=name,
         thumbnail=b"face",
     )
 
@@ -183,7 +182,6 @@ async def test_nothing_bad_is_stored(engine: PostgresEngine) -> None:
         {"metadata": {"a": "x" * 16_400}},
         {"metadata": {"a": b"bytes"}},
         {"lines": [TextPart(text="\0", corners=[0] * 8, score=1)]},
-        {"faces": [make_face(1, "Ann\0")]},
         {"vectors": [Vector(np.full(64, np.nan, np.float32), IMAGE)]},
         {"vectors": [Vector(np.zeros(64, np.float32), IMAGE)]},
         {"vectors": [vector(1, IMAGE, 63)]},
@@ -194,6 +192,8 @@ async def test_nothing_bad_is_stored(engine: PostgresEngine) -> None:
     for number, changes in enumerate(hostile, 2):
         with pytest.raises((InvalidParameter, SearchUnavailable)):
             await engine.add("", make_image(number, **changes))
+    with pytest.raises(InvalidParameter):
+        await engine.register("", "Ann\0", [make_image(9)])
     assert await engine.statistics("") == before
 
 
@@ -210,11 +210,11 @@ async def test_a_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
     )
     assert len(await engine.nearest("south", "global", vector(1), PAGE)) == 1
     async with engine.as_tenant("") as connection:
-        for table in ("images", "parts", "texts", "vectors_1", "persons", "jobs"):
+        for table in ("images", "parts", "texts", "vectors_1", "jobs"):
             assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0  # noqa: S608
     async with engine.as_tenant("north") as connection:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await connection.execute("INSERT INTO persons (tenant) VALUES ('south')")
+            await connection.execute("INSERT INTO jobs (tenant, kind, options) VALUES ('south', 'reindex', '{}')")
 
 
 async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
@@ -263,51 +263,26 @@ async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
         await engine.add("", make_image(5))
 
 
-async def test_vectors_are_in_clusters(engine: PostgresEngine) -> None:
-    """Each vector is in the cluster of the nearest centre; new ones are, when that is asked."""
-    with pytest.raises(UnknownRecord):
-        await engine.assign_clusters("", "global")
-    for number in range(4):
-        await engine.add("", make_image(number))
-    assert (await engine.sample("", "global", 3)).shape == (3, 64)
-    centres = np.stack([vector(0).values, vector(1).values, -vector(0).values])
-    assert await engine.save_clusters("", "global", centres) == 4
-    await engine.add("", make_image(9, vectors=[vector(0)]))
-    assert await engine.assign_clusters("", "global") == 1
-    sizes = await engine.clusters("", "global")
-    assert (len(sizes), sum(sizes)) == (3, 5)
-    found = await engine.cluster("", "global", 0, Page(2))
-    assert ([hit.image_id for hit in found.items], found.total) == (["image 0", "image 9"], sizes[0])
-    with pytest.raises(UnknownRecord):
-        await engine.cluster("", "global", 3, PAGE)
+async def test_a_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
+    """All of its pictures come and go together; the same picture is there once, with the name it was registered with last."""
+    ann, ben = make_image(1), make_image(2)
+    await engine.add("", make_image(3, faces=[make_face(201)]))
+    assert await engine.register("", "Ann", [ann, ben]) is False
+    assert await engine.register("", "Ann", [ann]) is True
+    assert await engine.register("", "Ben", [ben]) is False
+    with pytest.raises(InvalidParameter):
+        await engine.register("", "Ann", [make_image(1, path="new"), make_image(4, metadata={"a": "\0"})])
+    near = await engine.nearest("", "faces", vector(201, FACE, 32), PAGE)
+    registered = await engine.nearest("", "faces", vector(201, FACE, 32), Page(1), where=Filter(is_registered=True))
 
-
-async def test_faces_are_of_persons(engine: PostgresEngine) -> None:
-    """Faces that are alike are pairs; persons are named and merged, and are there as long as they have faces."""
-    for number in range(4):
-        await engine.add("", make_image(number, faces=[make_face(number // 2, "Ann" if number == 3 else None)]))
-    faces = await engine.faces_by_person("")
-    pairs = await engine.face_pairs("", 0.9)
-    assert (len(faces), len(pairs), len({frozenset(pair) for pair in pairs})) == (4, 4, 2)
-    ann = next(filter(None, faces.values()))
-    first, second = ([face for face in faces if face in pair] for pair in sorted({tuple(sorted(pair)) for pair in pairs}))
-    groups = [(ann if any(faces[face] for face in group) else None, group) for group in (first, second)]
-    assert await engine.save_persons("", groups) == 1
-    persons = (await engine.persons("", PAGE)).items
-    assert sorted((person.name or "", person.face_count, person.thumbnail) for person in persons) == [
-        ("", 2, b"face"),
-        ("Ann", 2, b"face"),
-    ]
-    other = next(person.person_id for person in persons if person.name is None)
-    assert await engine.name_person("", other, "Bob") == 2
-    assert await engine.merge_persons("", other, ann) == 2
-    person, hits = await engine.person("", ann)
-    assert (person.face_count, {hit.image_id for hit in hits}) == (4, {f"image {number}" for number in range(4)})
-    for number in range(4):
-        await engine.delete("", f"image {number}")
-    for person_id in (ann, other, "nobody"):
-        with pytest.raises(UnknownRecord):
-            await engine.person("", person_id)
+    assert await engine.names("") == ["Ann", "Ben"]
+    assert sorted((hit.image_id, hit.name) for hit in near) == [("image 1", "Ann"), ("image 2", "Ben"), ("image 3", None)]
+    assert [(hit.image_id, hit.name) for hit in registered] == [("image 1", "Ann")]
+    for name in ("Ann", "nobody"):
+        await engine.forget("", name)
+    assert await engine.names("") == ["Ben"]
+    with pytest.raises(UnknownRecord):
+        await engine.image("", "image 1")
 
 
 async def test_jobs_of_a_tenant_are_limited(engine: PostgresEngine) -> None:

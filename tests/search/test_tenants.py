@@ -31,7 +31,6 @@ class Ids(NamedTuple):
 
     images: list[str]
     parts: list[str]
-    persons: list[str]
     groups: list[str]
     jobs: list[str]
 
@@ -42,17 +41,13 @@ def vector(source: random.Random, model: str) -> Vector:
 
 
 def new_image(source: random.Random, tenant: str, image_id: str) -> NewImage:
-    """Make an image with all parts. Vectors, words, names and contents are the same for all tenants, if the source is."""
+    """Make an image with all parts. Vectors, words and contents are the same for all tenants, if the source is."""
     kinds: list[tuple[str, VectorIndex]] = [("car", "vehicles"), ("person", "people")]
     objects = [
         ObjectPart(box=WHOLE, score=0.9, vectors=[vector(source, "embedding:1")], class_id=place, class_name=name, index=index)
         for place, (name, index) in enumerate(kinds)
     ]
-    name = source.choice(["Ada", None])
-    faces = [
-        FacePart(box=WHOLE, score=0.9, vectors=[vector(source, "faces:1")], landmarks=POINTS, quality=0.8, person_name=name)
-        for _ in range(2)
-    ]
+    faces = [FacePart(box=WHOLE, score=0.9, vectors=[vector(source, "faces:1")], landmarks=POINTS, quality=0.8) for _ in range(2)]
     return NewImage(
         image_id=image_id,
         content_hash=source.randbytes(32),
@@ -72,36 +67,26 @@ def new_image(source: random.Random, tenant: str, image_id: str) -> NewImage:
 
 
 async def fill(engine: SearchEngine, tenant: str, images: int = 9) -> Ids:
-    """Add images, some of them with ids that the other tenant uses, too; group their faces, and start a job."""
+    """Add images, some of them with ids that the other tenant uses, too; register faces, and start a job."""
     source = random.Random(7)  # noqa: S311 - not a secret
     ids = [f"{TENANTS[tenant]}-{number}" for number in range(images - 3)] + [f"same-{number}" for number in range(3)]
     for image_id in ids:
-        await engine.add(tenant, new_image(source, tenant, image_id), near=0.5)
-    faces = list(await engine.faces_by_person(tenant))
-    await engine.save_persons(tenant, [(None, faces[:6]), (None, faces[6:9])])
-    for index in ("global", "faces"):
-        sample = await engine.sample(tenant, index, 100)
-        await engine.save_clusters(tenant, index, sample[:3])
+        await engine.add(tenant, new_image(source, tenant, image_id), near=0)
+    registered = new_image(source, tenant, f"{TENANTS[tenant]}-face")
+    await engine.register(tenant, f"Ada of {tenant}", [registered])
+    faces = [str(hit.part_id) for hit in await engine.nearest(tenant, "faces", vector(source, "faces:1"), EVERY_PAGE)]
     job = await engine.add_job(tenant, "directory", {"directory": f"/{tenant}"})
-    persons = (await engine.persons(tenant, EVERY_PAGE)).items
     groups = (await engine.duplicate_groups(tenant, EVERY_PAGE, 2)).items
-    assert persons
     assert groups
-    return Ids(ids, faces, [one.person_id for one in persons], [one.group_id for one in groups], [job.job_id])
+    return Ids(ids, faces, [one.group_id for one in groups], [job.job_id])
 
 
 async def everything(engine: SearchEngine, tenant: str) -> list[Any]:
     """Return all that a tenant has."""
     probe = Vector(np.full(DIMENSIONS, DIMENSIONS**-0.5, np.float32), "embedding:1")
     ids = sorted({hit.image_id for hit in await engine.nearest(tenant, "global", probe, EVERY_PAGE)})
-    persons = sorted(one.person_id for one in (await engine.persons(tenant, EVERY_PAGE)).items)
     found: list[Any] = [await engine.image(tenant, image_id) for image_id in ids]
-    found += [await engine.person(tenant, person_id) for person_id in persons]
-    found += [
-        await engine.faces_by_person(tenant),
-        await engine.clusters(tenant, "global"),
-        (await engine.jobs(tenant, EVERY_PAGE)).items,
-    ]
+    found += [await engine.names(tenant), (await engine.jobs(tenant, EVERY_PAGE)).items]
     found += [[one.records for one in await engine.statistics(tenant)]]
     return [plain(one) for one in found]
 
@@ -134,11 +119,14 @@ def requests(
     asked = vector(source, "faces:1" if index == "faces" else "embedding:1")
     page = Page(source.choice([1, 10, 200]), source.choice([0, 0, 5]))
     where = source.choice(
-        [Filter(), Filter(metadata={"place": "hall"}), Filter(metadata={"of": "north"}), Filter(metadata={"of": "south"})]
+        [
+            Filter(),
+            Filter(is_registered=True),
+            *(Filter(metadata=given) for given in ({"place": "hall"}, {"of": "north"}, {"of": "south"})),
+        ]
     )
     words = source.choice(["quiet", "exit north", "south", "quite exlt", "of"])
     part = source.choice([None, any_of("parts")])
-    centroids = np.stack([vector(source, "").values for _ in range(3)])
     return {
         "add": lambda: engine.add(tenant, image, skip_duplicates=source.random() < 0.5, near=source.choice([None, -1, 0.5])),
         "find_content": lambda: engine.find_content(tenant, image.content_hash),
@@ -153,20 +141,9 @@ def requests(
         "duplicate_groups": lambda: engine.duplicate_groups(tenant, page, 1),
         "duplicate_group": lambda: engine.duplicate_group(tenant, any_of("groups")),
         "duplicate_statistics": lambda: engine.duplicate_statistics(tenant),
-        "sample": lambda: engine.sample(tenant, index, 100),  # type: ignore[arg-type]
-        "save_clusters": lambda: engine.save_clusters(tenant, index, centroids),  # type: ignore[arg-type]
-        "assign_clusters": lambda: engine.assign_clusters(tenant, index),  # type: ignore[arg-type]
-        "clusters": lambda: engine.clusters(tenant, index),  # type: ignore[arg-type]
-        "cluster": lambda: engine.cluster(tenant, index, source.randrange(4), page),  # type: ignore[arg-type]
-        "face_pairs": lambda: engine.face_pairs(tenant, source.choice([-1, 0.5])),
-        "faces_by_person": lambda: engine.faces_by_person(tenant),
-        "save_persons": lambda: engine.save_persons(tenant, [(source.choice([None, any_of("persons")]), [any_of("parts")])]),
-        "named_persons": lambda: engine.named_persons(tenant),
-        "persons": lambda: engine.persons(tenant, page),
-        "person": lambda: engine.person(tenant, any_of("persons")),
-        "name_person": lambda: engine.name_person(tenant, any_of("persons"), f"{tenant} Bo"),
-        "merge_persons": lambda: engine.merge_persons(tenant, any_of("persons"), any_of("persons")),
-        "delete_person": lambda: engine.delete_person(tenant, any_of("persons"), deletes_faces=source.random() < 0.5),
+        "register": lambda: engine.register(tenant, f"{source.choice(['Ada', 'Bo'])} of {tenant}", [image]),
+        "names": lambda: engine.names(tenant),
+        "forget": lambda: engine.forget(tenant, f"{source.choice(['Ada', 'Bo'])} of {source.choice([*TENANTS])}"),
         "add_job": lambda: engine.add_job(tenant, "directory", {"directory": f"/{tenant}"}),
         "job": lambda: engine.job(tenant, any_of("jobs")),
         "jobs": lambda: engine.jobs(tenant, page),
@@ -176,7 +153,7 @@ def requests(
 def test_every_method_is_asked() -> None:
     """A new method of the engine has to be added to the requests, and be there: the port's own returns nothing."""
     methods = {name for name, _ in inspect.getmembers(SearchEngine, inspect.isfunction) if not name.startswith("_")}
-    nobody = Ids(["x"], ["x"], ["x"], ["x"], ["x"])
+    nobody = Ids(["x"], ["x"], ["x"], ["x"])
     source = random.Random(1)  # noqa: S311
     assert requests(PostgresEngine(""), source, "north", nobody, nobody).keys() | OF_ALL_TENANTS == methods
     assert [name for name in methods if getattr(PostgresEngine, name) is getattr(SearchEngine, name)] == []

@@ -30,7 +30,7 @@ from app.resilience.fairness import ANYBODY, HIGH, LOW, NORMAL, Caller
 
 Scope = Literal["detect", "search", "ingest", "health", "admin"]
 """Permission of a key. `detect`: run and list models and routes; `search`: search indexed images; `ingest`: index and delete
-images; `health`: health, metrics; `admin`: change models and routes, and the clusters and persons of indexed images."""
+images; `health`: health, metrics; `admin`: change models and routes, and the model of indexed images."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID_RULE = "a key's id has 1 to 64 letters, digits, '_' or '-'"

@@ -4,7 +4,6 @@ Source: DeepStack's server.go, middlewares.go and response.go; CodeProject.AI's 
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
 from hashlib import blake2b
@@ -32,13 +31,14 @@ from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import MULTIPART, URLENCODED, media_type
 from app.api.routes import ModelRoute
+from app.api.search.asking import ROUNDING
 from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
 from app.api.sight.image import Asking
 from app.api.sight.ocr import box_of, read_regions
 from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.embedding.outputs import cosine_at, similarity_at
-from app.errors import InvalidParameter, MalformedRequest, NoFace, NotOffered, UnknownRecord, UnsupportedModel
+from app.errors import InvalidParameter, MalformedRequest, NoFace, NotOffered, UnsupportedModel
 from app.model.heads import PoseHead
 from app.model.reference import split_reference
 from app.pipeline.batch_request import Image
@@ -46,8 +46,8 @@ from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 from app.search.describe import Parts
-from app.search.engine import FacePart, Hit, NewImage, Page
-from app.search.persons import PersonName
+from app.search.engine import NewImage
+from app.search.names import LEAST_QUALITY, PersonName, find_names
 from app.search.service import Search, hash_content
 
 _NAMED = 20
@@ -57,13 +57,9 @@ _FRIGATE_ROWS = 20
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
 """CodeProject.AI's additions that are the same in all responses."""
 _REGISTERED = "deepstack-face-"
-"""What the ids of pictures begin with that were registered; they are deleted with the person."""
+"""What the ids of pictures begin with that were registered."""
 _UNKNOWN = "unknown"
 """The name of whoever is not registered."""
-_AT_A_TIME, _NEAREST = 20, 400
-"""Numbers of faces among which one with a name is looked for: faces that are indexed may have none."""
-_ROUNDING = 1e-6
-"""By how much a cosine may be less than the minimum: two equal vectors have one of 0.9999999."""
 _SIDES = ("x_min", "y_min", "x_max", "y_max")
 
 
@@ -150,18 +146,19 @@ async def match(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -
 # The keys of cameras have the scope `detect`, and tell persons apart. Who else has been registered is only for those that search.
 @ModelRoute("/v1/vision/face/recognize", task=None, key_in="body")
 async def recognize(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
-    """Tell whose the faces in an image are: those of the most similar registered face, if it is similar enough."""
+    """Tell whose the faces in an image are, each by the most similar registered face, if it is similar enough."""
     search = _require_names(request, worker)
 
     async def respond(answer: ImagesAnswer[Any, NewImage], wanted: _RecognizeParameters, call: CallContext) -> ASGIResponse:
         (image,) = answer.all()
         far, context = await search.match_distance(call), context_of(request.scope)
-        least, predictions = cosine_at(wanted.least, far), []
-        for face in image.faces:
-            best = await _find_named(search, context.tenant, face, least, call)
+        least, predictions = cosine_at(wanted.least, far) - ROUNDING, []
+        async with search.database.asking(call) as engine:
+            named = await find_names(engine, context.tenant, image.faces, least)
+        for face, best in zip(image.faces, named, strict=True):
             score = round(similarity_at(best.score, far), 4) if best else 0
             box = [side * size for side, size in zip(face.box, (image.width, image.height) * 2, strict=True)]
-            predictions.append({"userid": best.person_name if best else _UNKNOWN, **_to_prediction(score, box, None)})
+            predictions.append({"userid": best.name if best else _UNKNOWN, **_to_prediction(score, box, None)})
         is_known = any(each["userid"] != _UNKNOWN for each in predictions)
         message = "A face was recognised" if is_known else "No known faces"
         return _respond("recognize", context, message=message, predictions=predictions, count=len(predictions))
@@ -180,16 +177,13 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
             face = max(image.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]), default=None)
             if face is None or not face.vectors:
                 raise NoFace("there is an image in which no face was found")
-            image.faces = [msgspec.structs.replace(face, person_name=wanted.name)]
+            if face.quality < LEAST_QUALITY:
+                raise NoFace(
+                    f"the face in an image is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
+                )
+            image.faces = [face]
         async with search.database.asking(call) as engine:
-            is_known = wanted.name in (await engine.named_persons(tenant)).values()
-            for image in images:
-                added = await engine.add(tenant, image, skip_duplicates=False)
-                if added.status == "duplicate":  # of itself; its face may have been deleted, or given to somebody else
-                    kept = await engine.image(tenant, image.image_id)
-                    if wanted.name not in {face.person_name for face in kept.faces}:
-                        await engine.delete(tenant, image.image_id)
-                        await engine.add(tenant, image, skip_duplicates=False)
+            is_known = await engine.register(tenant, wanted.name, images)
         return _respond("register", context_of(request.scope), message="face updated" if is_known else "face added")
 
     return await answer_each(request, worker, pipeline, _UserParameters, _parse_images, respond, _FACES)
@@ -197,44 +191,24 @@ async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline
 
 @ModelRoute("/v1/vision/face/list", task=None, takes="text", key_in="body", scope="search")
 async def list_faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """List the names of those whose faces are kept."""
+    """List the names under which faces are registered."""
     search = _require_names(request, worker)
     _, _, call = await receive_text(request, worker, DialectParameters, _parse_form)
     context = context_of(request.scope)
     async with search.database.asking(call) as engine:
-        names = {*(await engine.named_persons(context.tenant)).values()}
-    return _respond("list", context, faces=sorted(names))
+        names = await engine.names(context.tenant)
+    return _respond("list", context, faces=names)
 
 
 @ModelRoute("/v1/vision/face/delete", task=None, takes="text", key_in="body", scope="ingest")
 async def delete_faces(request: AnyRequest, worker: Worker) -> ASGIResponse:
-    """Delete a person by the name, with all faces; nothing if there is none."""
+    """Delete all faces that are registered under a name; nothing if there is none."""
     search = _require_names(request, worker)
     _, wanted, call = await receive_text(request, worker, _UserParameters, _parse_form)
-    context, wanted_name = context_of(request.scope), wanted.name
+    context = context_of(request.scope)
     async with search.database.asking(call) as engine:
-        for person_id, name in (await engine.named_persons(context.tenant)).items():
-            if name == wanted_name:
-                with suppress(UnknownRecord):  # deleted meanwhile, or with the last picture
-                    _, faces_of_person = await engine.person(context.tenant, person_id, None)
-                    for image_id in {hit.image_id for hit in faces_of_person if hit.image_id.startswith(_REGISTERED)}:
-                        await engine.delete(context.tenant, image_id)
-                    await engine.delete_person(context.tenant, person_id, deletes_faces=True)
+        await engine.forget(context.tenant, wanted.name)
     return _respond("delete", context)
-
-
-async def _find_named(search: Search, tenant: str, face: FacePart, least: float, call: CallContext) -> Hit | None:
-    """Return the nearest face with a name; nearer ones may have none, because they were indexed, not registered."""
-    for vector in face.vectors[:1]:
-        for offset in range(0, _NEAREST, _AT_A_TIME):
-            async with search.database.asking(call) as engine:
-                page = Page(_AT_A_TIME, offset)
-                near = await engine.nearest(tenant, "faces", vector, page, min_score=least - _ROUNDING)
-            if (best := next((hit for hit in near if hit.person_name), None)) is not None:
-                return best
-            if len(near) < _AT_A_TIME:
-                break
-    return None
 
 
 def _require_names(request: AnyRequest, worker: WorkerResources) -> Search:

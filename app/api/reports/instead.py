@@ -32,3 +32,20 @@ _INSTEAD = {
 async def instead(request: Request[Any, Any, Any]) -> None:
     """Say what to use instead of a path."""
     raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])
+
+
+_GROUPS = {
+    "persons": "faces are not grouped into persons; POST /v1/vision/face/register names one, POST /faces/identify says whose it is",
+    "clusters": "images are not grouped; POST /search/image finds images like one, GET /query/duplicates lists near duplicates",
+}
+
+
+@route(
+    [f"/{group}{below}" for group in _GROUPS for below in ("", "/{first:str}", "/{first:str}/{second:str}")],
+    http_method=[HttpMethod.GET, HttpMethod.POST, HttpMethod.PUT, HttpMethod.DELETE],
+    status_code=200,
+    include_in_schema=False,
+)
+async def instead_of_groups(request: Request[Any, Any, Any]) -> None:
+    """Say what to use instead of persons and clusters."""
+    raise NotOffered(_GROUPS[route_of(request.scope).removeprefix(VERSION).split("/")[1]])

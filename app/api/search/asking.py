@@ -1,7 +1,7 @@
 """What routes of search have in common: their parameters, and how a request becomes questions to the engine."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -10,11 +10,10 @@ from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import RequestBody, Schema
-from litestar.params import FromQuery, PathParameter, QueryParameter
+from litestar.params import PathParameter, QueryParameter
 from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
-from app.api.admin import COMMON
 from app.api.answering.native import respond_in_thread
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
@@ -39,9 +38,6 @@ RecordId = Annotated[str, PathParameter(max_length=64)]
 PageNumber = Annotated[int, QueryParameter(ge=0, le=10_000, description="From 0.")]
 PageSize = Annotated[int, QueryParameter(ge=1, le=100)]
 READING = {status: PROBLEMS[status] for status in (400, 404, 503, 504)}
-Flag = FromQuery[bool]
-CHANGES: dict[str, Any] = {**COMMON, "status_code": 200, "responses": READING | COMMON["responses"]}
-"""What routes that change persons or clusters have in common."""
 _MAX_OFFSET, _MAX_WORDS, _MAX_METADATA = 10_000, 500, 4096
 _YEARS = range(1970, 9999)
 # A cosine of equal vectors may be 0.9999999.
@@ -174,23 +170,14 @@ def describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=False, content={JSON: describe_form(fields)})
 
 
-def call_of(request: AnyRequest, worker: WorkerResources) -> CallContext:
-    """Return the context of a request without parameters of its own, which has the default deadline."""
-    context, deadline = context_of(request.scope), Deadline.after(worker.pipeline.limits.timeout_seconds)
-    return CallContext(deadline, context.timing, context.request_id, context.caller)
-
-
 async def ask(request: AnyRequest, worker: WorkerResources, question: Question[T]) -> T:
     """Ask the engine a question about the caller's tenant, within the default deadline."""
-    async with worker.require_search().database.asking(call_of(request, worker)) as engine:
-        return await question(engine, context_of(request.scope).tenant)
+    context, deadline = context_of(request.scope), Deadline.after(worker.pipeline.limits.timeout_seconds)
+    call = CallContext(deadline, context.timing, context.request_id, context.caller)
+    async with worker.require_search().database.asking(call) as engine:
+        return await question(engine, context.tenant)
 
 
 async def reply(document: Document) -> ASGIResponse:
     """Encode a document in a thread, because it may be large."""
     return JsonResponse(await asyncio.to_thread(msgspec.json.encode, {"status": "success", **document}))
-
-
-def pick(record: object, fields: Mapping[str, str]) -> Document:
-    """Return these fields of a record by the names that they have in JSON."""
-    return {name: getattr(record, field) for name, field in fields.items()}

@@ -17,6 +17,7 @@ from app.embedding.outputs import cosine_at, similarity_at
 from app.errors import InvalidParameter, NoFace, UnknownModel, UnsupportedModel
 from app.search.describe import INDEX_OF
 from app.search.engine import FacePart, Hit, Page, Part, Vector
+from app.search.names import find_names
 
 _CLASSES = {str(index): name for index, name in enumerate(INDEX_OF)}
 _CATEGORIES = {"vehicles": "vehicle", "people": "person"}
@@ -80,11 +81,13 @@ class SearchAnswer(Timed, frozen=True, kw_only=True):
     query_type: str
     results: Sequence[Document]
     """Each has `image_id`, `image_path`, `score` and `metadata`; an object or a face also `box` and `confidence`, with `class_id`,
-    `class_name` and `category`, or `face_id`, `person_id` and `person_name`; text `matched_text`, `text_box`, `highlight`,
-    `full_text` and `num_texts`; of a hybrid search `ranks`, its places in the lists `image`, `text` and `words`.
+    `class_name` and `category`, or `face_id` and `person_name`, under which the face was registered; text `matched_text`,
+    `text_box`, `highlight`, `full_text` and `num_texts`; of a hybrid search `ranks`, its places in the lists `image`, `text` and
+    `words`.
 
-    For /faces/identify, there is one for each face: `query_face`, `identified`, `best_match` and `all_matches`. The score is the
-    cosine of vectors, the similarity of faces, how well words match, or a sum over ranks.
+    For /faces/identify, there is one for each face: `query_face`, `identified`, `best_match` (the registered face whose
+    name it gets, or else the nearest face without a name) and `all_matches`. The score is the cosine of vectors, the similarity of
+    faces, how well words match, or a sum over ranks.
     """
     total_results: int
     """Number of results; of words also those on other pages."""
@@ -110,7 +113,7 @@ def _part(hit: Hit, score: float | None = None) -> Document:
 
 
 def _face(hit: Hit, match_distance: float) -> Document:
-    whose = {"face_id": hit.part_id, "person_id": hit.person_id, "person_name": hit.person_name}
+    whose = {"face_id": hit.part_id, "person_id": None, "person_name": hit.name}  # OpenProcessor's clients expect an id of persons
     return _part(hit, similarity_at(hit.score, match_distance)) | whose
 
 
@@ -176,12 +179,16 @@ async def _by_face(asked: Asked[_FaceParameters]) -> Document:
 async def _identify(asked: Asked[_IdentifyParameters]) -> Document:
     faces = [face for face in await asked.search.faces(asked.image, asked.call, asked.wanted.confidence) if face.vectors]
     distance = await asked.search.match_distance(asked.call)
-    found = await asked.nearest("faces", *(face.vectors[0] for face in faces), least=cosine_at(asked.wanted.threshold, distance))
-    matches = [[_face(hit, distance) for hit in hits] for hits in found]
-    results = [
-        {"query_face": _query(face), "identified": bool(own), "best_match": next(iter(own), None), "all_matches": own}
-        for face, own in zip(faces, matches, strict=True)
-    ]
+    least = cosine_at(asked.wanted.threshold, distance)
+    found = await asked.nearest("faces", *(face.vectors[0] for face in faces), least=least)
+    async with asked.search.database.asking(asked.call) as engine:
+        named = await find_names(engine, asked.tenant, faces, least - ROUNDING, asked.wanted.read_filter())
+    results = []
+    for face, hits, whose in zip(faces, found, named, strict=True):
+        own = [hit for hit in hits if hit.name in {None, whose and whose.name}]  # no name but that of the face
+        best = whose or next(iter(own), None)
+        shown = {"best_match": best and _face(best, distance), "all_matches": [_face(hit, distance) for hit in own]}
+        results.append({"query_face": _query(face), "identified": best is not None, **shown})
     return _fields("identify", results, num_faces=len(faces))
 
 

@@ -1,18 +1,19 @@
 """/query: what is kept of images, groups of those that are nearly the same, sizes of the indexes; and thumbnails."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from litestar import Response, delete, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response.base import ASGIResponse
 
+from app.api.admin import guard_origin
 from app.api.answering.vectors import to_vector
-from app.api.dependencies import Worker, WorkerResources
+from app.api.dependencies import Worker
 from app.api.parameters.tasks import MAX_ID_LENGTH
-from app.api.search.asking import CHANGES, READING, AnyRequest, Document, PageNumber, PageSize, Question, RecordId, ask, reply, show
+from app.api.search.asking import READING, AnyRequest, Document, PageNumber, PageSize, RecordId, ask, reply, show
 from app.errors import NotOffered, UnknownRecord
-from app.search.engine import Page, SearchEngine
+from app.search.engine import Page
 
 _MinSize = Annotated[int, QueryParameter(ge=2, le=1_000_000, description="Minimum number of images in a group.")]
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -52,10 +53,14 @@ async def query_image(
     }
 
 
-_DELETES = CHANGES | {"opt": {"scope": "ingest"}, "responses": show("`deleted_from`: in which indexes it was")}
-
-
-@delete("/query/image/{image_id:str}", summary="Delete an image", **_DELETES)
+@delete(
+    "/query/image/{image_id:str}",
+    summary="Delete an image",
+    status_code=200,
+    opt={"scope": "ingest"},
+    guards=[guard_origin],
+    responses=show("`deleted_from`: in which indexes it was"),
+)
 async def delete_image(request: AnyRequest, image_id: FromPath[str], worker: Worker) -> Document:
     """Delete an image with its objects, faces, text and vectors."""
     _check_id(image_id)
@@ -82,34 +87,16 @@ def _readable(nbytes: int) -> str:
     return f"{nbytes / 1024**power:.1f} {_UNITS[power]}"
 
 
-async def _picture(request: AnyRequest, worker: WorkerResources, question: Question[bytes | None]) -> Response[bytes]:
-    if not worker.require_search().options.keeps_thumbnails:
-        raise NotOffered("no pictures are kept; NEREID_SEARCH_THUMBNAILS=true keeps those of images that are added from then on")
-    if (picture := await ask(request, worker, question)) is None:
-        raise UnknownRecord("there is no picture: it was added while none were kept")
-    return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
-
-
-_PICTURE: Any = {"media_type": "image/jpeg", "responses": READING}
-
-
-@get("/query/image/{image_id:str}/thumbnail", summary="A small picture of an image", **_PICTURE)
+@get("/query/image/{image_id:str}/thumbnail", summary="A small picture of an image", media_type="image/jpeg", responses=READING)
 async def image_thumbnail(
     request: AnyRequest, image_id: FromPath[str], worker: Worker, face_id: FromQuery[str | None] = None
 ) -> Response[bytes]:
     """Return a picture of an image, or of a face in it, if `NEREID_SEARCH_THUMBNAILS` was on when it was added."""
     _check_id(image_id)
-    return await _picture(request, worker, lambda engine, tenant: engine.thumbnail(tenant, image_id, face_id))
-
-
-@get("/persons/{person_id:str}/thumbnail", summary="A small picture of a person", **_PICTURE)
-async def person_thumbnail(request: AnyRequest, person_id: RecordId, worker: Worker) -> Response[bytes]:
-    """Return a picture of a person's best face, if `NEREID_SEARCH_THUMBNAILS` was on when it was added."""
-
-    async def question(engine: SearchEngine, tenant: str) -> bytes | None:
-        return (await engine.person(tenant, person_id, 1))[0].thumbnail
-
-    return await _picture(request, worker, question)
+    if not worker.require_search().options.keeps_thumbnails:
+        raise NotOffered("no pictures are kept; NEREID_SEARCH_THUMBNAILS=true keeps those of images that are added from then on")
+    picture = await ask(request, worker, lambda engine, tenant: engine.thumbnail(tenant, image_id, face_id))
+    return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
 
 
 @get("/query/duplicates", summary="List groups of near duplicates", responses=show("`groups`"))
@@ -152,6 +139,6 @@ async def duplicate_group(request: AnyRequest, worker: Worker, group_id: RecordI
 
 
 ROUTES: list[HTTPRouteHandler] = [
-    *(query_image, delete_image, query_stats, image_thumbnail, person_thumbnail),
+    *(query_image, delete_image, query_stats, image_thumbnail),
     *(duplicate_groups, duplicate_statistics, duplicate_group),
 ]

@@ -11,7 +11,7 @@ from app.api.search import routes
 from app.errors import NotOffered
 
 _FOR_MODELS = {path for each in routes.MODEL_ROUTES for path in each.paths}
-_OTHERS = {path.replace(":int}", ":str}") for each in routes.ROUTES for path in each.paths}  # says it whatever the id
+_OTHERS = {path for each in routes.ROUTES for path in each.paths}
 
 
 @ModelRoute(sorted(_FOR_MODELS), task=None, include_in_schema=False)

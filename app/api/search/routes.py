@@ -3,9 +3,9 @@
 from litestar.handlers import HTTPRouteHandler
 
 from app.api.routes import ModelRoute
-from app.api.search import clusters, find, images, ingest, jobs, persons
+from app.api.search import find, images, ingest, jobs
 
-_ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images, persons, clusters) for route in module.ROUTES]
+_ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images) for route in module.ROUTES]
 MODEL_ROUTES = [route for route in _ALL if isinstance(route, ModelRoute)]
 """Those that ask models, or receive images, with the scope that they need."""
 ROUTES = [route for route in _ALL if not isinstance(route, ModelRoute)]

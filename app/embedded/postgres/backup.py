@@ -20,8 +20,8 @@ _BEFORE_RESTORE = """
 SET client_min_messages = warning;  -- the first line that is printed is the one that is shown
 DO $$ BEGIN
     IF to_regclass('images') IS NOT NULL THEN
-        IF EXISTS (SELECT FROM images) OR EXISTS (SELECT FROM persons) THEN
-            RAISE EXCEPTION 'the database has images or persons; restore into an empty one';
+        IF EXISTS (SELECT FROM images) THEN
+            RAISE EXCEPTION 'the database has images; restore into an empty one';
         END IF;
     END IF;
     IF to_regrole('nereid_search') IS NULL THEN

@@ -7,14 +7,13 @@ from app.search.engine import Found, Job, Page, SearchEngine
 from app.search.postgres.connection import fetch_page
 from app.search.postgres.find import Find
 from app.search.postgres.groups import Groups
-from app.search.postgres.persons import Persons
 from app.search.postgres.values import check_metadata, record, to_uuid
 
 _MAX_JOBS, _KEPT_DAYS = 100, 30
 """Jobs of a tenant that have not ended; how long those that have are listed."""
 
 
-class PostgresEngine(Find, Groups, Persons, SearchEngine):
+class PostgresEngine(Find, Groups, SearchEngine):
     """The engine on PostgreSQL: made without connecting, which it does when it is first asked."""
 
     async def add_job(self, tenant: str, kind: Literal["directory", "reindex"], options: dict[str, Any]) -> Job:

@@ -15,14 +15,8 @@ _MAX_QUERY = 500
 _SHARE_OF_GRAMS = 0.5
 """Of the words, that a text must have to be similar."""
 
-HIT = (
-    "i.image_id, i.path, i.metadata, p.part_id, p.box, p.score AS part_score, p.class_id, p.class_name,"
-    " p.person AS person_id, s.name AS person_name"
-)
-"""Columns of a hit without its score, from HIT_JOINS."""
-HIT_JOINS = (
-    "JOIN images i ON i.number = n.image LEFT JOIN parts p ON p.part_id = n.part LEFT JOIN persons s ON s.person_id = p.person"
-)
+_HIT = "i.image_id, i.path, i.metadata, p.part_id, p.box, p.score AS part_score, p.class_id, p.class_name, p.name"
+"""Columns of a hit without its score."""
 
 
 class Find(Images):
@@ -35,14 +29,18 @@ class Find(Images):
         if where.classes:
             values.append([check_text(name, "A class") for name in where.classes])
             condition += f" AND class_name = ANY (${len(values) + 1})"
+        if where.is_registered:
+            condition += " AND part IN (SELECT part_id FROM parts WHERE name IS NOT NULL)"
         async with self.as_tenant(tenant) as connection:
             models = {table.model: table for table in await tables(connection) if table.family == FAMILY[index]}
             if (table := models.get(vector.model)) is None:
                 if not models:
                     return []
                 raise SearchUnavailable("The index has changed its model meanwhile")
-            select = f"SELECT {HIT}, n.score FROM n {HIT_JOINS} ORDER BY n.score DESC, n.image, n.part"
-            rows = await nearest(connection, table, index, vector, page, select=select, where=condition, values=values)
+            joined = "JOIN images i ON i.number = n.image LEFT JOIN parts p ON p.part_id = n.part"
+            select = f"SELECT {_HIT}, n.score FROM n {joined} ORDER BY n.score DESC, n.image, n.part"
+            options: Any = {"select": select, "where": condition, "values": values, "is_exact": where.is_registered}
+            rows = await nearest(connection, table, index, vector, page, **options)
         return [record(Hit, row) for row in rows if row["score"] >= min_score]
 
     async def match_text(self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING) -> Found:

@@ -1,8 +1,8 @@
 """Images: added, read and deleted, each with all of its parts in one transaction."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
@@ -13,10 +13,11 @@ from app.search.postgres.connection import Connection, lock
 from app.search.postgres.values import check_metadata, check_text, folded, grams_of, record, to_uuid
 from app.search.postgres.vectors import NewVectors, Table, Vectors, active, insert, nearest, tables
 
+T = TypeVar("T")
 _MAX_TEXT, _MAX_GRAMS = 100_000, 50_000
 _INSERT_PART = """
-INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality, person)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+INSERT INTO parts (image, part_id, position, index, box, score, thumbnail, class_id, class_name, landmarks, quality)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 """
 
 
@@ -24,17 +25,55 @@ class Images(Vectors):
     """Images and what is in them."""
 
     async def add(self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None) -> Added:
-        _check(image)
-        names = {(tenant, "person", face.person_name) for face in image.faces if face.person_name is not None}
+        async def write(connection: Connection, known: Sequence[Table]) -> Added:
+            return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+
+        return await self._write(tenant, [image], write)
+
+    async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> bool:
+        check_text(name, "The name of a person")
+
+        async def write(connection: Connection, known: Sequence[Table]) -> bool:
+            await lock(connection, (tenant, "name", name))
+            is_known: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM parts WHERE name = $1)", name)
+            for image in images:
+                await connection.execute("DELETE FROM images WHERE image_id = $1", image.image_id)
+                await _add(connection, known, image, skip_duplicates=False, near=None)
+            await connection.execute(
+                "UPDATE parts SET name = $1 WHERE landmarks IS NOT NULL"
+                " AND image IN (SELECT number FROM images WHERE image_id = ANY ($2))",
+                *(name, [image.image_id for image in images]),
+            )
+            return is_known
+
+        return await self._write(tenant, images, write)
+
+    async def names(self, tenant: str) -> Sequence[str]:
+        async with self.as_tenant(tenant) as connection:
+            rows = await connection.fetch("SELECT DISTINCT name FROM parts WHERE name IS NOT NULL")
+        return sorted(row["name"] for row in rows)
+
+    async def forget(self, tenant: str, name: str) -> None:
+        async with self.as_tenant(tenant) as connection:
+            await lock(connection, (tenant, "name", check_text(name, "The name of a person")))
+            await connection.execute("DELETE FROM images WHERE number IN (SELECT image FROM parts WHERE name = $1)", name)
+
+    async def _write(
+        self, tenant: str, images: Sequence[NewImage], write: Callable[[Connection, Sequence[Table]], Awaitable[T]]
+    ) -> T:
+        """Write images in one transaction, in which there are tables of their vectors, and nobody else writes the same ones."""
+        for image in images:
+            _check(image)
+        vectors = [each for image in images for each in _vectors(image)]
+        locks = [(tenant, *key) for image in images for key in (("hash", image.content_hash), ("id", image.image_id))]
         while True:
             async with self.as_tenant(tenant) as connection:
                 known = await tables(connection)
                 families = {table.family for table in known}
-                new = next((each for each in _vectors(image) if each[0] not in families), None)
+                new = next((each for each in vectors if each[0] not in families), None)
                 if new is None:
-                    # Whoever comes second sees what the first one has added.
-                    await lock(connection, (tenant, "hash", image.content_hash), (tenant, "id", image.image_id), *names)
-                    return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
+                    await lock(connection, *locks)  # whoever comes second sees what the first one has added
+                    return await write(connection, known)
             family, vector = new
             await self.begin_model(family, vector.model, len(vector.values))
 
@@ -45,11 +84,7 @@ class Images(Vectors):
     async def image(self, tenant: str, image_id: str) -> StoredImage:
         async with self.as_tenant(tenant) as connection:
             row = await _find(connection, image_id)
-            parts = await connection.fetch(
-                "SELECT parts.*, name AS person_name FROM parts LEFT JOIN persons ON person_id = person"
-                " WHERE image = $1 ORDER BY position",
-                row["number"],
-            )
+            parts = await connection.fetch("SELECT * FROM parts WHERE image = $1 ORDER BY position", row["number"])
             table = await active(connection, "image")
             vector = table and await connection.fetchval(
                 f"SELECT vector::vector FROM vectors_{table.number} WHERE image = $1 AND part IS NULL", row["number"]
@@ -71,7 +106,7 @@ class Images(Vectors):
             await lock(connection, (tenant, "id", image_id))
             number = (await _find(connection, image_id))["number"]
             counts = await _count(connection, number)
-            await _delete(connection, number)
+            await connection.execute("DELETE FROM images WHERE number = $1", number)
         return counts
 
     async def thumbnail(self, tenant: str, image_id: str, part_id: str | None = None) -> bytes:
@@ -92,8 +127,6 @@ def _check(image: NewImage) -> None:
     check_text(image.path or "", "The path of an image", 4096)
     check_metadata(image.metadata)
     check_text("\n".join(line.text for line in image.lines or ()), "The text of an image", _MAX_TEXT)
-    for face in image.faces:
-        check_text(face.person_name or "", "The name of a person")
 
 
 def _vectors(image: NewImage) -> Iterator[tuple[Family, Vector]]:
@@ -109,7 +142,7 @@ async def _add(
         return Added("duplicate", {}, twin)
     same = await connection.fetchval("SELECT number FROM images WHERE image_id = $1", image.image_id)
     if same is not None:
-        await _delete(connection, same)
+        await connection.execute("DELETE FROM images WHERE number = $1", same)
     duplicate = None if near is None else await _nearest(connection, known, image.vectors, near)
     number = await connection.fetchval(
         "INSERT INTO images (image_id, content_hash, path, metadata, width, height, group_id, thumbnail)"
@@ -117,17 +150,13 @@ async def _add(
         *(image.image_id, image.content_hash, image.path, image.metadata, image.width, image.height),
         *(duplicate and UUID(duplicate.group_id), image.thumbnail),
     )
-    persons: dict[Any, UUID] = {
-        name: await _person(connection, name) for name in {face.person_name for face in image.faces} if name is not None
-    }
     vectors = [NewVectors(None, "global", None, image.vectors)]
     rows: list[tuple[object, ...]] = []
     part: Any
     for part in (*image.objects, *image.faces):
         part_id, index = uuid4(), part.index if isinstance(part, ObjectPart) else "faces"
         own = [getattr(part, name, None) for name in ("class_id", "class_name", "landmarks", "quality")]
-        person = persons.get(getattr(part, "person_name", None))
-        rows.append((number, part_id, len(rows), index, part.box, part.score, part.thumbnail, *own, person))
+        rows.append((number, part_id, len(rows), index, part.box, part.score, part.thumbnail, *own))
         if index is not None:
             vectors.append(NewVectors(part_id, index, own[1], part.vectors))
     await connection.executemany(_INSERT_PART, rows)
@@ -180,29 +209,6 @@ async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequ
                 )
                 return row and Duplicate(*row)
     return None
-
-
-async def _person(connection: Connection, name: str) -> UUID:
-    """Return the person of a name, who is made if there is none; the name is locked."""
-    found = await connection.fetchval("SELECT person_id FROM persons WHERE name = $1 LIMIT 1 FOR UPDATE", name)
-    found = found or await connection.fetchval("INSERT INTO persons (name) VALUES ($1) RETURNING person_id", name)
-    assert isinstance(found, UUID)  # noqa: S101
-    return found
-
-
-async def _delete(connection: Connection, number: int) -> None:
-    rows = await connection.fetch("SELECT DISTINCT person FROM parts WHERE image = $1 AND person IS NOT NULL", number)
-    await connection.execute("DELETE FROM images WHERE number = $1", number)
-    await drop_without_faces(connection, [row["person"] for row in rows])
-
-
-async def drop_without_faces(connection: Connection, persons: Sequence[UUID]) -> None:
-    """Delete those of some persons who have no faces any more."""
-    # Two statements: the second one sees the faces that another transaction has added before the first one had the locks.
-    await connection.fetch("SELECT FROM persons WHERE person_id = ANY ($1) ORDER BY person_id FOR UPDATE", persons)
-    await connection.execute(
-        "DELETE FROM persons WHERE person_id = ANY ($1) AND NOT EXISTS (SELECT FROM parts WHERE person = person_id)", persons
-    )
 
 
 async def _count(connection: Connection, number: int) -> Mapping[Index, int]:

@@ -28,16 +28,7 @@ CREATE TABLE vectors_{n} (
 );
 CREATE INDEX ON vectors_{n} (part);
 CREATE INDEX ON vectors_{n} (tenant, index);
-CREATE TABLE members_{n} (
-    vector bigint PRIMARY KEY REFERENCES vectors_{n} ON DELETE CASCADE,
-    tenant text NOT NULL DEFAULT current_setting('nereid.tenant'),
-    index text NOT NULL,
-    cluster_id integer NOT NULL,
-    score double precision NOT NULL
-);
-CREATE INDEX ON members_{n} (tenant, index, cluster_id, score DESC);
 CALL protect('vectors_{n}');
-CALL protect('members_{n}');
 """
 _HNSW = "CREATE INDEX vectors_{n}_{index} ON vectors_{n} USING hnsw (vector {type}_cosine_ops) WHERE index = '{index}';"
 _INSERT = """
@@ -107,7 +98,7 @@ class Vectors(Database):
             if "next" not in known:
                 return
             dropped = known["active" if switch else "next"].number
-            await connection.execute(f"DROP TABLE members_{dropped}, vectors_{dropped}")
+            await connection.execute(f"DROP TABLE vectors_{dropped}")
             await connection.execute("DELETE FROM models WHERE number = $1", dropped)
             await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
 
@@ -208,14 +199,18 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     select: str = "SELECT * FROM n",
     where: str = "",
     values: Sequence[object] = (),
+    is_exact: bool = False,
 ) -> Sequence[Any]:
-    """Return what `select` makes of the nearest, `n (image, part, score)`; `values` are the parameters from $2 on."""
+    """Return what `select` makes of the nearest, `n (image, part, score)`; `values` are the parameters from $2 on.
+
+    `is_exact`: compare all that `where` leaves, because these are few, among which a walk through the index may not come.
+    """
     wanted = page.size + page.offset
     # What the index returns is nearly in order, and the nearest are among a few more: with a filter that leaves 1 % of 1,000
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.
     ways = [("vector <=> $1", wanted + min(3 * wanted, 300)), ("(vector <=> $1) + 0", wanted)]
     rows: Sequence[Any] = ()
-    for order, limit in ways[await is_small(connection, table, index, is_filtered=bool(where)) :]:
+    for order, limit in ways[is_exact or await is_small(connection, table, index, is_filtered=bool(where)) :]:
         rows = await connection.fetch(
             "WITH n AS (SELECT image, part, 1 - (vector <=> $1) AS score FROM ("
             f"SELECT image, part, vector FROM vectors_{table.number} WHERE index = '{index}'{where} ORDER BY {order} LIMIT {limit}"

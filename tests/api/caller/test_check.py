@@ -10,6 +10,7 @@ from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
 from app.api.dialects.dialect import Dialect, load
+from app.api.reports.instead import instead_of_groups
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
 from app.api.search import off
@@ -46,6 +47,7 @@ NEED_NONE = [
     *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
     *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
+NOT_OFFERED = [prefix + path for path in sorted(instead_of_groups.paths) for prefix in ("", VERSION)]
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +85,15 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
     assert (await ask(locked, path)).status_code == 200
 
 
+@pytest.mark.parametrize("path", NOT_OFFERED)
+async def test_what_no_key_may_do_is_said_without_one(locked: Application, path: str) -> None:
+    assert json(await ask(locked, path), 404)["code"] == "not_offered"
+
+
 async def test_every_other_route_needs_a_key(locked: Application) -> None:
     """A route that is added later must not be open by mistake."""
     others = ("/docs", "/page-assets", "/v1/page-assets", *(f"/{name}/" for name in DIALECTS))
-    paths = {path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_ADMIN + NEED_HEALTH + NEED_NONE}
+    paths = {path.replace("tiny", "{model:str}") for path in NEED_DETECT + NEED_ADMIN + NEED_HEALTH + NEED_NONE + NOT_OFFERED}
     found = {route.path for route in routes_of(locked)}
     assert {path for path in found if not path.startswith(others)} == {path for path in paths if not path.startswith(others)}
 

@@ -14,6 +14,22 @@ ADVICE = {
     "GET /api/functions": "cvat-cli",
     "GET /cvat/api/functions/tiny": "cvat-cli",
     "POST /api/function_invocations": "cvat-cli",
+    **dict.fromkeys(
+        (
+            "GET /persons",
+            "POST /persons/cluster",
+            "GET /persons/1",
+            "PUT /persons/1/name",
+            "POST /persons/merge",
+            "DELETE /persons/1",
+        ),
+        "POST /v1/vision/face/register names",
+    ),
+    **dict.fromkeys(
+        ("POST /clusters/train/global", "POST /clusters/assign/faces", "GET /clusters/stats/global", "GET /clusters/global/0"),
+        "POST /search/image finds",
+    ),
+    **dict.fromkeys(("GET /clusters/albums", "POST /clusters/rebalance/global"), "GET /query/duplicates"),
 }
 
 

@@ -17,7 +17,7 @@ WAYS = (
     ("POST", "/ingest?timeout_ms=300", SCENE),
     ("POST", "/search/image?timeout_ms=300", SCENE),
     ("POST", "/v1/vision/face/list?timeout_ms=300", b""),
-    *(("GET", path, b"") for path in ("/persons", "/clusters/stats/global", "/query/duplicates", "/query/stats", "/ingest/jobs")),
+    *(("GET", path, b"") for path in ("/query/duplicates", "/query/stats", "/ingest/jobs")),
 )
 
 
@@ -25,28 +25,28 @@ async def test_every_request_has_a_deadline(search_settings: Settings) -> None:
     engine = PostgresEngine(search_settings.database_url)
     async with started(create_app(msgspec.structs.replace(search_settings, timeout_seconds=0.5))) as client:
         async with engine.as_owner() as connection:
-            await connection.execute("LOCK TABLE models, images, persons, jobs, clusters")
+            await connection.execute("LOCK TABLE models, images, parts, jobs")
             for method, path, body in WAYS:
                 assert (await client.request(method, path, content=body)).status_code == httpx.codes.GATEWAY_TIMEOUT, path
 
         async def answers() -> bool:
-            return (await client.get("/persons")).status_code == httpx.codes.OK
+            return (await client.get("/ingest/jobs")).status_code == httpx.codes.OK
 
         await until(answers)
     await engine.close()
 
 
-@pytest.mark.parametrize("path", ["/persons", "/query/duplicates/stats"])
+@pytest.mark.parametrize("path", ["/query/duplicates", "/query/duplicates/stats"])
 async def test_a_caller_who_lists_leaves_connections_to_others(search_settings: Settings, tmp_path: Path, path: str) -> None:
     """As one who searches."""
-    file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "search"))
+    file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "ingest"))
     engine = PostgresEngine(search_settings.database_url)
     async with started(create_app(msgspec.structs.replace(search_settings, api_keys_file=file))) as client:
         one, other = ({"X-API-Key": f"{name}.secret"} for name in ("one", "other"))
         async with engine.as_owner() as connection:
-            await connection.execute("LOCK TABLE persons, images")
+            await connection.execute("LOCK TABLE images")
             slow = [asyncio.create_task(client.get(path, headers=one)) for _ in range(12)]
             await asyncio.sleep(0.3)
-            assert (await client.get("/clusters/stats/global", headers=other)).status_code == httpx.codes.OK
+            assert (await client.get("/ingest/jobs", headers=other)).status_code == httpx.codes.OK
         assert {reply.status_code for reply in await asyncio.gather(*slow)} == {httpx.codes.OK}
     await engine.close()

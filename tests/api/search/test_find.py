@@ -123,6 +123,19 @@ async def test_all_faces_are_identified(found: httpx.AsyncClient) -> None:
     assert (nobody["num_faces"], nobody["results"]) == (0, [])
 
 
+async def test_a_face_is_identified_by_the_registered_one(found: httpx.AsyncClient) -> None:
+    """Before indexed ones, which have no names; another face in the image does not show that name."""
+    userid = {"userid": "Ruth"}
+    json(await found.post("/v1/vision/face/register", files={"image": RED}, data=userid))
+    answer = json(await found.post("/faces/identify?threshold=0", files={"image": BOTH}))
+    json(await found.post("/v1/vision/face/delete", data=userid))
+
+    red, blue = answer["results"]
+    assert (red["best_match"]["person_name"], red["best_match"]["score"]) == ("Ruth", pytest.approx(1, abs=0.01))
+    assert {match["person_name"] for match in red["all_matches"]} == {None, "Ruth"}
+    assert (blue["identified"], {match["person_name"] for match in blue["all_matches"]}) == (True, {None})
+
+
 async def test_words_in_images(found: httpx.AsyncClient) -> None:
     answer = json(await found.post("/search/ocr?text=main%20street"))
     fuzzy = json(await found.post("/ocr/search?text=main%20stret&page=0&size=5"))

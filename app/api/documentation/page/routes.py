@@ -59,7 +59,6 @@ _SEARCH_ENDPOINTS = {
     "search": "/search/image",
     "text_search": "/search/ocr",
     "face_search": "/faces/search",
-    "persons": "/persons",
     "indexes": "/query/stats",
 }
 _THUMBNAILS = {"thumbnails": "/query/image/{image_id}/thumbnail"}

@@ -221,8 +221,8 @@ class Hit(msgspec.Struct, frozen=True):
     """Of the face."""
     confidence: float | None = None
     """That it is a face, 0 to 1."""
-    person_id: str | None = None
     person_name: str | None = None
+    """Under which the face was registered."""
     matched_text: str | None = None
     """The line of text that fits best."""
     full_text: str | None = None

@@ -2,7 +2,6 @@
 
 const MAX_DETECTIONS = "300";
 const MAX_HITS = "30";
-const MAX_PERSONS = "50";
 /** The route of each task that the page can show. */
 export const ROUTES = { detection: "detect", segmentation: "segment", pose: "pose", obb: "obb" };
 
@@ -75,33 +74,10 @@ async function search(path, options) {
   return { hits: results, time };
 }
 
-/** Return a page of the persons, those with the most faces first, and how many there are. */
-export async function listPersons(page) {
-  const { persons, total_persons: total } = await (await ask(`persons?${new URLSearchParams({ page, limit: MAX_PERSONS })}`, {})).json();
-  return { persons: persons.map((person) => ({ ...person, picture: toPicture(person.reference_thumbnail) })), total };
-}
-
-/** Make an address of a picture in base64, which the page's policy allows; null if there is none. */
-function toPicture(text) {
-  return text && URL.createObjectURL(new Blob([Uint8Array.from(atob(text), (one) => one.charCodeAt(0))], { type: "image/jpeg" }));
-}
-
-/** Return the faces of a person as hits. */
-export async function listFaces(person, signal) {
-  const { faces } = await (await ask(`persons/${encodeURIComponent(person)}`, { signal })).json();
-  return { hits: faces, time: null };
-}
-
-export function namePerson(person, name) {
-  const body = JSON.stringify({ name });
-  return ask(`persons/${encodeURIComponent(person)}/name`, { method: "PUT", body, headers: { "Content-Type": "application/json" } });
-}
-
-/** Resolve to the address of the thumbnail of an image, or of a face in it; to null if there is none. */
-export async function loadThumbnail(image, face) {
-  const query = face ? `?${new URLSearchParams({ face_id: face })}` : "";
+/** Resolve to the address of the thumbnail of an image; to null if there is none. */
+export async function loadThumbnail(image) {
   try {
-    return URL.createObjectURL(await (await ask(`query/image/${encodeURIComponent(image)}/thumbnail${query}`, {})).blob());
+    return URL.createObjectURL(await (await ask(`query/image/${encodeURIComponent(image)}/thumbnail`, {})).blob());
   } catch {
     return null; // it was added before thumbnails were kept
   }

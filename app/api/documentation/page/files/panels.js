@@ -96,7 +96,7 @@ export function make(name, properties, ...children) {
 }
 
 /** Replace the children; keep the focus on the button with the same `data-key`. */
-export function keepFocus(container, children) {
+function keepFocus(container, children) {
   const key = container.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   container.replaceChildren(...children);
   if (key !== undefined) container.querySelector(`[data-key="${key}"]`)?.focus();

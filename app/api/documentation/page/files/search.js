@@ -1,16 +1,12 @@
-// The search tab: images like one, images with words, and persons.
+// The search tab: images like one, and images with words.
 
-import { listFaces, listPersons, loadThumbnail, namePerson, searchImage, searchWords } from "./gateway.js";
-import { keepFocus, make, milliseconds } from "./panels.js";
+import { loadThumbnail, searchImage, searchWords } from "./gateway.js";
+import { make, milliseconds } from "./panels.js";
 
 const element = (id) => document.getElementById(id);
 const state = {
   hasThumbnails: false,
   show: null, // repeats the request that is shown
-  persons: [],
-  total: 0, // persons
-  nextPage: 0, // of persons
-  person: null, // id of the chosen one
 };
 let running = null; // AbortController of the request in progress
 let report = null;
@@ -31,18 +27,16 @@ export function receiveExample(file) {
   return show("Images like this one", (signal) => searchImage(file, signal));
 }
 
-/** Load the persons, and repeat the request that is shown. */
+/** Repeat the request that is shown. */
 export async function refresh() {
-  await loadPersons(0);
   await state.show?.();
 }
 
-/** Show what a request finds, which may be the faces of a person; abort a previous one. */
-async function show(title, ask, person = null) {
+/** Show what a request finds; abort a previous one. */
+async function show(title, ask) {
   running?.abort();
   const own = (running = new AbortController());
-  Object.assign(state, { person, show: () => show(title, ask, person) });
-  renderPersons();
+  state.show = () => show(title, ask);
   element("results").ariaBusy = "true";
   try {
     const { hits, time } = await ask(own.signal);
@@ -69,7 +63,7 @@ function render(title, hits, time) {
 
 function makeHit(hit) {
   const name = hit.image_path ?? hit.image_id;
-  const lines = [[name, "name"], [hit.person_name, ""], [hit.matched_text && `“${hit.matched_text}”`, ""], [hit.score?.toFixed(3), "score"]];
+  const lines = [[name, "name"], [hit.matched_text && `“${hit.matched_text}”`, ""], [hit.score.toFixed(3), "score"]];
   const shown = lines.filter(([text]) => text).map(([text, className]) => make("span", { className, title: text }, ...breakable(text)));
   const figure = make("figure", {}, make("figcaption", {}, ...shown));
   if (state.hasThumbnails) addThumbnail(figure, hit);
@@ -81,41 +75,9 @@ function breakable(text) {
   return text.split(/(?<=\/)/).flatMap((part) => [make("wbr", {}), part]);
 }
 
-async function addThumbnail(container, { image_id: image, face_id: face }) {
-  const url = await loadThumbnail(image, face);
+async function addThumbnail(container, { image_id: image }) {
+  const url = await loadThumbnail(image);
   if (url) container.prepend(make("img", { src: url, alt: "" }));
-}
-
-async function loadPersons(page) {
-  try {
-    const { persons, total } = await listPersons(page);
-    if (!page) for (const { picture } of state.persons) URL.revokeObjectURL(picture);
-    state.persons = [...(page ? state.persons : []), ...persons];
-    Object.assign(state, { total, nextPage: page + 1 });
-    report(null);
-  } catch (error) {
-    report(error);
-  }
-  renderPersons();
-}
-
-function renderPersons() {
-  keepFocus(element("person-list"), state.persons.map(({ person_id: id, person_name: name, face_count: count, picture }) => {
-    const faces = make("span", { className: "score" }, `${count} ${count === 1 ? "face" : "faces"}`);
-    const button = make("button", { type: "button", ariaPressed: String(id === state.person) }, make("span", {}, name ?? "Unnamed"), faces);
-    if (picture) button.prepend(make("img", { src: picture, alt: "" }));
-    button.dataset.key = id;
-    button.addEventListener("click", () => choosePerson(id, name));
-    return make("li", {}, button);
-  }));
-  element("no-persons").hidden = state.persons.length > 0;
-  element("more-persons").hidden = state.persons.length >= state.total;
-  element("name-form").hidden = state.person === null;
-}
-
-function choosePerson(id, name) {
-  element("name").value = name ?? "";
-  return show(name ? `Faces of ${name}` : "Faces of somebody", (signal) => listFaces(id, signal), id);
 }
 
 element("words-form").addEventListener("submit", (event) => {
@@ -123,17 +85,4 @@ element("words-form").addEventListener("submit", (event) => {
   const words = element("words").value;
   show(`Images with “${words}”`, (signal) => searchWords(words, signal));
 });
-element("name-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  const [id, name] = [state.person, element("name").value.trim()];
-  try {
-    await namePerson(id, name);
-  } catch (error) {
-    report(error);
-    return;
-  }
-  await loadPersons(0);
-  await choosePerson(id, name);
-});
-element("more-persons").addEventListener("click", () => loadPersons(state.nextPage));
 element("search-choose").addEventListener("click", () => element("file").click());
