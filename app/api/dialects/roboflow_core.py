@@ -6,6 +6,7 @@ Source: roboflow/inference, inference/core/entities/responses/{ocr,clip}.py and 
 from functools import partial
 from typing import Any
 
+from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
@@ -91,8 +92,8 @@ async def embed_image(request: AnyRequest, worker: Worker, pipeline: WorkerPipel
         ) from error
 
 
-@ModelRoute(["/clip/embed_text", "/clip/compare"], task=None, key_in="body")
-async def no_texts(request: AnyRequest) -> ASGIResponse:  # noqa: ARG001
+@post(["/clip/embed_text", "/clip/compare"])
+async def no_texts() -> None:
     """Say what describes texts."""
     raise NotOffered("texts are not described by CLIP here; /embed/text describes them, by a model that has to be added")
 
