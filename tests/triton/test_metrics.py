@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import grpc
+import msgspec
 import pytest
 
 from app.embedded.server import EmbeddedTriton
@@ -33,10 +34,10 @@ def tell(fake: FakeTriton, *counters: int) -> None:
 
 
 async def until_read(table: TableView, time: Time) -> None:
-    """Let time pass until the next reading."""
-    before = table.published()
+    """Let time pass until the next reading that has not begun yet."""
+    number = int(time() // 5) + 1
     await time.skip(5)
-    await eventually(lambda: table.published() != before)
+    await eventually(lambda: msgspec.msgpack.decode(table.published(), type=list[metrics.Reading])[-1].number >= number)
 
 
 class Host:
