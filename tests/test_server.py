@@ -566,7 +566,7 @@ async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_p
     """It serves until its successor is ready, and ends its requests."""
     flag, is_told = tmp_path / "too much", tmp_path / "told"
     patch = (
-        "import app.server, os; app.server._HANDOVER_SECONDS = 2.0\n"
+        "import app.server, os; app.server._HANDOVER_SECONDS = 10.0\n"
         "from granian.server.mp import WorkerProcess; terminate = WorkerProcess.terminate\n"
         f"WorkerProcess.terminate = lambda worker: [open({str(is_told)!r}, 'w').close(), terminate(worker)]\n"
         "app.server.Server.rss_sample_interval = property(lambda _: 0.2, lambda *_: None)\n"

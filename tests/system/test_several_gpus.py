@@ -110,7 +110,7 @@ async def test_a_gpu_is_lost_and_comes_back(tmp_path: Path, start: Start) -> Non
             await asyncio.to_thread(tritons[0].start)
             await until_share([running(triton) for triton in tritons], 0)
 
-    assert [set(one) for one in calls] == [{"checksum"}, {"checksum"}]
+    assert all(one["checksum"] for one in calls)
     assert set(counted.statuses) == {200}
     assert counted.wrong == []
 
