@@ -122,4 +122,5 @@ class TritonBackend:
     async def close(self) -> None:
         """Stop probing, and close the connections."""
         await self.stop_probing()
+        self.specs.stop()
         await self.client.close()

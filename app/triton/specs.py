@@ -142,6 +142,11 @@ class SpecCache:
         for name in self._meaning(model):
             self._specs[name] = self._specs[name]._replace(until=0.0)
 
+    def stop(self) -> None:
+        """Stop reading specs again."""
+        for task in self._refreshing:
+            task.cancel()
+
     def _meaning(self, model: str) -> list[str]:
         """Return the known references that stand for a model: its own, and the name of which it is the default version."""
         return [name for name, known in self._specs.items() if model in {name, known.spec.reference}]

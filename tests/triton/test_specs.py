@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Collection
 from typing import Any
 
 import grpc
@@ -111,7 +112,7 @@ async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Cloc
     fake.model_versions = ["2"]
     clock.now += 5
     assert (await cache.get("tiny")).version == "1"
-    assert not refreshing()
+    assert not refreshing(cache)
     clock.now += 1
     assert (await cache.get("tiny")).version == "1"
 
@@ -119,7 +120,7 @@ async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Cloc
     assert fake.config_reads == 2
     clock.now += 5
     assert version_of(cache) == "2"
-    assert not refreshing()
+    assert not refreshing(cache)
 
 
 async def test_what_was_read_again_stays_the_same_object(fake_triton: Fake, clock: Clock) -> None:
@@ -129,7 +130,7 @@ async def test_what_was_read_again_stays_the_same_object(fake_triton: Fake, cloc
     first = await cache.get("tiny")
     clock.now += 6
     assert cache.cached("tiny") is first
-    await eventually(lambda: fake.config_reads == 2 and not refreshing())
+    await eventually(lambda: fake.config_reads == 2 and not refreshing(cache))
 
     assert cache.cached("tiny") is first
 
@@ -139,9 +140,9 @@ def version_of(cache: SpecCache) -> str | None:
     return None if spec is None else spec.version
 
 
-def refreshing() -> list[str]:
-    """List the tasks that read a spec again."""
-    return [repr(task) for task in asyncio.all_tasks() if "SpecCache._refresh" in repr(task)]
+def refreshing(cache: SpecCache) -> Collection[object]:
+    """Return the tasks that read a spec again."""
+    return cache._refreshing  # noqa: SLF001 - other tests' caches have such tasks, too
 
 
 async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> None:
@@ -154,13 +155,13 @@ async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> No
     assert all([await cache.get("tiny") is first for _ in range(20)])
     await eventually(lambda: fake.config_reads == 2)
     assert all([await cache.get("tiny") is first for _ in range(20)])
-    assert len(refreshing()) == 1
+    assert len(refreshing(cache)) == 1
     fake.model_versions = ["2"]
     fake.may_tell.set()
 
     await eventually(lambda: version_of(cache) == "2")
     assert fake.config_reads == 2
-    await eventually(lambda: not refreshing())
+    await eventually(lambda: not refreshing(cache))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ async def test_a_spec_stays_in_use_while_triton_is_not_available(
     for reads in (2, 3):
         clock.now += 61
         assert await cache.get("tiny") is first
-        await eventually(lambda reads=reads: fake.config_reads == reads and not refreshing())  # type: ignore[misc]
+        await eventually(lambda reads=reads: fake.config_reads == reads and not refreshing(cache))  # type: ignore[misc]
         assert await cache.get("tiny") is first
     assert fake.config_reads == 3
     fake.query_refusal = None
@@ -270,7 +271,7 @@ async def test_a_failed_refresh_is_not_reported(fake_triton: Fake, clock: Clock)
         fake.query_refusal = status, text
         clock.now += 61
         assert cache.cached("tiny")
-        await eventually(lambda: not refreshing())
+        await eventually(lambda: not refreshing(cache))
     gc.collect()
     asyncio.get_running_loop().set_exception_handler(None)
 
