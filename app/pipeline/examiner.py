@@ -106,6 +106,9 @@ class Examiner:
                 self._look(defaults())
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
+            # Triton before 2.59.1 may crash if an inference is cancelled.
+            if asking := [task for (_, reference), task in self.tasks.items() if reference]:
+                await asyncio.wait(asking, timeout=_QUEUE_SECONDS)
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
