@@ -1,8 +1,9 @@
 """Nereid's own functions, with the tensor in the request or in shared memory."""
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from typing import Any
 
 import msgspec
@@ -82,7 +83,8 @@ def _serving(transport: str) -> dict[str, Step]:
     values = {"triton_endpoints": address, "model": _MODEL, "transport": transport}
     settings = msgspec.convert(values, Settings)
     allocator.keep_freed_memory()
-    logging.configure("info")
+    with redirect_stdout(sys.stderr):  # a line of the log may follow the result
+        logging.configure("info")
     opened: list[tuple[TritonClient, Pipeline, Transport, ModelSpec]] = []
 
     @asynccontextmanager
