@@ -27,6 +27,7 @@ from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_
 # An RPC may take this much longer than its caller's deadline.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
+_LEFT_SECONDS = 2.0  # longer than most inferences take
 _UNREGISTER_ATTEMPTS = 20
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The method for inferences whose requests are serialized already."""
@@ -90,10 +91,10 @@ class TritonClient:
         return self.server is not None and self.server.survives_cancel
 
     async def close(self) -> None:
-        """Close the channel."""
+        """Close the channel, a few seconds after inferences that must not be cancelled if Triton does not answer them."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-        await self._channel.close()
+        await self._channel.close(grace=_LEFT_SECONDS if self.left else None)
 
     async def read_server(self) -> ServerInfo:
         """Ask for Triton's version and extensions.
@@ -210,7 +211,7 @@ class TritonClient:
         priority: int = 0,
         waits_for_connection: bool = False,
     ) -> InferResult:
-        """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC.
+        """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC if Triton survives that.
 
         Args:
             spec: Spec of the model.
@@ -234,15 +235,34 @@ class TritonClient:
         timeout = seconds if self.survives_cancel else None  # gRPC cancels the RPC then
         call = self._model_infer(request, timeout=timeout, metadata=metadata, wait_for_ready=waits_for_connection)
         try:
-            if timeout is None and not await _ends(call, seconds):
-                if self._channel.get_state() is grpc.ChannelConnectivity.READY:
-                    self.left.add(call)
-                    call.add_done_callback(self.left.discard)
+            if timeout is None and not await self._ends(call, seconds):
                 raise Unanswered("Triton did not answer in time")
             answer = await call
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
         return read_response(answer)
+
+    async def _ends(self, call: grpc.aio.Call, seconds: float) -> bool:
+        """Return whether a call ends within this time. If not, or if this is cancelled, the call continues if it was sent."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[bool] = loop.create_future()
+
+        def end(is_ended: bool, *_: object) -> None:  # noqa: FBT001 - a callback
+            if not ended.done():
+                ended.set_result(is_ended)
+
+        call.add_done_callback(partial(end, True))  # noqa: FBT003
+        timer = loop.call_later(seconds, end, False)  # noqa: FBT003
+        try:
+            return await ended
+        finally:
+            timer.cancel()
+            if not call.done():
+                if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+                    self.left.add(call)
+                    call.add_done_callback(self.left.discard)
+                else:
+                    call.cancel()
 
     @property
     def _control_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -276,26 +296,6 @@ def _open_channel(address: str, credentials: Credentials | None, host: str, ips:
         options.append(("grpc.ssl_target_name_override", host))
     tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
     return grpc.aio.secure_channel(address, tls, options=options)
-
-
-async def _ends(call: grpc.aio.Call, seconds: float) -> bool:
-    """Return whether a call ends within this time; a time-out does not cancel it."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[bool] = loop.create_future()
-
-    def end(is_ended: bool, *_: object) -> None:  # noqa: FBT001 - a callback
-        if not ended.done():
-            ended.set_result(is_ended)
-
-    call.add_done_callback(partial(end, True))  # noqa: FBT003
-    timer = loop.call_later(seconds, end, False)  # noqa: FBT003
-    try:
-        return await ended
-    except asyncio.CancelledError:
-        call.cancel()
-        raise
-    finally:
-        timer.cancel()
 
 
 async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types

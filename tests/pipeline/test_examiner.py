@@ -360,36 +360,3 @@ async def test_a_model_that_hangs_does_not_keep_others_from_being_asked(examined
     while not examined.wrong[0]:
         await examined.world.time.skip(1)
         await examined.world.round_trip()
-
-
-class Slow(OneModel):
-    """Answers once it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_answer = asyncio.Event()
-        self.answered = 0
-
-    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
-        await self.may_answer.wait()
-        self.answered += 1
-        return await super().ModelInfer(request, context)
-
-
-@pytest.mark.world(Slow, mode="inline", max_calls=10)
-async def test_a_question_under_way_is_not_cancelled_by_a_stop(world: World) -> None:
-    """That may crash Triton."""
-    fake: Any = world.fake
-    fake.may_answer.set()
-    await world.until_known()
-    fake.may_answer.clear()
-    examined = Examined(world)
-    running = asyncio.create_task(examined.examiner.run(lambda: {"tiny"}))
-    await eventually(lambda: any(reference for _, reference in examined.examiner.tasks))
-    answered = fake.answered
-    running.cancel()
-    await world.round_trip()
-    fake.may_answer.set()
-    await asyncio.gather(running, return_exceptions=True)
-
-    assert fake.answered > answered

@@ -318,6 +318,29 @@ async def test_an_inference_without_an_answer_is_given_up(
     await eventually(lambda: not client.left)
 
 
+@pytest.mark.parametrize(("version", "cancelled"), [("2.51.0", 0), ("2.59.1", 1)])
+async def test_cancelling_an_inference_does_not_cancel_the_call_to_an_old_triton(
+    fake_triton: Fake, version: str, cancelled: int
+) -> None:
+    """Nor does closing the client, which waits for the answer."""
+    fake, client = fake_triton
+    fake.version = version
+    await eventually(lambda: client.server == ServerInfo(version))
+    fake.may_answer.clear()
+    asking = asyncio.create_task(client.infer(SPEC, [IMAGE], timeout_seconds=5))
+    await eventually(lambda: fake.running == 1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await eventually(lambda: fake.cancelled == cancelled)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    fake.may_answer.set()
+    await closing
+
+    await eventually(lambda: fake.running == 0)
+    assert fake.cancelled == cancelled
+
+
 async def test_an_inference_that_was_never_sent_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise all unsent probes would be sent on the next connection."""
     monkeypatch.setattr(client_module, "_BACKSTOP_SECONDS", 0.0)
