@@ -1,24 +1,17 @@
 """Find models that a Triton answers for wrongly, or with nothing but errors, by asking about the golden picture.
 
-What a model finds there is compared with what `add` has found, and with the first answer of this Triton. One that is wrong twice
-in a row is left out there: its circuit opens in all workers, and asks on.
+What a model finds there is compared with what `add` has found, and with the first answer of this Triton. One that is wrong twice is
+left out there: its circuit opens in all workers, and asks on.
 """
 
 import asyncio
-import io
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
-from functools import lru_cache
 from time import monotonic
-from typing import Any
 
 import msgspec
-import numpy as np
 import structlog
-from numpy.typing import NDArray
-from PIL import Image
 
-from app.detection.nms import Candidates
 from app.errors import (
     GatewayError,
     InferenceFailed,
@@ -29,20 +22,13 @@ from app.errors import (
     UnknownModel,
     UnsupportedModel,
 )
-from app.imaging.transform import ImageTransform
-from app.model.golden import MAX_BOXES, MIN_SCORE, SAMPLE, Golden, picture
-from app.model.heads import DetectionHead, OutputFormat
-from app.model.outputs import take_outputs
+from app.model.golden import SAMPLE, Golden
 from app.model.reference import split_reference
 from app.model.spec import ModelSpec
-from app.pipeline.call import decode
-from app.pipeline.preprocess import write_pixels
-from app.pipeline.probe import file_input, smallest_size
+from app.pipeline.golden import added_values, golden_input, read_golden
 from app.resilience.circuit_breaker import CircuitBreaker
 from app.telemetry.metrics import Metrics
-from app.text.outputs import TextSteps
 from app.triton.backend import TritonBackend
-from app.triton.messages import InferResult
 from app.triton.model_on_server import ModelOnServer
 from app.triton.pool import TritonPool
 from app.triton.statistics import ModelStatistics, read_statistics
@@ -58,8 +44,6 @@ _QUESTIONS = 4
 _QUEUE_SECONDS, _STATISTICS_SECONDS = 5.0, 2.0
 # An answer that is none, although the picture is well.
 _FAILED = (InferenceFailed, InvalidModelOutput, InvalidImage)
-_BLOCKS = 8
-_NOWHERE = ImageTransform(0, 0, 1, 1, 1, 1)
 
 LOG = structlog.get_logger()
 
@@ -106,9 +90,6 @@ class Examiner:
                 self._look(defaults())
                 await asyncio.sleep(_LOOK_SECONDS)
         finally:
-            # Triton before 2.59.1 may crash if an inference is cancelled.
-            if asking := [task for (_, reference), task in self.tasks.items() if reference]:
-                await asyncio.wait(asking, timeout=_QUEUE_SECONDS)
             for task in self.tasks.values():
                 task.cancel()
             await asyncio.gather(*self.tasks.values(), return_exceptions=True)
@@ -125,7 +106,7 @@ class Examiner:
         """
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
-        if not (self._metrics.table.is_first or _added(spec)):
+        if not (self._metrics.table.is_first or added_values(spec)):
             if self._circuit(served, spec).is_wrong_for_first:
                 raise TritonUnavailable("the worker that asks has what to compare the answer with")
             return
@@ -195,7 +176,7 @@ class Examiner:
             new = self._known[key] = _Known(spec, connection, self._errors(served, spec))
             if known is not None and known.spec.version == spec.version:
                 new.was_right = known.was_right and not known.is_counted
-                if known.spec == spec or _added(spec):  # others have been loaded again
+                if known.spec == spec or added_values(spec):  # others have been loaded again
                     new.first, new.inferences = known.first, known.inferences
             return new
         return known
@@ -243,7 +224,7 @@ class Examiner:
         Raises:
             GatewayError: There is no answer, which says nothing of the model.
         """
-        spec, added = known.spec, _added(known.spec)
+        spec, added = known.spec, added_values(known.spec)
         values = [golden for golden in (added, known.first) if golden is not None]
         try:
             answer = await _infer(served, spec)
@@ -283,65 +264,9 @@ async def _count_inferences(server: TritonBackend, spec: ModelSpec, before: int)
 async def _infer(served: ModelOnServer, spec: ModelSpec) -> Golden:
     """Return what a model finds in the golden picture."""
     asked = msgspec.structs.replace(spec, output_names=(*spec.output_names, SAMPLE)) if spec.gives_sample else spec
-    tensor = await asyncio.to_thread(golden_input, spec)  # takes milliseconds
+    tensor = await asyncio.to_thread(golden_input, spec)  # takes tens of milliseconds
     result = await served.server.client.infer(asked, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")
     if result.version != spec.version:
         await served.server.specs.read(spec.reference)
         raise ModelReplaced("another version has answered")
     return await asyncio.to_thread(read_golden, spec, result.outputs, result.version)
-
-
-def golden_input(spec: ModelSpec) -> NDArray[Any]:
-    """Make the input tensor of the golden picture."""
-    pixels = picture(*smallest_size(spec))
-    if spec.dtype is None:
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-        return file_input(file.getvalue())
-    tensor = np.empty(spec.shape_of(smallest_size(spec)), spec.dtype)
-    write_pixels(pixels, spec, tensor)
-    return tensor
-
-
-def read_golden(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], version: str = "") -> Golden:
-    """Read what a model has found in the golden picture; raise what `decode` raises."""
-    found = decode(spec, InferResult(dict(outputs), version), _NOWHERE).found
-    if isinstance(found, Candidates):
-        best = found.take(np.argsort(-found.scores, kind="stable")[:MAX_BOXES])
-        rows = zip(best.boxes.tolist(), best.scores.tolist(), best.class_ids.tolist(), strict=True)
-        boxes = tuple((*_round(box), *_round([score]), class_id) for box, score, class_id in rows if score >= MIN_SCORE)
-        sample = outputs.get(SAMPLE)
-        if sample is None and isinstance(spec.head, DetectionHead) and spec.head.output_format is not OutputFormat.END_TO_END:
-            return Golden(_round(_summarize(take_outputs(spec, outputs)[0])), boxes)
-        return Golden(() if sample is None else _round(sample.ravel().tolist()), boxes)
-    return Golden(_round(_summarize(found.scores if isinstance(found, TextSteps) else found)))
-
-
-def _summarize(values: NDArray[Any]) -> list[float]:
-    """Return sums of parts of a vector, or means of parts of a table."""
-    if values.ndim == 1:
-        return [float(part.sum(dtype=np.float64)) for part in np.array_split(values, _BLOCKS**2)]
-    rows = np.array_split(values, _BLOCKS)
-    return [float(part.mean(dtype=np.float64)) for row in rows for part in np.array_split(row, _BLOCKS, 1) if part.size]
-
-
-def _round(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.4g}") for value in values)
-
-
-@lru_cache(64)
-def _parse(text: str) -> dict[str, Golden]:
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text, type=dict[str, Golden])
-    return {}
-
-
-def values_of(spec: ModelSpec) -> Mapping[str, Golden]:
-    """Return what `add` has found in the golden picture with each version of a model."""
-    return _parse(spec.golden) if spec.golden else {}
-
-
-def _added(spec: ModelSpec) -> Golden | None:
-    """Return those of the version of a spec; None if there are none."""
-    golden = values_of(spec).get(spec.version)
-    return None if golden == Golden() else golden

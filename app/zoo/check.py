@@ -20,7 +20,7 @@ from app.imaging.header import PixelLimits, read_header
 from app.model.golden import MEANS, Golden, picture
 from app.model.spec import ModelSpec
 from app.obb import boxes as obb
-from app.pipeline.examiner import read_golden
+from app.pipeline.golden import read_golden
 from app.pipeline.probe import smallest_size
 from app.zoo.inference import run
 from app.zoo.recipe import (

@@ -18,7 +18,7 @@ from app.host.program import CommandError
 from app.model.golden import picture
 from app.model.heads import ClassificationHead, DetectionHead, PoseHead
 from app.model.spec import are_interchangeable, from_triton_config
-from app.pipeline.examiner import read_golden, values_of
+from app.pipeline.golden import read_golden, values_of
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
 from app.zoo import check, description
