@@ -29,7 +29,7 @@ from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
 from app.api.reports.health import health, livez, livez_of_triton, ready, readyz
-from app.api.reports.instead import instead, instead_of_groups
+from app.api.reports.instead import instead
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
@@ -92,7 +92,7 @@ def build(
     has_search, has_others = open_search is not None, not deployment.is_search_alone
     model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}
     others = [
-        *_secured([models, model, routing.routes, instead], keys, "detect"),
+        *_secured([models, model, routing.routes], keys, "detect"),
         *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
     ]
     routes: list[ControllerRouterHandler] = [
@@ -114,7 +114,7 @@ def build(
             security=_security(keys, "health"),
             tags=["health"],
         ),
-        Router("/", route_handlers=[livez, livez_of_triton, readyz, root, instead_of_groups], tags=["health"]),
+        Router("/", route_handlers=[livez, livez_of_triton, readyz, root, instead], tags=["health"]),
         *([page_asset] if deployment.has_page else []),
     ]
     dialects = dialect.load(deployment.dialects if has_others else ())

@@ -8,7 +8,9 @@ from litestar.enums import HttpMethod
 from app.api.routes import VERSION, route_of
 from app.errors import NotOffered
 
-_CVAT = "Nuclio is not stood for; examples/cvat/nereid_function.py annotates a task of CVAT, by its command line cvat-cli"
+_CVAT = "the gateway has no Nuclio; examples/cvat/nereid_function.py annotates a task of CVAT through cvat-cli"
+_PERSONS = "faces are not grouped into persons; POST /v1/vision/face/register names one, POST /faces/identify says whose it is"
+_CLUSTERS = "images are not grouped; POST /search/image finds images like one, GET /query/duplicates lists near duplicates"
 _INSTEAD = {
     "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
     "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
@@ -20,32 +22,20 @@ _INSTEAD = {
         for prefix in ("", "/cvat")
         for path in ("/api/functions", "/api/functions/{model}", "/api/function_invocations")
     },
+    **{
+        group + path: text
+        for group, text in (("/persons", _PERSONS), ("/clusters", _CLUSTERS))
+        for path in ("", "/{first}", "/{first}/{second}")
+    },
 }
 
 
 @route(
-    [path.replace("{model}", "{model:str}") for path in _INSTEAD],
-    http_method=[HttpMethod.GET, HttpMethod.POST],
-    status_code=200,
-    include_in_schema=False,
-)
-async def instead(request: Request[Any, Any, Any]) -> None:
-    """Say what to use instead of a path."""
-    raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])
-
-
-_GROUPS = {
-    "persons": "faces are not grouped into persons; POST /v1/vision/face/register names one, POST /faces/identify says whose it is",
-    "clusters": "images are not grouped; POST /search/image finds images like one, GET /query/duplicates lists near duplicates",
-}
-
-
-@route(
-    [f"/{group}{below}" for group in _GROUPS for below in ("", "/{first:str}", "/{first:str}/{second:str}")],
+    [path.replace("}", ":str}") for path in _INSTEAD],
     http_method=[HttpMethod.GET, HttpMethod.POST, HttpMethod.PUT, HttpMethod.DELETE],
     status_code=200,
     include_in_schema=False,
 )
-async def instead_of_groups(request: Request[Any, Any, Any]) -> None:
-    """Say what to use instead of persons and clusters."""
-    raise NotOffered(_GROUPS[route_of(request.scope).removeprefix(VERSION).split("/")[1]])
+async def instead(request: Request[Any, Any, Any]) -> None:
+    """Say what to use instead of a path; this needs no key."""
+    raise NotOffered(_INSTEAD[route_of(request.scope).removeprefix(VERSION)])

@@ -10,7 +10,7 @@ from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
 from app.api.dialects.dialect import Dialect, load
-from app.api.reports.instead import instead, instead_of_groups
+from app.api.reports.instead import instead
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
 from app.api.search import off
@@ -33,7 +33,6 @@ NEED_DETECT = [
             *("/ocr/predict", "/ocr/batch", "/analyze", "/analyze/batch"),
             *("/embed/image", "/embed/batch", "/embed/boxes", "/embed/text"),
             *("/faces/detect", "/faces/recognize", "/faces/verify"),
-            *(path.replace("{model:str}", "tiny") for path in sorted(instead.paths)),
             *(path for route in [*off.MODEL_ROUTES, *off.ROUTES] for path in sorted(route.paths)),
         )
     ),
@@ -46,7 +45,7 @@ NEED_NONE = [
     *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
     *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
-NOT_OFFERED = [prefix + path for path in sorted(instead_of_groups.paths) for prefix in ("", VERSION)]
+NOT_OFFERED = [prefix + path for path in sorted(instead.paths) for prefix in ("", VERSION)]
 
 
 @pytest.fixture(scope="module")
