@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from app.embedded.announcement import Announcement
 from app.embedded.api_process import ApiProcess
@@ -25,18 +27,27 @@ _MARGIN_SECONDS = 5.0
 def supervise(settings: Settings, triton: Program | None, database: Program | None = None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
-    The embedded Triton has been started; it is None with an external one. The database of search is started here, and whatever
-    becomes of it, the API goes on. The exit code is returned: 0 after a stop signal.
+    The embedded Triton has been started; it is None with an external one. Search and its database are started here, and whatever
+    becomes of them, the API goes on. The exit code is returned: 0 after a stop signal.
     """
+    if settings.search != "on":
+        return _supervise(settings, triton, database, None)
+    with TemporaryDirectory(prefix="nereid-search-", dir="/dev/shm", ignore_cleanup_errors=True) as folder:
+        return _supervise(settings, triton, database, Path(folder, "search.sock"))
+
+
+def _supervise(settings: Settings, triton: Program | None, database: Program | None, socket: Path | None) -> int:
+    """Supervise all programs; `socket` is where search listens, None if it does not run beside the API."""
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
     table = TableView()
-    instances = [ApiProcess(settings, socket) for socket in settings.sockets]
+    instances = [ApiProcess(settings, each, socket) for each in settings.sockets]
     services = [Service(instance) for instance in instances]
     embedded = [Service(triton, is_ready=True)] if triton is not None else []
-    others = [Service(database, gives_up=False)] if database is not None else []
+    searching = [] if socket is None else [ApiProcess(settings, socket, socket)]
+    others = [Service(program, gives_up=False) for program in (database, *searching) if program is not None]
     watched = [*services, *embedded, *others]
     had_terminal = os.isatty(0)
 
@@ -44,9 +55,9 @@ def supervise(settings: Settings, triton: Program | None, database: Program | No
         if had_terminal and not os.isatty(0):  # the user has closed the terminal
             signals.note(signal.SIGTERM)
             return
-        for instance, service in zip(instances, services, strict=True):
-            if service.is_ready:  # before that, the signal would kill it
-                instance.send(signal.SIGHUP)
+        for service in watched:
+            if service.is_ready and isinstance(service.program, ApiProcess):  # before that, the signal would kill it
+                service.program.send(signal.SIGHUP)
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
@@ -61,8 +72,9 @@ def supervise(settings: Settings, triton: Program | None, database: Program | No
             service.close()
         table.close()
         _drain(settings, instances, signals)
+        _drain(settings, searching, signals)  # the others have asked it until now
         ignore_signals()
-        for instance in instances:
+        for instance in [*instances, *searching]:
             instance.kill()
         if triton is not None:  # with an external Triton, the next worker does this
             shared_memory.sweep()

@@ -19,6 +19,8 @@ RESERVED_FILES = 64
 
 SUPERVISED = "NEREID_INTERNAL_BEATS_FD"
 """Environment variable of a program whose parent kills it for an immediate stop, or if it writes nothing to this eventfd."""
+SEARCH_SOCKET = "NEREID_INTERNAL_SEARCH_SOCKET"
+"""Environment variable of the API's processes with the path of the socket of the one that searches beside the others."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Notifies a worker that it will be stopped soon."""
 

@@ -17,7 +17,7 @@ from tests.support import SCENE, lifespan_of
 
 async def test_images_are_indexed_found_and_deleted(settings: Settings, triton: EmbeddedTriton, database: str) -> None:
     assert triton.poll() is None
-    options = {"model": "six_columns", "faces": True, "search": "on", "database_url": database}
+    options = {"model": "six_columns", "faces": True, "search": "alone", "database_url": database}
     app = create_app(msgspec.structs.replace(settings, **options))
     async with lifespan_of(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]

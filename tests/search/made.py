@@ -22,7 +22,7 @@ DIMENSIONS = 12
 async def searching(settings: Settings, database: str, **others: object) -> AsyncIterator[tuple[PostgresEngine, httpx.AsyncClient]]:
     """Start a gateway with search and faces; yield an engine on its database, and a client."""
     engine = PostgresEngine(database)
-    given = {"model": "six_columns", "search": "on", "database_url": database, "faces": True, **others}
+    given = {"model": "six_columns", "search": "alone", "database_url": database, "faces": True, **others}
     async with started(create_app(msgspec.structs.replace(settings, **given))) as client:
         yield engine, client
     await engine.close()

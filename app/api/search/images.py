@@ -93,7 +93,7 @@ async def image_thumbnail(
 ) -> Response[bytes]:
     """Return a picture of an image, or of a face in it, if `NEREID_SEARCH_THUMBNAILS` was on when it was added."""
     _check_id(image_id)
-    if not worker.require_search().options.keeps_thumbnails:
+    if not worker.deployment.keeps_thumbnails:
         raise NotOffered("no pictures are kept; NEREID_SEARCH_THUMBNAILS=true keeps those of images that are added from then on")
     picture = await ask(request, worker, lambda engine, tenant: engine.thumbnail(tenant, image_id, face_id))
     return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})

@@ -19,7 +19,7 @@ from tests.support import started
 def search_settings(settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path) -> Settings:
     """Settings for an empty database: red is a person, blue a car, and both are faces; a folder may be indexed."""
     assert triton.poll() is None
-    given = {"model": "person_and_car", "faces": True, "search": "on", "database_url": database, "search_folders": str(tmp_path)}
+    given = {"model": "person_and_car", "faces": True, "search": "alone", "database_url": database, "search_folders": str(tmp_path)}
     return msgspec.structs.replace(settings, **given)
 
 
@@ -36,7 +36,7 @@ async def gateway_settings(settings: Settings, triton: EmbeddedTriton, postgres:
     assert triton.poll() is None
     async with postgres.fresh() as url:
         yield msgspec.structs.replace(
-            settings, model="person_and_car", faces=True, search="on", database_url=url, search_thumbnails=True
+            settings, model="person_and_car", faces=True, search="alone", database_url=url, search_thumbnails=True
         )
 
 

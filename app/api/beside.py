@@ -1,0 +1,155 @@
+"""Search runs in a process beside the workers, which pass its requests on to it over a private socket.
+
+A dead disk or a hung database may block that process. It costs a worker only the requests of search.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from litestar.types import HTTPScope, Receive, Send
+
+from app.api.context import BodyLimits, RequestContext, context_of
+from app.api.receiving.client_watch import ClientWatch, has_body
+from app.errors import GatewayError, SearchUnavailable
+from app.resilience.interruption import Interruption
+
+_CHECK_SECONDS, _BEAT_SECONDS = 0.25, 1.5
+_HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+_REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
+_KEYS = {b"authorization", b"x-api-key"}
+_AWAY = "the process that keeps images does not answer"
+
+
+@asynccontextmanager
+async def open_process(
+    transport: httpx.AsyncBaseTransport, limits: BodyLimits, read_beat: Callable[[], int]
+) -> AsyncIterator["SearchProcess"]:
+    """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
+    search = SearchProcess(transport, limits, read_beat)
+    watching = asyncio.create_task(search.watch())
+    try:
+        yield search
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await search.close()
+
+
+class SearchProcess:
+    """Search as a worker sees it: a process that answers requests, or does not."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, read_beat: Callable[[], int]) -> None:
+        """Ask the process by this transport.
+
+        `limits` are those of the bodies that are passed on. `read_beat` returns a number that changes as long as the process runs
+        (see `WorkerTable.follower_beat`); 0 if it does not.
+        """
+        self._limits, self._read_beat = limits, read_beat
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
+        self._is_away = False
+        self._waiting: set[Interruption] = set()
+
+    async def watch(self) -> None:
+        """Look regularly whether the process runs. When it does not, requests that wait for it fail, and new ones at once."""
+        last, changed_at = 0, 0.0
+        while True:
+            now, beat = monotonic(), self._read_beat()
+            if beat != last:
+                last, changed_at = beat, now
+            self._is_away = not beat or now - changed_at > _BEAT_SECONDS
+            if self._is_away:
+                for waiting in self._waiting:
+                    waiting.interrupt(SearchUnavailable(_AWAY))
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def why_unusable(self) -> str | None:
+        """Return why search does not work, None if it does."""
+        report = None if self._is_away else await self._read("/ready")
+        if report is None:
+            return _AWAY
+        state = report["services"]["search"]
+        return None if state["ok"] else str(state["detail"])
+
+    async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:
+        """Add an encoded image to the index, with its vector alone, within this time; return the id that it has there.
+
+        Raises:
+            SearchUnavailable: The process does not answer.
+            GatewayError: The process refuses the image; status, code and detail are those of the process.
+        """
+        parts = dict.fromkeys(("enable_detection", "enable_faces", "enable_ocr"), "false")
+        query = {**parts, "timeout_ms": str(round(seconds * 1e3)), **({} if image_id is None else {"image_id": image_id})}
+        headers = [*(header for header in scope["headers"] if header[0] in _KEYS), *_headers(context_of(scope))]
+        with Interruption() as waiting, self._answering(waiting):
+            response = await self._client.post("/ingest", params=query, headers=headers, content=image)
+        document: dict[str, Any] = msgspec.json.decode(response.content)
+        if response.is_error:
+            error = GatewayError(document["detail"])
+            vars(error).update({name: document[name] for name in ("status", "code", "title")})
+            raise error
+        return str(document["existing_image_id"] or document["image_id"])
+
+    async def pass_on(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and the response back. The process applies the rules for the request, counts it and logs it.
+
+        Raises:
+            SearchUnavailable: The process does not answer.
+            BodyTimeout: The body did not arrive in time.
+            ClientGone: The client has disconnected.
+        """
+        context = context_of(scope)
+        headers = [header for header in scope["headers"] if header[0] not in _HOP_BY_HOP | _REPLACED] + _headers(context)
+        target = quote(scope["path"]).encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        url = self._client.base_url.copy_with(raw_path=target)
+        with ClientWatch(receive, self._limits) as client, self._answering(client):
+            content = client.receive_parts() if has_body(dict(scope["headers"])) else None
+            client.is_body_complete = content is None
+            request = httpx.Request(scope["method"], url, headers=headers, content=content)
+            response = await self._client.send(request, stream=True)
+            context.is_body_received = True
+            async with aclosing(response):
+                context.is_passed_on = True
+                kept = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _HOP_BY_HOP]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
+                async for part in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _read(self, path: str) -> dict[str, Any] | None:
+        """Return the JSON of a report, whatever its status; None if there is no answer."""
+        with suppress(TimeoutError, httpx.TransportError):
+            async with asyncio.timeout(_BEAT_SECONDS):
+                response = await self._client.get(path)
+                return dict(msgspec.json.decode(response.content))
+        return None
+
+    @contextmanager
+    def _answering(self, waiting: Interruption) -> Iterator[None]:
+        """Raise SearchUnavailable if the process does not answer, or stops answering while the block waits for it."""
+        if self._is_away:
+            raise SearchUnavailable(_AWAY)
+        self._waiting.add(waiting)
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise SearchUnavailable(_AWAY) from error
+        finally:
+            self._waiting.discard(waiting)
+
+
+def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell the process of the request as this worker knows it."""
+    headers = {b"x-request-id": context.request_id, b"x-real-ip": context.client_address}
+    if context.trace is not None:
+        headers[b"traceparent"] = context.trace.traceparent
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers.items() if value]

@@ -1,0 +1,36 @@
+"""The routes of search in a worker, which passes them on, or says that search is off."""
+
+from typing import Any, cast
+
+from litestar import Request, route
+from litestar.enums import HttpMethod
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from app.api.beside import SearchProcess
+from app.api.dependencies import Worker, WorkerResources
+from app.api.routes import VERSION
+from app.errors import NotOffered
+
+_PATHS = [
+    *("/ingest", "/ingest/{below:path}", "/search/{below:path}", "/query/{below:path}"),
+    *("/faces/search", "/faces/identify", "/ocr/search"),
+]
+_METHODS = [HttpMethod.GET, HttpMethod.POST, HttpMethod.PUT, HttpMethod.DELETE]
+
+
+def pass_on(worker: WorkerResources) -> ASGIApp:
+    """Return an application that passes a request on to search, which is on."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await cast("SearchProcess", worker.search).pass_on(cast("HTTPScope", scope), receive, send)
+
+    return answer
+
+
+@route(_PATHS, http_method=_METHODS, status_code=200, include_in_schema=False)
+async def ask_search(request: Request[Any, Any, Any], worker: Worker) -> ASGIApp:
+    """Pass a request on to search; raise NotOffered if it is off."""
+    if worker.search is None:
+        path = request.scope["path"].removeprefix(VERSION).rstrip("/")
+        raise NotOffered(f"{path} is off, because this gateway keeps no images; `nereid serve --search` turns it on")
+    return pass_on(worker)
