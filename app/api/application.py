@@ -93,7 +93,7 @@ def build(
         from app.api.dialects import deepstack_names  # noqa: PLC0415 - workers beside search need none of it
         from app.api.search import routes as search  # noqa: PLC0415
 
-        model_routes, dependencies = {"search": search.MODEL_ROUTES}, {**providers(resources), **search.PROVIDERS}
+        model_routes, dependencies = {"search": search.MODEL_ROUTES}, {**providers(resources), **search.providers()}
         dialects = [deepstack_names.DIALECT] if deepstack_names.DIALECT.name in deployment.dialects else []
         others = [
             Router("/", route_handlers=[*_secured(search.ROUTES, keys)], guards=[guard_scope(keys, "search")], tags=["search"])
@@ -137,7 +137,9 @@ def build(
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
         state=State({"worker": resources}, deep_copy=False),
-        openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
+        openapi_config=docs.config(
+            Components(security_schemes=KEY_SCHEMES if keys else None), is_search=deployment.is_search_alone
+        ),
         logging_config=None,
     )
     inner: ASGIApp = DispatchMiddleware(

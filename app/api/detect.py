@@ -139,5 +139,7 @@ async def _index(
         raise NotOffered("this gateway keeps no vectors; `nereid serve --search` turns that on, or send index=false")
     require_scope(context_of(scope), worker.keys, "ingest")
     search = cast("SearchProcess", worker.search)
-    image_id = await search.keep_vector(image, wanted.image_id, scope, call.deadline.remaining)
+    # The default may be longer than what callers may ask for, and to the process this worker is a caller.
+    seconds = min(max(call.deadline.remaining, 0.001), worker.deployment.limits.max_timeout_seconds)
+    image_id = await search.keep_vector(image, wanted.image_id, scope, seconds)
     return msgspec.structs.replace(wanted, image_id=image_id)

@@ -20,4 +20,6 @@ def _search(worker: Worker) -> Search:
     return search_of(worker)
 
 
-PROVIDERS = {"search": Provide(_search, use_cache=True, sync_to_thread=False)}
+def providers() -> dict[str, Provide]:
+    """Return the dependencies of one application by parameter name, as `app.api.dependencies.providers` does."""
+    return {"search": Provide(_search, use_cache=True, sync_to_thread=False)}
