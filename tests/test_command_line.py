@@ -248,6 +248,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("pull efficientnet_lite0 --multi-label", {}, "an option is not valid for EfficientNet-Lite0, ..."),
         ("pull ocr --sha256 0", {}, "--sha256 is for one model; ocr is ocr_detection, ocr_direction, ocr_recognition"),
         ("add nowhere.onnx", {}, "there is no file nowhere.onnx"),
+        ("add file --sha256 0", {}, "file is not the expected file: ..."),
+        ("add plates.toml --sha256 0", {}, "--sha256 is for a network; the file of a cascade has none"),
         ("add file --name 'my model'", {}, "'my model' is not a name of a model: ..."),
         ("add file --mean 1", {}, "an option is not valid: ..."),
         ("use doors | remove doors:1", {}, "there is no model doors in models; it has none that was added"),
