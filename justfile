@@ -2,8 +2,8 @@
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
 compile := "uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header"
-# All extras but `models`, and pi-heif without the Pillow that it declares.
-own := "--override requirements/override.in pyproject.toml --group heic --extra masks --extra ocr --extra otel --extra redis --extra search"
+# All extras but `models`, and pillow-simd in the place of Pillow.
+own := "--override requirements/override.in pyproject.toml --group simd --extra heic --extra masks --extra ocr --extra otel --extra redis --extra search"
 
 # List the recipes
 default:

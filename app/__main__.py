@@ -219,6 +219,8 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
     from app.zoo.add import Request, add, read_options  # noqa: PLC0415 - it loads numpy and OpenCV
 
     if options.source.endswith(".toml"):
+        if options.sha256:
+            raise CommandError("--sha256 is for a network; the file of a cascade has none")
         folder = options.out or Path(settings.model_repository)
         settings = msgspec.structs.replace(settings, model_repository=str(folder))
         cascades.add(Path(options.source), options.name, Repository(folder), partial(control.read_spec, settings))
@@ -228,7 +230,7 @@ def _add(settings: Settings, options: argparse.Namespace) -> None:
         die_with_parent(os.getppid())  # the worker of the API that has received the file
     given = read_options(vars(options), may_read_files=not options.untrusted)
     kind = {"is_untrusted": options.untrusted, "is_production": _is_production(settings, options)}
-    request = Request(options.source, options.name, options.licence, options.samples, given, **kind)
+    request = Request(options.source, options.name, options.licence, options.samples, given, sha256=options.sha256, **kind)
     if options.out:
         name, _ = add(request, Repository(options.out), lambda _: "")
         say(f"copy {options.out / name} to the model repository of a Triton")

@@ -30,7 +30,7 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("detect", "arguments", {"nargs": "*", "help": "those of `nereid-client detect`; --help lists them"}),
     ("pull", "name", {"nargs": "?", "help": "name of the model, or of a set of models; the default model if omitted"}),
     ("pull", "--from", {"dest": "source", "type": Path, "help": "local file, or folder with the published files"}),
-    ("pull", "--sha256", {"help": "SHA-256 of the file, if it is not the published one"}),
+    ("pull add", "--sha256", {"help": "SHA-256 that the file must have; `pull` knows those of the published files"}),
     (
         "add",
         "source",

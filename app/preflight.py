@@ -12,6 +12,7 @@ from app.embedded.postgres.server import EmbeddedPostgres
 from app.host import ports, program
 from app.host.processes import SUPERVISED
 from app.settings.schema import PREFIX, Settings, SettingsError
+from app.telemetry.logging import say
 
 
 def require_startable(settings: Settings) -> None:
@@ -33,9 +34,11 @@ def require_usable(settings: Settings) -> None:
     Raises:
         SettingsError, CommandError: A check failed.
     """
-    for finding in (*consistency.check_files(settings), machine.check_pillow()):
+    for finding in consistency.check_files(settings):
         if finding.severity is Severity.FAILURE:
             raise SettingsError(f"{finding.message}; {finding.fix}")
+    if (pillow := machine.check_pillow()).severity is Severity.WARNING and SUPERVISED not in os.environ:
+        say(f"warning: {pillow.message}")
     if not settings.triton_endpoints:
         make_private(settings.triton_folder)
     if settings.search != "off" and not settings.database_url:

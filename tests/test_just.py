@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support import ROOT
 
@@ -37,11 +39,14 @@ def run(tmp_path: Path) -> Run:
         python, f"[ \"$*\" = '-m venv --clear .venv' ] || exec '{sys.executable}' \"$@\"\nmkdir .venv; cp -r '{programs}' .venv/bin"
     )
 
-    def run(just: str | Path, *arguments: str, scripts: Mapping[str, str] = MappingProxyType({})) -> tuple[int, Lines, Lines]:
+    def run(
+        just: str | Path, *arguments: str, scripts: Mapping[str, str] = MappingProxyType({}), compiler: str = "true"
+    ) -> tuple[int, Lines, Lines]:
         for name, script in scripts.items():
             _write_script(programs / name, script)
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+            "CC": compiler,
             "PYTHON": str(python),
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_INDEX_URL": "http://127.0.0.1:1/",
@@ -84,6 +89,24 @@ def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run
     assert run(just, "openapi", "rules") == (0, outputs, [])
 
 
+def test_stock_pillow_is_installed_where_nothing_compiles(run: Run, tmp_path: Path) -> None:
+    """One line warns, and the lock with its hashes is otherwise the same."""
+    lock = ROOT / "requirements" / "dev.txt"
+    scripts = {"pip": "", "just": "", "uv": "[ $2 != sync ] || cat >synced.txt"}
+
+    code, _, errors = run("../just", "_setup", scripts=scripts, compiler="no-such-compiler")
+
+    assert code == 0
+    assert [error for error in errors if "pillow" in error.lower()] == [errors[0]]
+    assert errors[0].startswith(
+        "nereid: warning: stock Pillow takes the place of pillow-simd, which is compiled with gcc, libjpeg-dev "
+    )
+    before, after = (_installed(path) for path in (lock, tmp_path / "a clone" / "synced.txt"))
+    assert {name for name in before if before[name] != after[name]} == {"pillow", "pillow-simd"}
+    assert (len(after["pillow"]) > 0, after["pillow-simd"]) == (True, [])
+    assert run("../just", "_setup", compiler="no-such-compiler") == (0, [], [])
+
+
 def test_every_recipe_that_runs_in_the_environment_sets_it_up() -> None:
     dump = subprocess.run([JUST, "--dump", "--dump-format", "json"], cwd=ROOT, capture_output=True, check=True)
     recipes = json.loads(dump.stdout)["recipes"]
@@ -103,6 +126,13 @@ def test_documentation_needs_graphviz(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "dot, which draws the diagrams, is not installed; on Debian: apt-get install graphviz\n"
+
+
+def _installed(lock: Path) -> dict[str, list[str]]:
+    """Return the hashes in a lock by package, none of a package that is not for this machine."""
+    packages = re.findall(r"^([^#\s].*?) \\\n((?: +--hash=.*\n)+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    requirements = [(Requirement(text), hashes.split()) for text, hashes in packages]
+    return {each.name: hashes if each.marker is None or each.marker.evaluate() else [] for each, hashes in requirements}
 
 
 def _write_script(file: Path, script: str) -> None:

@@ -10,6 +10,7 @@ from app.host.program import IS_ONE_FILE
 
 MODULES = {
     "cache": ("blake3",),
+    "heic": ("pi_heif",),
     "masks": ("pycocotools",),
     "ocr": ("pyclipper",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),

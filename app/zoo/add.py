@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from app.cascade import catalog
+from app.host.packages import verify_sha256
 from app.host.program import CommandError, NotPossible, first_line
 from app.model.golden import Golden
 from app.model.reference import refer_to, split_reference
@@ -67,7 +68,7 @@ class Request(NamedTuple):
     published: PublishedModel | None = None
     """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
     sha256: str | None = None
-    """SHA-256 of the file, if it is not the published one."""
+    """SHA-256 that the file must have; if None, that of `published`, or any."""
     is_production: bool = False
     """Whether to make the model in FP16 as well, which is made in any case if the versions so far have it."""
 
@@ -118,6 +119,8 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
     with repository.writing(waits=not request.is_untrusted) as scratch:  # the API, which adds untrusted files, does not wait
         with interruptible():
             file = _find(request, scratch)
+            if request.sha256 and not request.published:
+                verify_sha256(file, request.sha256)
         old = load()
         number = (old.last_version if old else last_versions(repository.path).get(name, 0)) + 1
         work = partial(_prepare, refer_to(name, number), request, file, scratch, old)

@@ -15,8 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
-from app.zoo import centerface, dlib_resnet, efficientnet, heads
+from app.zoo import heads
 from app.zoo.graph import FP32, IR_VERSION, OPSET, Graph, Output, join
+from app.zoo.networks import centerface, dlib_resnet, efficientnet
 from app.zoo.recipe import SIZES, TENSORS, Architecture, Recipe, SegmentationRecipe
 
 _ARCHITECTURES: dict[Architecture, Callable[[Path], onnx.ModelProto]] = {

@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from app.api.documentation.docs import ASSETS
 from app.embedded.launch import BACKEND, MODULES
+from app.host.packages import has_pillow_simd
 
 ROOT = Path(__file__).parents[2]
 # Extras of its own that an extra names are looked at anyway.
@@ -45,7 +46,7 @@ def unwanted_modules() -> set[str]:
     """Return the installed modules that the program does not need at run time, according to pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = [*project["project"]["optional-dependencies"].values(), project["dependency-groups"]["bench"]]
-    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)]) | {"pi-heif"}
+    needed = _closure([*project["project"]["dependencies"], *chain.from_iterable(groups)])
     installed = packages_distributions().items()
     return {module for module, names in installed if not needed & set(map(canonicalize_name, names))} | _NEVER_IMPORTED
 
@@ -58,6 +59,8 @@ def _closure(requirements: Iterable[str]) -> set[str]:
         requirement = left.pop()
         extras = requirement.extras or {""}
         name = canonicalize_name(requirement.name)
+        if name == "pillow" and has_pillow_simd():  # which has the same files
+            name = canonicalize_name("pillow-simd")
         if name in found or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
             continue
         found.add(name)

@@ -130,6 +130,27 @@ def temporary_folder(path: Path) -> dict[Path, str]:
     return {path: "/tmp"}  # noqa: S108 - in a container
 
 
+def pip_volumes(folder: Path) -> dict[Path, str]:
+    """Return the files by which pip elsewhere reaches the index that this machine's pip uses, and their paths there.
+
+    Args:
+        folder: Folder for one of them.
+    """
+    lines, volumes = ["[global]"], {}
+    for option in ("index-url", "cert"):
+        asked = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
+        value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}")
+        value = value or subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        if value and option == "cert":
+            volumes[Path(value)] = "/run/ca.crt"
+            value = "/run/ca.crt"
+        if value:
+            lines.append(f"{option} = {value}")
+    settings = folder / "pip.conf"
+    settings.write_text("\n".join(lines), encoding="utf-8")
+    return {settings: "/etc/pip.conf", **volumes}
+
+
 class Builder:
     """Buildah with a storage of its own, which is removed on `close`."""
 
@@ -160,26 +181,10 @@ class Builder:
 
     def build(self, target: str, *options: str) -> str:
         """Build an image on the base that debootstrap made, with this machine's settings of pip; return its name."""
-        volumes = [f"--volume={source}:{name}:ro" for source, name in self.pip_volumes().items()]
+        volumes = [f"--volume={source}:{name}:ro" for source, name in pip_volumes(self._folder).items()]
         base = "--build-arg=BASE=localhost/debian:trixie-slim"
         self.run(ROOT / "deploy" / "container" / "build", target, base, *volumes, *options)
         return f"localhost/nereid:{__version__}" + ("" if target == "api" else f"-{target}")
-
-    def pip_volumes(self) -> dict[Path, str]:
-        """Return the files by which pip in a container reaches the index that this machine's pip uses."""
-        lines, volumes = ["[global]"], {}
-        for option in ("index-url", "cert"):
-            asked = [sys.executable, "-m", "pip", "config", "get", f"global.{option}"]
-            value = os.environ.get(f"PIP_{option.upper().replace('-', '_')}")
-            value = value or subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-            if value and option == "cert":
-                volumes[Path(value)] = "/run/ca.crt"
-                value = "/run/ca.crt"
-            if value:
-                lines.append(f"{option} = {value}")
-        settings = self._folder / "pip.conf"
-        settings.write_text("\n".join(lines), encoding="utf-8")
-        return {settings: "/etc/pip.conf", **volumes}
 
     def unpack(self, name: str) -> Image:
         container = self.run("buildah", "from", name).strip()

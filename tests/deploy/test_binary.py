@@ -6,10 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import psutil
@@ -22,6 +21,7 @@ from app.settings.schema import PREFIX, Settings
 from app.triton.shared_memory import SHM
 from bench.harness.ports import find_free
 from bench.harness.triton import link_installation
+from tests.deploy.bare import Bare, environ, make_bare
 from tests.imaging.samples import FORMATS, HEIC, encode
 from tests.processes import wait_for, wait_until_gone
 from tests.programs import require_program
@@ -31,29 +31,7 @@ pytestmark = pytest.mark.packages
 
 MAX_BYTES = 105_000_000  # of which ONNX Runtime, with which `add` checks models, has 12
 NAMES = sorted(path.name for path in IMAGES.glob("*.jpg"))
-# Mounts end with the namespace, which ends with the program.
-ENTER = (
-    'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount --bind -o ro "$0/srv" "$0/mnt" && exec chroot "$0" "$@"'
-)
 FOUND = re.compile(r"GLIBC_(\d+)\.(\d+)")
-
-
-class Bare(NamedTuple):
-    """The root of a minimal Debian with the one file in `/srv`, and the same, read-only, in `/mnt`."""
-
-    root: Path
-
-    def command(self, *command: str) -> list[str]:
-        """Return the command line that runs something in it; the process that is started becomes that program."""
-        return ["unshare", "--mount", "sh", "-c", ENTER, str(self.root), *command]
-
-    def run(self, *command: str, **settings: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(self.command(*command), env=environ(settings), capture_output=True, text=True, check=False)
-
-
-def environ(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return this machine's environment without Python's variables, plus settings."""
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {name: str(value) for name, value in settings.items()}
 
 
 @pytest.fixture(scope="session")
@@ -69,15 +47,12 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bare(binary: Path, networks: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Bare:
     """A machine with the one file and a published network."""
-    if os.geteuid():
-        pytest.skip("only root can make a machine's root folder")
-    root = tmp_path_factory.mktemp("machine") / "root"
-    subprocess.run([require_program("debootstrap", "debootstrap"), "--variant=minbase", "bookworm", root], check=True)
+    bare = make_bare(root := tmp_path_factory.mktemp("machine") / "root")
     assert not list(root.glob("usr/bin/python*"))
     shutil.copy(binary, root / "srv")
     shutil.copy(networks["yolo11n"], root / "srv" / "network.onnx")
     (root / "usr" / "bin" / "nereid").symlink_to("/srv/nereid")
-    return Bare(root)
+    return bare
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from app import __version__
 from bench.harness.processes import wait_for_answer
-from tests.deploy.containers import READY_SECONDS, SOURCE, USER, Builder, Container, Image, stop, temporary_folder
+from tests.deploy.containers import READY_SECONDS, SOURCE, USER, Container, Image, pip_volumes, stop, temporary_folder
 from tests.imaging.samples import AVIF, HEIC
 from tests.processes import no_process_left, wait_for
 from tests.support import ROOT, free_port, sample_image
@@ -225,10 +225,10 @@ def test_sbom_names_what_is_in_the_image(name: str, locks: list[str], unlocked: 
 
 
 @packages
-async def test_embedded_needs_nothing_else(embedded: Image, builder: Builder, client: httpx.AsyncClient, tmp_path: Path) -> None:
+async def test_embedded_needs_nothing_else(embedded: Image, client: httpx.AsyncClient, tmp_path: Path) -> None:
     """It pulls the model at its first start, and runs with as little shared memory as an engine gives it by default."""
     port = free_port()
-    container = Container(embedded, builder.pip_volumes(), {"port": port}, is_read_only=False, shm_size="64m")
+    container = Container(embedded, pip_volumes(tmp_path), {"port": port}, is_read_only=False, shm_size="64m")
     url, log = f"http://127.0.0.1:{port}", tmp_path / "serve.log"
     with no_process_left(), container.running(log) as process:
         assert wait_for_answer(f"{url}/readyz", process, READY_SECONDS, retry=[503]) == 200, log.read_text()

@@ -1,48 +1,25 @@
-"""The wheel, installed in an environment without the checkout, and run in an empty folder as a user with an empty home."""
+"""The wheel, on a machine that has Python and nothing else: no compiler, no headers, no checkout."""
 
 import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 import pytest
 
 from app import __version__
-from app.embedded.server import EmbeddedTriton
-from bench.harness.processes import environment_of, running
-from tests.support import ROOT, free_port, json, sample_image, triton_home
+from bench.harness.processes import running
+from tests.deploy.bare import Bare, environ, make_bare
+from tests.deploy.containers import pip_volumes
+from tests.support import ROOT, free_port, json, sample_image
 
 pytestmark = pytest.mark.packages
 
 READY_SECONDS = 300
 STOP_SECONDS = 60
-
-
-class Installed(NamedTuple):
-    """The installed command, and the user who runs it."""
-
-    path: Path
-    folder: Path
-    """The current folder, empty."""
-    home: Path
-
-    @property
-    def data(self) -> Path:
-        return self.home / ".local" / "share" / "nereid"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {**environment_of(self.folder), "HOME": str(self.home), "XDG_DATA_HOME": ""}
-
-    def run(self, *arguments: str | Path) -> str:
-        command = [self.path, *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+NEREID = "/srv/environment/bin/nereid"
 
 
 @pytest.fixture
@@ -58,48 +35,42 @@ def wheel(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def installed(wheel: Path, tmp_path: Path) -> Installed:
-    """Install it in an environment that has only the dependencies in common with this one."""
-    environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    python, (packages,) = environment / "bin" / "python", environment.glob("lib/python3*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-    options = ["--quiet", "--no-index", "--no-deps", "--ignore-installed"]
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", *options, wheel], check=True)
-    for folder in ("folder", "home"):
-        (tmp_path / folder).mkdir()
-    return Installed(environment / "bin" / "nereid", tmp_path / "folder", tmp_path / "home")
+def bare(wheel: Path, tmp_path: Path) -> Bare:
+    """A machine with the packages that docs/how-to/install.md names, the wheel, an empty environment and an empty folder."""
+    bare = make_bare(tmp_path / "root", "python3-venv", "libpython3.11")
+    shutil.copy(wheel, bare.root / "srv")
+    for source, path in pip_volumes(tmp_path).items():
+        shutil.copy(source, bare.root / path.lstrip("/"))
+    (bare.root / "srv" / "empty").mkdir()
+    bare.run("python3", "-m", "venv", "/srv/environment").check_returncode()
+    return bare
 
 
-def test_it_runs_without_the_checkout(
-    wheel: Path, installed: Installed, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path
-) -> None:
-    """It pulls and serves a model; everything that it writes is in the user's data directory."""
-    assert triton.poll() is None  # installed
-    home = installed.data / ".triton"
-    home.mkdir(parents=True)
-    triton_home(home)
-
+def test_first_boxes_without_a_compiler(wheel: Path, bare: Bare, tmp_path: Path) -> None:
+    """From its installation to the boxes, in the time of the call. All that it writes is in the data folder."""
+    programs = [path.name for path in bare.root.glob("usr/bin/*")]
+    assert not {"cc", "gcc", "c99", "clang"} & {*programs}
+    assert not list(bare.root.glob("usr/include/**/*.h"))
     assert wheel.name == f"nereid_gateway-{__version__}-py3-none-any.whl"
-    assert installed.run("--version") == f"nereid {__version__}\n"
-    assert installed.run("models") == ""
-    installed.run("pull", "yolo11n", "--from", networks["yolo11n"])
-    assert installed.run("models").startswith("yolo11n: 80 classes, 640 x 640, ")
 
-    port, log = free_port(), tmp_path / "serve.log"
-    environment = {**installed.environment, "NEREID_PORT": str(port), "NEREID_TIMEOUT_SECONDS": "30"}
-    command = [str(installed.path), "serve"]
-    with running(command, environment, port, "/readyz", log, installed.folder, ready_seconds=READY_SECONDS) as server:
+    bare.run("/srv/environment/bin/pip", "install", "--quiet", f"/srv/{wheel.name}[models]").check_returncode()
+    settings = environ({"NEREID_PORT": (port := free_port()), "NEREID_TIMEOUT_SECONDS": 30})
+    variables = [f"{name}={value}" for name, value in settings.items()]
+    command, log = bare.command("env", "-i", "-C", "/srv/empty", *variables, NEREID, "serve"), tmp_path / "serve.log"
+    with running(command, {}, port, "/readyz", log, tmp_path, ready_seconds=READY_SECONDS) as server:
         answer = json(httpx.post(f"{server.url}/detect", content=sample_image("chelsea.jpg"), timeout=60))
         page = httpx.get(f"{server.url}/page-assets/page.js")
-        doctor = installed.run("doctor")
+        doctor = bare.run(NEREID, "doctor", NEREID_PORT=port)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(STOP_SECONDS) == 0
 
     assert [found["class_name"] for found in answer["detections"]] == ["cat"]
     assert page.status_code == 200
-    repository = installed.data / "model_repository"
-    assert f"the model repository {repository} has yolo11n" in doctor
-    assert f"Triton is ready with the models in {repository}; its log is {home}/triton.log" in log.read_text(encoding="utf-8")
-    assert not list(installed.folder.iterdir())
-    assert [path.name for path in repository.glob("[!.]*")] == ["yolo11n"]
+    data, lines = "/root/.local/share/nereid", log.read_text(encoding="utf-8")
+    assert f"Triton is ready with the models in {data}/model_repository; its log is {data}/.triton/triton.log" in lines
+    assert lines.count("warning: ") == lines.count("warning: stock Pillow ") == 1
+    assert "0 failures, 1 warning\n" in doctor.stdout
+    assert bare.run(NEREID, "--version").stdout == f"nereid {__version__}\n"
+    assert bare.run(NEREID, "models").stdout.startswith("yolo11n: 80 classes, 640 x 640, ")
+    assert not list((bare.root / "srv" / "empty").iterdir())
+    assert [path.name for path in (bare.root / data.lstrip("/") / "model_repository").glob("[!.]*")] == ["yolo11n"]

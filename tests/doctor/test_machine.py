@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -26,24 +25,16 @@ def test_this_machine(without_triton: Settings) -> None:
     found = check(without_triton)
 
     assert set(found) == {"pillow", "image_formats", "jpeg_decoder", "opencv", "model_repository"}
-    assert {finding.severity for finding in found.values()} == {Severity.OK}
+    assert {finding.severity for code, finding in found.items() if code != "pillow"} == {Severity.OK}
     assert "libjpeg-turbo" in found["jpeg_decoder"].message
 
 
-@pytest.mark.parametrize(("platform", "processor"), [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "x86_64")])
-def test_stock_pillow_over_pillow_simd(
-    without_triton: Settings, monkeypatch: pytest.MonkeyPatch, platform: str, processor: str
-) -> None:
-    """A package that depends on Pillow has overwritten pillow-simd, which exists for one platform only."""
-    monkeypatch.setattr("PIL.__version__", "12.1.1")
-    monkeypatch.setattr(machine, "sys", SimpleNamespace(platform=platform, version_info=sys.version_info))
-    monkeypatch.setattr("platform.machine", lambda: processor)
-    finding = check(without_triton)["pillow"]
+def test_stock_pillow_is_a_warning(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.__version__", "13.0.0")
+    assert_useful(check(without_triton)["pillow"], Severity.WARNING, says=["stock Pillow"], fix="pip uninstall -y pillow")
 
-    if (platform, processor) == ("linux", "x86_64"):
-        assert_useful(finding, Severity.FAILURE, says=["stock Pillow"], fix="pip uninstall -y pillow")
-    else:
-        assert finding.severity is Severity.OK
+    monkeypatch.setattr("PIL.__version__", "12.1.1.post0")
+    assert check(without_triton)["pillow"].severity is Severity.OK
 
 
 def test_formats_that_pillow_was_compiled_without(without_triton: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def serving(handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = 
 
 
 @contextmanager
-def answering(body: bytes, status: int = 200) -> Iterator[str]:
+def answering(body: bytes, status: int = 200, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answer GET of every path with the same body; yields the URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -37,7 +37,7 @@ def answering(body: bytes, status: int = 200) -> Iterator[str]:
 
         def log_message(self, *_: object) -> None: ...
 
-    with serving(Handler) as url:
+    with serving(Handler, tls) as url:
         yield url
 
 

@@ -203,7 +203,7 @@ def test_a_heic_is_told_where_pi_heif_is_not_installed(brand: bytes, monkeypatch
     assert identify(data) == "HEIC"
 
     monkeypatch.setattr(apart, "HAS_HEIC", False)
-    with pytest.raises(UnsupportedFormat, match="a HEIC, for which pi-heif must be installed: pip install --no-deps pi-heif"):
+    with pytest.raises(UnsupportedFormat, match=r"which pi-heif must be installed: pip install 'nereid-gateway\[heic\]'"):
         identify(data)
 
 

@@ -1,9 +1,11 @@
 """Adding a network of one's own makes a checked model that the gateway understands, or changes nothing."""
 
+import hashlib
 import re
+import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import trustme
 
 from app.host import program
 from app.host.program import CommandError
@@ -25,6 +28,7 @@ from app.zoo import check, description
 from app.zoo.add import Request, add, read_options
 from app.zoo.inference import open_session, run
 from app.zoo.repository import Repository
+from tests.fakes.http import answering
 from tests.zoo.exported import FEATURES, exported, feature_tensors, head_tensors
 
 SIZE = (256, 128)
@@ -386,6 +390,21 @@ def test_name_that_is_not_free_is_refused(repository: Repository, tmp_path: Path
     (repository.path / "raw" / "1" / "model.onnx").touch()
     with refused(repository, message):
         added(save(network(), tmp_path / "best.onnx"), repository, name or "-")
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_file_of_an_address_must_have_the_sha256(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_expected: bool
+) -> None:
+    file, authority, tls = save(network(), tmp_path / "best.onnx"), trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    digest = hashlib.sha256(file.read_bytes()).hexdigest() if is_expected else "0" * 64
+
+    with answering(file.read_bytes(), tls=tls) as url, nullcontext() if is_expected else refused(repository, "its SHA-256 is"):
+        request = Request(f"{url}/best.onnx", None, "MIT", check.SAMPLES, read_options({}), sha256=digest)
+        assert add(request, repository, lambda _: "")[0] == "best"
 
 
 def test_pickle_is_never_opened(repository: Repository, tmp_path: Path) -> None:

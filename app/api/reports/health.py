@@ -88,7 +88,7 @@ class Health(msgspec.Struct, frozen=True):
     gpu: GpuHealth
     memory: dict[Literal["workers_mb"], list[float]]
     """Resident memory of each worker of the host."""
-    performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, bool | str]]
+    performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, str]]
     """Memory of all workers of the host, and the active optimizations."""
     limits: LimitsInForce
     workers: dict[Literal["running", "wanted"], int]
@@ -243,10 +243,10 @@ def _describe(gpu: Gpu) -> GpuDevice:
     return GpuDevice(gpu.id, gpu.utilization, *(number and _to_mb(number) for number in gpu[2:]))
 
 
-def _optimizations() -> dict[str, bool | str]:
+def _optimizations() -> dict[str, str]:
     return {
         "jpeg_decoder": "libjpeg-turbo",
-        "pillow_simd": has_pillow_simd(),
+        "classifier_resizer": "pillow-simd" if has_pillow_simd() else "pillow",
         "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
         "json": "msgspec",
     }

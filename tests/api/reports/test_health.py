@@ -143,7 +143,7 @@ async def test_a_healthy_gateway_says_so(gateway: Gateway) -> None:
         "performance": {
             "optimizations": {
                 "jpeg_decoder": "libjpeg-turbo",
-                "pillow_simd": has_pillow_simd(),
+                "classifier_resizer": "pillow-simd" if has_pillow_simd() else "pillow",
                 "event_loop": type(asyncio.get_running_loop()).__module__.partition(".")[0],
                 "json": "msgspec",
             }

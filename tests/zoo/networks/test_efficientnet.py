@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from app.main import create_app
 from app.settings.schema import Settings
 from app.zoo import registry
-from app.zoo.efficientnet import build_lite0
-from app.zoo.torch_weights import read_weights
+from app.zoo.networks.efficientnet import build_lite0
+from app.zoo.networks.torch_weights import read_weights
 from tests.support import IMAGES, SHARED, json, started
-from tests.zoo.efficientnet_figures import GRADIENTS, PHOTOS, Figure, gradients
+from tests.zoo.networks.efficientnet_figures import GRADIENTS, PHOTOS, Figure, gradients
 
 NAME = "efficientnet_lite0"
 SHOWN = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.zoo.torch_weights import read_weights
+from app.zoo.networks.torch_weights import read_weights
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VALUES = np.arange(12, dtype="<f4")

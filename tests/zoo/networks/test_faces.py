@@ -17,10 +17,10 @@ from app.imaging.fit import fit_for
 from app.main import create_app
 from app.settings.schema import Settings
 from app.zoo import registry
-from app.zoo.centerface import load
 from app.zoo.compose import compose_model
-from app.zoo.dlib_resnet import build_network, read_weights
 from app.zoo.inference import open_session, run
+from app.zoo.networks.centerface import load
+from app.zoo.networks.dlib_resnet import build_network, read_weights
 from app.zoo.recipe import PoseRecipe
 from bench.experiments.faces import DESCRIPTION, DETECTION, Found, find_alone, largest_difference, open_models, open_network
 from tests.conftest import fetched

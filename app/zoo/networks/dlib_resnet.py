@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from app.zoo.graph import Graph, Value
-from app.zoo.torch_weights import Weights
+from app.zoo.networks.torch_weights import Weights
 
 _MANIFEST = "face_recognition_model-weights_manifest.json"
 _SIDE = 150

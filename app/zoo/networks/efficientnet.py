@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from app.zoo.graph import Graph, Value
-from app.zoo.torch_weights import Weights, read_weights
+from app.zoo.networks.torch_weights import Weights, read_weights
 
 _SQUARE = 224
 _BLOCKS = 16
