@@ -20,7 +20,7 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
-from app.api.search import off
+from app.api.search import routes
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
@@ -44,7 +44,7 @@ _UNREAD = (
     "/face/register",
     "/face/recognize",
     "/face/delete",
-    *(path for route in off.MODEL_ROUTES for path in route.paths),
+    *(path for route in routes.MODEL_ROUTES for path in route.paths),
 )
 
 
@@ -66,9 +66,9 @@ class Gateway(NamedTuple):
         return await post_unread(self.app, f"{path}?model=tiny" if "tiny" not in path else path, list(headers))
 
 
-@pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    file = write_keys(tmp_path, ("camera", SECRET, "detect search ingest"), ("monitor", SECRET, "health"))
+@pytest.fixture(params=[False, True], ids=["worker", "search"])
+async def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Gateway]:
+    file = write_keys(tmp_path, ("camera", SECRET, "detect search ingest admin"), ("monitor", SECRET, "health"))
     async with open_world(max_uploads=8, upload_bytes=2**23) as world:
         await world.until_known()
 
@@ -76,7 +76,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS, has_faces=True), ApiKeys(Path(file)))
+        deployment = DEPLOYMENT._replace(dialects=DIALECTS, has_faces=True, is_search_alone=request.param)
+        app = application.build(open_resources, deployment, ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)
