@@ -1,0 +1,40 @@
+"""Label Studio's encoding of masks, that of the package `rle-pack` of https://github.com/thi-ng/umbrella, over RGBA values.
+
+Source: `encode_rle` and `decode_rle` in label_studio_sdk/converter/brush.py.
+"""
+
+from base64 import b64decode
+from io import BytesIO
+from itertools import cycle
+
+import numpy as np
+from PIL import Image
+
+_CHANNELS = 4
+# The bits of a value (5 bits, minus 1), and four sizes of runs (4 bits each, minus 1): 8; 3, 4, 8, 16.
+_SIZES = "00111" + "0010001101111111"
+_LONGEST = 1 << 16
+# A run, and its size: the fourth.
+_RUN = "1" + "11"
+
+
+def encode(png: str, offset: tuple[int, int], width: int, height: int) -> list[int]:
+    """Encode a mask as an image of this size: white in the mask, transparent elsewhere; return nothing if the mask is empty.
+
+    Its PNG, in base64, begins at `offset`: column and row.
+    """
+    pixels = np.asarray(Image.open(BytesIO(b64decode(png))).convert("L"))
+    rows = np.zeros((pixels.shape[0], pixels.shape[1] + 2), np.int8)
+    rows[:, 1:-1] = pixels > 0
+    if not rows.any():
+        return []
+    edges = np.diff(rows, axis=1)
+    x, y = offset
+    starts, ends = ((y + row) * width + x + column for row, column in (np.nonzero(edges == 1), np.nonzero(edges == -1)))
+    lengths = np.diff(np.column_stack([starts, ends]).ravel(), prepend=0, append=width * height) * _CHANNELS
+    bits = [f"{width * height * _CHANNELS:032b}", _SIZES]
+    for length, value in zip(lengths.tolist(), cycle((0, 255))):
+        bits += [f"{_RUN}{min(_LONGEST, length - start) - 1:016b}{value:08b}" for start in range(0, length, _LONGEST)]
+    text = "".join(bits)
+    nbytes = -(-len(text) // 8)
+    return list(int(text.ljust(8 * nbytes, "0"), 2).to_bytes(nbytes))

@@ -1,0 +1,103 @@
+"""Read the controls for shapes on images from a labeling configuration of Label Studio.
+
+Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/examples/yolo in label-studio-ml-backend.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+from xml.etree.ElementTree import ParseError
+
+from defusedxml.ElementTree import fromstring
+from litestar.exceptions import ClientException
+
+TASKS = {"RectangleLabels": "detect", "PolygonLabels": "segment", "BrushLabels": "segment", "KeyPointLabels": "pose"}
+"""The gateway's route for each kind of control."""
+_MAX_CONTROLS = 16
+"""Each asks the gateway once for each image."""
+_TRUE = {"1", "true", "yes"}
+
+Attributes = Mapping[str, str]
+
+
+class Control(NamedTuple):
+    """A control of the project, for an `Image`."""
+
+    kind: str
+    name: str
+    to_name: str
+    """Name of the `Image`."""
+    key: str
+    """Key of the image in the data of a task."""
+    attributes: Attributes
+    labels: Sequence[Attributes]
+    box_name: str | None
+    """Name of the `RectangleLabels` for the boxes around keypoints; None for no boxes."""
+
+    @property
+    def question(self) -> tuple[str, dict[str, str]]:
+        """Path and parameters of the question to the gateway, which checks them."""
+        model = self.attributes.get("model_path", "").removesuffix(".pt")
+        threshold = self.attributes.get("model_score_threshold") or self.attributes.get("score_threshold") or "0.5"
+        parameters = {"boxes": "pixel", "max_detections": "300", "confidence": threshold}
+        if self.kind == "BrushLabels":
+            parameters |= {"masks": "png", **({"model": model} if model else {})}
+        elif model:
+            return f"/predict/{quote(model, safe='')}", parameters
+        return f"/{TASKS[self.kind]}", parameters
+
+    @property
+    def point_threshold(self) -> float:
+        """Minimum confidence of a keypoint."""
+        try:
+            return float(self.attributes.get("model_point_threshold") or 0)
+        except ValueError:
+            raise ClientException("model_point_threshold: expected a number from 0 to 1") from None
+
+    def label_of(self, class_name: str) -> str | None:
+        """Return the label for a class: the one that has it in `predicted_values`, or else the one with its name, in any case."""
+        named = (label for label in self.labels if label["value"].casefold() == class_name.casefold())
+        found = next((label for label in self.labels if class_name in predicted(label)), None) or next(named, None)
+        return None if found is None else name_of(found)
+
+    def label_of_point(self, class_name: str, index: int, name: str) -> str | None:
+        """Return the label for a keypoint: by `model_index`, or else by its name; `predicted_values` limit it to classes."""
+        for label in self.labels:
+            is_point = (
+                label["model_index"] == str(index) if "model_index" in label else label["value"].casefold() == name.casefold()
+            )
+            if is_point and class_name in (predicted(label) or {class_name}):
+                return name_of(label)
+        return None
+
+
+def name_of(label: Attributes) -> str:
+    """Return the name of a label in annotations."""
+    return label.get("alias") or label["value"]
+
+
+def predicted(label: Attributes) -> set[str]:
+    """Return the classes that a label is for."""
+    return set(filter(None, map(str.strip, label.get("predicted_values", "").split(","))))
+
+
+def read(config: str) -> list[Control]:
+    """Return the controls for shapes on the first image that has such controls; raise ClientException if it cannot be read."""
+    try:
+        root = fromstring(config, forbid_dtd=True)
+    except (ParseError, ValueError) as error:  # ValueError: a document type, or characters that XML cannot have
+        raise ClientException("the labeling configuration is not well-formed XML, or has a document type") from error
+    keys = {image.get("name"): key[1:] for image in root.iter("Image") if (key := image.get("value", "")).startswith("$")}
+    names = {element.get("name") for element in root.iter("RectangleLabels")}
+    controls: list[Control] = []
+    for element in root.iter():
+        name, to_name = element.get("name"), element.get("toName", "").partition(",")[0].strip()
+        is_asked = element.get("model_skip", "").lower() not in _TRUE
+        if element.tag in TASKS and name and to_name in keys and is_asked:
+            labels = [label.attrib for label in element.iter("Label") if label.get("value")]
+            has_boxes = f"{name}_bbox" in names and element.get("model_add_bboxes", "true").lower() in _TRUE
+            box_name = f"{name}_bbox" if has_boxes else None
+            controls.append(Control(element.tag, name, to_name, keys[to_name], element.attrib, labels, box_name))
+    if len(controls) > _MAX_CONTROLS:
+        raise ClientException(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
+    return [control for control in controls if control.to_name == controls[0].to_name]
