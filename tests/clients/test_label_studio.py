@@ -52,10 +52,10 @@ TOKEN = "0123456789abcdef"  # noqa: S105 - of nobody
 @asynccontextmanager
 async def backend(app: Application, studio: str = "", token: str = "") -> AsyncIterator[httpx.AsyncClient]:
     """Run the program in front of a gateway's application; yield its client."""
-    inner = httpx.ASGITransport(app, raise_app_exceptions=False)
+    inner = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
     transport = ThreadTransport(inner, asyncio.get_running_loop())
     with httpx.Client(base_url="http://nereid", transport=transport) as gateway:
-        yield calling(create_backend(gateway, Studio(studio, token)))  # type: ignore[arg-type]
+        yield calling(create_backend(gateway, Studio(studio, token)))
 
 
 @pytest.fixture(scope="module")
