@@ -2,8 +2,8 @@
 export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 
 compile := "uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header"
-# With pi-heif, and without the Pillow that it declares.
-own := "--override requirements/override.in pyproject.toml --group heic --extra otel --extra redis"
+# All extras but `models`, and pi-heif without the Pillow that it declares.
+own := "--override requirements/override.in pyproject.toml --group heic --extra masks --extra ocr --extra otel --extra redis --extra search"
 
 # List the recipes
 default:

@@ -31,7 +31,7 @@ from app.embedded.install import install
 from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
-from app.host import allocator, ports, program
+from app.host import allocator, extras, ports, program
 from app.host.processes import become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
@@ -332,7 +332,9 @@ def _cache(settings: Settings, _: argparse.Namespace) -> None:
             raise CommandError(f"{marker}: {error.strerror}; a restart of the gateway empties its memory, too") from error
         say("within a second, no worker uses the results in its memory any more")
         return
-    from app.cache import redis_store  # noqa: PLC0415 - redis-py is optional
+    if lacking := extras.lack("redis", f"{PREFIX}CACHE"):
+        raise CommandError(f"{lacking}; {extras.command('redis')}")
+    from app.cache import redis_store  # noqa: PLC0415 - an extra
 
     try:
         asyncio.run(redis_store.clear(settings.cache))

@@ -12,7 +12,7 @@ GatewayError
 ├── UnknownModel            404  the model does not exist
 ├── UnknownVersion          404  the model does not have this version
 ├── UnknownRecord           404  search has no such image, face, group or job
-├── NotOffered              404  the gateway does not do this, or not with its settings
+├── NotOffered              404  the gateway does not do this, or not with its settings and extras
 ├── NotAcceptable           406  `Accept` allows no format of the result
 ├── BodyTimeout             408  the request body arrives too slowly
 ├── BodyTooLarge            413  the body exceeds its size limit

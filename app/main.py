@@ -18,7 +18,6 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
-from app.cache.cache import ResultCache
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
@@ -61,6 +60,7 @@ from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
+    from app.cache.cache import ResultCache
     from app.telemetry.tracing import Tracing
 
 LOG = structlog.get_logger()
@@ -190,7 +190,9 @@ def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, ta
     return TritonBackend(client, table)
 
 
-def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> ResultCache:
+def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "ResultCache":
+    from app.cache.cache import ResultCache  # noqa: PLC0415 - BLAKE3 is an extra
+
     key_file = settings.cache_key_file
     secret = cache_memory.read_secret_of(key_file) if key_file else b""
     descriptor = cache_memory.open_file(settings.cache_memory_bytes)
@@ -199,7 +201,7 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> Resul
     if settings.cache == "memory":
         store = cache_memory.MemoryStore(descriptor, settings.cache_seconds, metrics)
     else:
-        from app.cache.redis_store import RedisStore  # noqa: PLC0415 - redis-py is optional
+        from app.cache.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
         os.close(descriptor)
         store = RedisStore(settings.cache, settings.cache_seconds, metrics)

@@ -1,5 +1,6 @@
 """What the tests must not leave behind: a run processes and files, a module locks, memory and threads."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ class Run:
         self._before = _named_files()
 
     def leftovers(self, grace_seconds: float = 10) -> list[str]:
-        """Name what the run has left, and what is not gone in a while. Folders of programs' sockets stay, but only empty ones."""
+        """Name what the run has left, and what is not gone in a while; folders of programs' sockets, if something is in them."""
         sockets = self._sockets()
         until = time.monotonic() + grace_seconds
         named = self._named(sockets)
@@ -50,9 +51,9 @@ class Run:
         return sorted(named)
 
     def _named(self, sockets: set[Path]) -> set[str]:
-        for path in sockets & _named_files() - self._before:
-            with suppress(OSError):  # something is in it
-                path.rmdir()
+        for path in _named_files() - self._before:
+            if path.name.startswith(_SOCKETS):
+                _remove_unused(path)
         files = {path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")}
         new = {path for path in _named_files() - self._before if path in sockets or not path.name.startswith(_SOCKETS)}
         if new:
@@ -68,6 +69,17 @@ class Run:
 
     def remove_folder(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a program's socket if it is empty, and no program has locked it, such as one of another run."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.rmdir()
+        finally:
+            os.close(descriptor)
 
 
 def _marked(mark: str) -> list[psutil.Process]:

@@ -288,9 +288,14 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             f"stock Pillow {features.version('pil')} is installed over pillow-simd: the API does not start with it; rm -r...",
         ),
         (
-            "serve | api",
-            {"TRACING": True, "app.doctor.consistency.has_exporter": lambda: False},
-            "NEREID_TRACING needs OpenTelemetry, which is not installed; pip install 'nereid-gateway[otel]'",
+            "serve | api | cache clear",
+            {"CACHE": "redis://host/0", "app.host.extras._is_installed": lambda module: module != "redis"},
+            "NEREID_CACHE needs what is not installed: redis; pip install 'nereid-gateway[redis]'",
+        ),
+        (
+            "serve --search | search",
+            {"app.host.extras._is_installed": lambda module: module != "asyncpg"},
+            "NEREID_SEARCH needs what is not installed: asyncpg; pip install 'nereid-gateway[search]'",
         ),
         ("api", {"TRACING": True}, "NEREID_TRACING: OpenTelemetry does not accept its own settings, OTEL_*: ValueError..."),
     ],

@@ -56,6 +56,31 @@ def test_file_in_use_by_another_process_is_not_left_behind(tmp_path: Path) -> No
     assert done.stdout.splitlines() == ["[]", f"['file {tmp_path}']"]
 
 
+SOCKETS = """
+import sys
+from app.embedded.folder import TritonFolder
+from app.settings.schema import Settings
+from tests import leftovers
+
+run = leftovers.Run()
+unused, claimed = folders = [TritonFolder(Settings(triton_home=f"{sys.argv[1]}/{name}")) for name in ("unused", "claimed")]
+leftovers._named_files = lambda: {folder.path for folder in folders if folder.path.exists()}
+unused.make()
+claimed.claim()
+print(run.leftovers(grace_seconds=0.1), unused.path.exists(), claimed.path.exists())
+claimed.give_up()
+print(run.leftovers(), claimed.path.exists())
+run.remove_folder()
+"""
+
+
+def test_folders_of_sockets_are_removed_once_no_program_has_them(tmp_path: Path) -> None:
+    """Also those of homes that were never made, which the product does not remove."""
+    done = subprocess.run([sys.executable, "-c", SOCKETS, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["[] False True", "[] False"]
+
+
 HOLDING = """
 import os, threading, pytest
 from app.embedded.folder import TritonFolder

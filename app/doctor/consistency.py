@@ -11,8 +11,7 @@ from app.cache.memory import read_secret_of
 from app.cascade import catalog
 from app.cascade.catalog import CascadesError
 from app.doctor.finding import Finding, failure, ok, warning
-from app.host import ports
-from app.host.packages import has_exporter
+from app.host import extras, ports
 from app.routing import routes
 from app.routing.routes import RoutesError
 from app.settings.schema import PREFIX, Settings
@@ -61,32 +60,41 @@ def _check_listener(settings: Settings) -> Iterator[Finding]:
 
 def check_files(settings: Settings) -> Iterator[Finding]:
     """Check the files and packages without which the API does not start."""
+    lacking = {finding.code: finding for finding in _check_extras(settings)}
+    yield from lacking.values()
     for code, setting, read, fix in (
         ("api_keys", "api_keys_file", lambda path: keys.load(Path(path)), "`nereid key NAME` makes a table for this file"),
         ("routes", "routes_file", routes.load, 'it has one table for each route, such as [detector] with to = "yolo11n"'),
         ("cascades", "model_repository", lambda path: catalog.load(Path(path, catalog.FILE)), "`nereid add` writes this file"),
         ("tls_files", "triton_tls_folder", credentials.load, "it needs ca.crt, and perhaps tls.crt and tls.key"),
         ("control_key", "triton_control_key_file", _read_control_key, KEY_FIX),
-        ("cache", "cache", _open_redis, "install nereid[redis]; the URL is that of redis-py, such as redis://localhost:6379/0"),
+        ("cache", "cache", _open_redis, "the URL is that of redis-py, such as redis://localhost:6379/0"),
         ("cache_key", "cache_key_file", read_secret_of, "head -c 32 /dev/urandom > FILE; chmod 600 FILE"),
     ):
         path = getattr(settings, setting)
         try:
-            _ = path and read(path)
-        except (KeysError, RoutesError, CascadesError, CredentialsError, ImportError, ValueError) as error:
+            _ = path and code not in lacking and read(path)
+        except (KeysError, RoutesError, CascadesError, CredentialsError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
     for folder in settings.search_folder_paths:
         if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
             text = f"{PREFIX}SEARCH_FOLDERS: {folder} is not a folder that this user can read"
             yield failure("search_folders", text, "make it readable, or leave it out")
-    if settings.tracing and not has_exporter():
-        text = f"{PREFIX}TRACING needs OpenTelemetry, which is not installed"
-        yield failure("tracing", text, "pip install 'nereid-gateway[otel]'")
+
+
+def _check_extras(settings: Settings) -> Iterator[Finding]:
+    for setting, extra, is_on in (
+        ("cache", "cache" if settings.cache == "memory" else "redis", settings.cache),
+        ("search", "search", settings.search != "off"),
+        ("tracing", "otel", settings.tracing),
+    ):
+        if is_on and (lacking := extras.lack(extra, PREFIX + setting.upper())):
+            yield failure(setting, lacking, extras.command(extra))
 
 
 def _open_redis(cache: str) -> None:
     if cache != "memory":
-        from app.cache.redis_store import open_pool  # noqa: PLC0415 - redis-py is optional
+        from app.cache.redis_store import open_pool  # noqa: PLC0415 - an extra
 
         open_pool(cache)
 

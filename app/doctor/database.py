@@ -4,15 +4,16 @@ from urllib.parse import urlsplit
 
 from app.doctor.finding import Finding, failure, ok, warning
 from app.embedded.postgres.server import EmbeddedPostgres
+from app.host import extras
 from app.host.program import CommandError
 from app.settings.schema import PREFIX, Settings
 
 
 async def check(settings: Settings) -> list[Finding]:
-    """Check whether search can use its database; no findings if search is off."""
-    if settings.search == "off":
+    """Check whether search can use its database; no findings if search is off, or not installed."""
+    if settings.search == "off" or extras.missing("search"):  # which the check of the settings reports
         return []
-    from app.search.postgres.migrations import examine  # noqa: PLC0415 - asyncpg takes time to load
+    from app.search.postgres.migrations import examine  # noqa: PLC0415 - asyncpg is an extra
 
     where = urlsplit(settings.database_url).hostname or settings.database_folder
     try:

@@ -1,5 +1,6 @@
 """Checks of the installation: the image libraries, the model repository."""
 
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from pathlib import Path
 from PIL import features
 
 from app.doctor.finding import Finding, failure, ok, warning
+from app.host import extras
 from app.host.packages import has_pillow_simd
 from app.settings.schema import Settings
+from app.settings.task_models import task_models
 from app.triton.repository import loadable_models
 from app.zoo import registry
 
@@ -27,6 +30,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield check_pillow()
     yield from _check_formats()
     yield from _check_libraries()
+    yield from _check_extras(settings)
     yield _check_repository(settings)
 
 
@@ -63,6 +67,16 @@ def _check_libraries() -> Iterator[Finding]:
             yield failure(code, text, f"rm -r .venv && ./just, or pip install --force-reinstall {package}")
         else:
             yield ok(code, f"{package} {version} {purpose}")
+
+
+def _check_extras(settings: Settings) -> Iterator[Finding]:
+    """Check the extras that no setting needs, but a model."""
+    for extra, task, purpose in (("ocr", "text_detection", "finding text"), ("masks", "segmentation", "encoding masks as RLE")):
+        if text := extras.lack(extra, purpose):
+            if os.path.isdir(Path(settings.model_repository, task_models(settings)[task])):  # noqa: PTH112 - Path's raises if it is not readable
+                yield warning(extra, text, extras.command(extra))
+            else:
+                yield ok(extra, f"{text}; {extras.command(extra)}")
 
 
 def _check_repository(settings: Settings) -> Finding:

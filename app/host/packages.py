@@ -12,8 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import metadata
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
@@ -33,13 +32,6 @@ _BROKEN = (KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zli
 def has_pillow_simd() -> bool:
     """Return whether the installed Pillow is pillow-simd."""
     return bool(PIL.__version__.partition(".post")[1])
-
-
-def has_exporter() -> bool:
-    """Return whether OpenTelemetry and its exporter are installed, without importing them."""
-    with suppress(metadata.PackageNotFoundError):
-        return bool(metadata.version("opentelemetry-exporter-otlp-proto-http"))
-    return False
 
 
 def download_wheel(requirement: str, folder: Path, *options: str) -> Path:

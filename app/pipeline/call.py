@@ -15,6 +15,7 @@ from app.detection.outputs import decode_outputs as decode_boxes
 from app.detection.select import choose_best, select, to_class_ids, to_suppression
 from app.embedding.outputs import decode_vector, to_unit
 from app.errors import InvalidModelOutput
+from app.host import extras
 from app.imaging.transform import ImageTransform
 from app.model.heads import (
     HEADS,
@@ -103,6 +104,7 @@ class Question(Protocol[Result_co]):
         Raises:
             WrongTask: The model has another task.
             InvalidParameter: The model does not support a parameter.
+            NotOffered: The answer needs an extra that is not installed.
         """
 
 
@@ -140,6 +142,7 @@ class DetectOptions(NamedTuple):
         Raises:
             WrongTask: The model has another task.
             InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
+            NotOffered: What encodes the masks is not installed.
         """
         head = spec.expect_head(HEADS[self.task])
         class_ids = to_class_ids(self.classes, spec.labels, drops_unknown=self.drops_unknown)
@@ -149,6 +152,8 @@ class DetectOptions(NamedTuple):
         suppression = to_suppression(iou, head, is_agnostic=self.agnostic, suppress=suppress)
         wanted = partial(select, confidence=self.confidence, class_ids=class_ids, suppression=suppression)
         has_masks = isinstance(head, SegmentationHead) and self.masks != "none"
+        if has_masks and self.masks == "rle":
+            extras.require("masks", "encoding masks as RLE")
         return Reader(
             partial(_read_detections, wanted, self),
             is_heavy=suppression is not None or has_masks,
@@ -175,9 +180,12 @@ class TaskOptions(NamedTuple, Generic[Result]):
 
         Raises:
             WrongTask: The model has another task.
+            NotOffered: What reads its answers is not installed.
         """
         way = _WAYS[self.task]
         spec.expect_head(way.head)
+        if self.task == "text_detection":
+            extras.require("ocr", "finding text")
         return Reader(partial(way.read, self), way.is_heavy)
 
 

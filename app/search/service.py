@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from blake3 import blake3
-
 from app.cascade.catalog import Catalog
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
@@ -88,6 +86,8 @@ class Search(Describer):
 
 async def hash_content(image: bytes) -> bytes:
     """Return the 32 bytes by which a content is known."""
+    from blake3 import blake3  # noqa: PLC0415 - an extra
+
     return await asyncio.to_thread(lambda: blake3(image).digest()) if len(image) > _LARGE_BYTES else blake3(image).digest()
 
 

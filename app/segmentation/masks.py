@@ -10,7 +10,6 @@ from typing import Any
 import cv2
 import numpy as np
 from numpy.typing import NDArray
-from pycocotools import mask as coco
 
 from app.detection.nms import Candidates
 from app.errors import DeadlinePassed, InvalidModelOutput
@@ -143,6 +142,8 @@ def _scale(pixels: _Mask, region: Region, transform: ImageTransform) -> tuple[in
 
 def _to_rle(mask: _Mask, x: int, y: int, width: int, height: int) -> dict[str, Any]:
     """Encode a mask, at this column and row of an image of width x height, without a mask of the whole image."""
+    from pycocotools import mask as coco  # noqa: PLC0415 - an extra
+
     columns = np.zeros((mask.shape[1], mask.shape[0] + 2), np.uint8)
     columns[:, 1:-1] = cv2.transpose(mask)  # faster than numpy
     flat = columns.ravel()

@@ -91,7 +91,7 @@ class TritonClient:
         return self.server is not None and self.server.survives_cancel
 
     async def close(self) -> None:
-        """Close the channel, a few seconds after inferences that must not be cancelled if Triton does not answer them."""
+        """Close the channel. Inferences that must not be cancelled have a few seconds to end before."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         await self._channel.close(grace=_LEFT_SECONDS if self.left else None)

@@ -15,6 +15,8 @@ from app.api.documentation.docs import ASSETS
 from app.embedded.launch import BACKEND, MODULES
 
 ROOT = Path(__file__).parents[2]
+# Extras of its own that an extra names are looked at anyway.
+_OWN = "nereid-gateway"
 
 _NEVER_IMPORTED = {
     "faker",  # a dependency of litestar, for generated examples
@@ -50,7 +52,7 @@ def unwanted_modules() -> set[str]:
 
 def _closure(requirements: Iterable[str]) -> set[str]:
     """Return the names of the distributions that satisfy these requirements, including transitive ones."""
-    found: set[str] = set()
+    found = {_OWN}
     left = [Requirement(text) for text in requirements]
     while left:
         requirement = left.pop()

@@ -1,7 +1,6 @@
 """Values in a real Redis: whatever happens to it is a miss."""
 
 import asyncio
-import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -285,10 +284,3 @@ def test_the_api_does_not_start_with_such_a_url(folder: Path) -> None:
         preflight.require_usable(settings)
 
     assert "secret" not in str(raised.value)
-
-
-def test_the_api_does_not_start_without_redis_py(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "app.cache.redis_store", None)
-    settings = Settings(cache="redis://host/0", model_repository=str(folder), triton_home=str(folder / "t"))
-    with pytest.raises(SettingsError, match=r"NEREID_CACHE: .*; install nereid\[redis\]"):
-        preflight.require_usable(settings)

@@ -71,16 +71,25 @@ def test_a_host_that_is_no_address(host: str) -> None:
     assert "api_keys" not in check(host=host)
 
 
-@pytest.mark.parametrize("is_installed", [True, False])
-def test_traces_need_their_exporter(monkeypatch: pytest.MonkeyPatch, *, is_installed: bool) -> None:
-    """The exporter is an optional extra."""
-    monkeypatch.setattr("app.doctor.consistency.has_exporter", lambda: is_installed)
-    found = check(tracing=True)
+@pytest.mark.parametrize(
+    ("setting", "value", "absent", "extra"),
+    [
+        ("cache", "memory", "blake3", "cache"),
+        ("cache", "redis://host/0", "redis", "redis"),
+        ("search", "on", "asyncpg", "search"),
+        ("search", "alone", "pgvector", "search"),
+        ("tracing", True, "opentelemetry.sdk", "otel"),
+    ],
+)
+def test_feature_that_is_on_needs_its_extra(
+    monkeypatch: pytest.MonkeyPatch, setting: str, value: object, absent: str, extra: str
+) -> None:
+    assert setting not in check(**{setting: value})
+    monkeypatch.setattr("app.host.extras._is_installed", lambda module: module != absent)
 
-    assert ("tracing" in found) is not is_installed
-    assert "tracing" not in check()
-    if not is_installed:
-        assert_useful(found["tracing"], Severity.FAILURE, says=["OpenTelemetry"], fix="pip install 'nereid-gateway[otel]'")
+    says, fix = [f"NEREID_{setting.upper()} needs what is not installed: {absent}"], f"pip install 'nereid-gateway[{extra}]'"
+    assert_useful(check(**{setting: value})[setting], Severity.FAILURE, says=says, fix=fix)
+    assert setting not in check()
 
 
 def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:

@@ -78,6 +78,20 @@ def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) ->
     assert [name for name, finding in found.items() if finding.severity is Severity.FAILURE] == [code, "triton"]
 
 
+@pytest.mark.parametrize(("extra", "module", "model"), [("ocr", "pyclipper", "ocr_detection"), ("masks", "pycocotools", "shapes")])
+def test_extra_that_no_setting_needs_is_missed_if_there_is_a_model_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extra: str, module: str, model: str
+) -> None:
+    settings = Settings(model_repository=str(tmp_path), task_models="segmentation=shapes")
+    monkeypatch.setattr("app.host.extras._is_installed", lambda name: name != module)
+    without_model = check(settings)[extra]
+    (tmp_path / model).mkdir()
+
+    fix = f"pip install 'nereid-gateway[{extra}]'"
+    assert (without_model.severity, fix in without_model.message) == (Severity.OK, True)
+    assert_useful(check(settings)[extra], Severity.WARNING, says=["needs what is not installed", module], fix=fix)
+
+
 def embedded(repository: Path, model: str = "yolo11n") -> Settings:
     return Settings(model_repository=str(repository), model=model)
 

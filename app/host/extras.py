@@ -1,0 +1,60 @@
+"""Extras: packages that one feature needs, and the rest of the gateway does not."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import structlog
+
+from app.errors import NotOffered
+from app.host.program import IS_ONE_FILE
+
+MODULES = {
+    "cache": ("blake3",),
+    "masks": ("pycocotools",),
+    "ocr": ("pyclipper",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    "redis": ("blake3", "redis"),
+    "search": ("asyncpg", "blake3", "pgvector"),
+}
+"""By extra of pyproject.toml: what it is imported for."""
+
+LOG = structlog.get_logger()
+
+
+def missing(extra: str) -> str:
+    """Return which modules of an extra are not installed, without importing them; empty if all are."""
+    return "" if IS_ONE_FILE else ", ".join(module for module in MODULES[extra] if not _is_installed(module))
+
+
+def lack(extra: str, subject: str) -> str:
+    """Return what a subject needs an extra for, and is not installed, in a sentence; empty if it is installed."""
+    return f"{subject} needs what is not installed: {names}" if (names := missing(extra)) else ""
+
+
+def command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install 'nereid-gateway[{extra}]'"
+
+
+def require(extra: str, purpose: str) -> None:
+    """Check that an extra is installed; log once if it is not.
+
+    Raises:
+        NotOffered: It is not.
+    """
+    if lacking := lack(extra, purpose):
+        warn_once(lacking, command(extra))
+        raise NotOffered(f"{lacking}; {command(extra)}")
+
+
+@cache
+def warn_once(reason: str, fix: str) -> None:
+    """Log that requests need an extra; each reason once in a worker."""
+    LOG.warning("a request needs an extra", reason=reason, fix=fix)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
