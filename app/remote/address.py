@@ -58,7 +58,7 @@ def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) ->
     image = _read(url, base)
     if image.url.scheme != "https":
         raise _not_https()
-    if not _is_name(image.name):
+    if len(image.name) > _MAX_NAME or not _NAME.fullmatch(image.name):
         raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
     if not is_listed(image.name, image.port, hosts):
         raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
@@ -82,10 +82,6 @@ def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
         raise UrlNotAllowed("the address of an image must not contain a user name or password")
     port = _HTTPS_PORT if parsed.port is None else parsed.port
     return ImageAddress(parsed, name, port)
-
-
-def _is_name(host: str) -> bool:
-    return len(host) <= _MAX_NAME and _NAME.fullmatch(host) is not None
 
 
 def _not_https() -> UrlNotAllowed:

@@ -1,6 +1,8 @@
 """Label Studio with the program in `clients/label-studio` as the ML backend of its projects."""
 
 import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,8 @@ class Pair(NamedTuple):
 
     studio: str
     gateway: str
+    package: Path
+    """Where the program is installed."""
     folder: Path
 
     def annotate(self, token: str) -> Any:  # noqa: ANN401
@@ -51,15 +55,25 @@ class Pair(NamedTuple):
             "NEREID_URL": self.gateway,
             "LABEL_STUDIO_URL": self.studio,
             "LABEL_STUDIO_API_KEY": token,
-            "PYTHONPATH": str(ROOT / "clients" / NAME / "src"),
+            "PYTHONPATH": str(self.package),
         }
-        command = [sys.executable, "-m", "nereid_label_studio.program", "--port", str(port)]
+        command = [str(self.package / "bin" / "nereid-label-studio"), "--port", str(port)]
         with running(command, environment, port, "/health", self.folder / "backend.log") as backend:
             yield backend.url
 
 
 @pytest.fixture(scope="module")
-def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, built and installed; its dependencies are those of this environment."""
+    folder = tmp_path_factory.mktemp("package")
+    source = shutil.copytree(ROOT / "clients" / NAME, folder / "source")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", f"--target={folder / 'installed'}"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=True)
+    return folder / "installed"
+
+
+@pytest.fixture(scope="module")
+def pair(repository: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Both with the settings of the example; Label Studio has a database of its own, and calls nobody else."""
     folder = tmp_path_factory.mktemp(NAME)
     settings = load(EXAMPLE / "compose.yaml")["services"][NAME]["environment"]
@@ -83,7 +97,7 @@ def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         running(command, settings, port, "/health", folder / "studio.log", ready_seconds=300) as studio,
         serving(folder / "gateway", repository, api_keys_file=keys) as gateway,
     ):
-        yield Pair(studio.url, gateway, folder)
+        yield Pair(studio.url, gateway, package, folder)
 
 
 @pytest.mark.client(NAME)
@@ -94,7 +108,7 @@ def test_predictions_of_uploaded_pictures(pair: Pair) -> None:
 
 @pytest.mark.client(NAME)
 def test_predictions_with_a_personal_access_token(pair: Pair) -> None:
-    """The same with a personal access token, while legacy tokens are switched off in the organization."""
+    """Predictions with a personal access token, while legacy tokens are switched off in the organization."""
     personal = run(NAME, "label_studio_tokens", pair.studio, LEGACY, "off")
     try:
         check(pair, personal)
@@ -104,17 +118,21 @@ def test_predictions_with_a_personal_access_token(pair: Pair) -> None:
 
 def check(pair: Pair, token: str) -> None:
     """Annotate with the token; the predictions must be what the gateway itself finds."""
-    found = pair.annotate(token)
+    project = pair.annotate(token)
     expected = [boxes(pair.gateway, name) for name in PICTURES]
 
-    assert (found["state"], found["model_version"], found["versions"]) == ("Connected", "yolo11n:1", {"versions": ["yolo11n:1"]})
-    assert all(image.startswith("/data/upload/") for image in found["images"])
+    assert (project["state"], project["model_version"], project["versions"]) == (
+        "Connected",
+        "yolo11n:1",
+        {"versions": ["yolo11n:1"]},
+    )
+    assert all(image.startswith("/data/upload/") for image in project["images"])
     assert [bool(each) for each in expected] == [True, False, True]
-    assert [[[box(region) for region in regions] for regions in task] for task in found["predictions"]] == [
+    assert [[[box(region) for region in regions] for regions in task] for task in project["predictions"]] == [
         [each] for each in expected
     ]
-    assert found["opened"] == 1
-    assert [box(region) for region in found["interactive"]["data"]["result"]] == expected[0]
+    assert project["opened"] == 1
+    assert [box(region) for region in project["interactive"]["data"]["result"]] == expected[0]
 
 
 def boxes(gateway: str, picture: str) -> list[tuple[str, Any]]:
@@ -123,9 +141,12 @@ def boxes(gateway: str, picture: str) -> list[tuple[str, Any]]:
     answer = httpx.post(
         f"{gateway}/detect?boxes=normalized&confidence=0.4", content=sample_image(picture), headers=key, timeout=PATIENCE_SECONDS
     )
-    found = [(LABELS[one["class_name"]], one) for one in answer.json()["detections"] if one["class_name"] in LABELS]
-    sides = [(one["x1"], one["y1"], one["x2"] - one["x1"], one["y2"] - one["y1"]) for _, one in found]
-    return [(label, pytest.approx([100 * side for side in each], abs=0.01)) for (label, _), each in zip(found, sides, strict=True)]
+    return [
+        (label, pytest.approx([100 * x1, 100 * y1, 100 * (x2 - x1), 100 * (y2 - y1)], abs=0.01))
+        for detection in answer.json()["detections"]
+        if (label := LABELS.get(detection["class_name"]))
+        for x1, y1, x2, y2 in [[detection[side] for side in ("x1", "y1", "x2", "y2")]]
+    ]
 
 
 def box(region: dict[str, Any]) -> tuple[str, list[float]]:

@@ -21,6 +21,7 @@ from app.embedded.server import EmbeddedTriton
 from app.main import create_app
 from app.settings.schema import Settings
 from nereid_label_studio.program import create_app as create_backend
+from nereid_label_studio.program import main
 from nereid_label_studio.studio import Studio
 from tests.api.conftest import settings_for, write_keys
 from tests.api.dialects.test_tasks import IMAGE, TEXT, triton_for
@@ -77,8 +78,8 @@ def request(*images: object, config: str = PLAIN, key: str = "image") -> dict[st
 
 
 async def results(server: httpx.AsyncClient, *images: object, **others: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json(await server.post("/predict", json=request(*images, **others)))["results"]
-    return found
+    predictions: list[dict[str, Any]] = json(await server.post("/predict", json=request(*images, **others)))["results"]
+    return predictions
 
 
 @asynccontextmanager
@@ -97,29 +98,29 @@ async def regions(server: httpx.AsyncClient, config: str, model: str) -> dict[st
     assert (
         prediction["model_version"] == json(await server.post("/setup", json={"schema": config}))["model_version"] == f"{model}:1"
     )
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_control: dict[str, list[dict[str, Any]]] = {}
     for region in prediction["result"]:
         assert (region["original_width"], region["original_height"], region["image_rotation"]) == (64, 32, 0)
-        found.setdefault(region["from_name"], []).append(region)
-    return found
+        by_control.setdefault(region["from_name"], []).append(region)
+    return by_control
 
 
 async def test_rectangles_are_the_boxes_of_the_gateway(server: httpx.AsyncClient, gateway: Application) -> None:
-    own = json(await calling(gateway).post("/detect?boxes=normalized&confidence=0.25", content=SCENE))["detections"]
+    detections = json(await calling(gateway).post("/detect?boxes=normalized&confidence=0.25", content=SCENE))["detections"]
     (prediction,) = await results(server, ENCODED)
 
     assert prediction["model_version"] == "six_columns:1"
-    assert len(own) == len(prediction["result"]) == 2
-    for region, one in zip(prediction["result"], own, strict=True):
+    assert len(detections) == len(prediction["result"]) == 2
+    for region, detection in zip(prediction["result"], detections, strict=True):
         value = region["value"]
         assert (region["from_name"], region["to_name"], region["type"]) == ("label", "image", "rectanglelabels")
         assert (value["rectanglelabels"][0].lower(), region["score"], value["rotation"]) == (
-            one["class_name"],
-            one["confidence"],
+            detection["class_name"],
+            detection["confidence"],
             0,
         )
         corners = value["x"], value["y"], value["x"] + value["width"], value["y"] + value["height"]
-        assert corners == pytest.approx([100 * one[side] for side in ("x1", "y1", "x2", "y2")], abs=0.02)
+        assert corners == pytest.approx([100 * detection[side] for side in ("x1", "y1", "x2", "y2")], abs=0.02)
 
 
 async def test_health_is_that_of_the_gateway(server: httpx.AsyncClient) -> None:
@@ -136,14 +137,14 @@ async def test_the_model_of_a_project_is_that_of_its_predictions(server: httpx.A
     for name, status in (("yolo_head.pt", 200), ("yolov8m.pt", 404), ("../../etc", 404), ("probabilities", 400)):
         config = CONFIG.format(others=f' model_path="{name}"')
         version = await server.post("/setup", json={"schema": config})
-        found = await server.post("/predict", json=request(ENCODED, config=config))
+        answer = await server.post("/predict", json=request(ENCODED, config=config))
 
-        assert version.status_code == found.status_code == status
+        assert version.status_code == answer.status_code == status
         if status == 200:
-            assert found.json()["results"][0]["model_version"] == version.json()["model_version"] == "yolo_head:1"
-    listed = json(await server.get("/versions"))["versions"]
-    assert {"six_columns:1", "yolo_head:1"} <= set(listed)
-    assert "probabilities:1" not in listed
+            assert answer.json()["results"][0]["model_version"] == version.json()["model_version"] == "yolo_head:1"
+    versions = json(await server.get("/versions"))["versions"]
+    assert {"six_columns:1", "yolo_head:1"} <= set(versions)
+    assert "probabilities:1" not in versions
 
 
 async def test_each_event_of_a_project_is_accepted(server: httpx.AsyncClient) -> None:
@@ -185,18 +186,18 @@ async def test_several_controls_have_labels_and_thresholds_of_their_own(server: 
       <Text name="t" value="$text"/><Image name="i" value="$picture"/><Image name="j" value="$second"/></View>"""
     (prediction,) = await results(server, ENCODED, config=config, key="picture")
 
-    found = [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
-    assert found == [("a", "red"), ("b", "blue")]
+    labels = [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
+    assert labels == [("a", "red"), ("b", "blue")]
 
 
 async def test_each_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> None:
     """In the order of the tasks. Of too many, only the first has: Label Studio then asks for each alone."""
     images = [ENCODED, "", f"data:image/bmp;base64,{ENCODED}", 7, "/data/1.jpg", "s3://bucket/a.jpg", "http://[", f" {ENCODED}"]
-    found = await results(server, *images)
+    predictions = await results(server, *images)
 
-    assert ["result" in each for each in found] == [True, False, True, False, False, False, False, True]
-    assert all(each["error"] for each in found if "result" not in each)
-    assert "LABEL_STUDIO_URL" in found[4]["error"]
+    assert ["result" in each for each in predictions] == [True, False, True, False, False, False, False, True]
+    assert all(each["error"] for each in predictions if "result" not in each)
+    assert "LABEL_STUDIO_URL" in predictions[4]["error"]
     (unnamed,) = await results(server, ENCODED, key="$undefined$")
     assert unnamed["result"]
     assert len(await results(server, ENCODED, *[""] * 64)) == 1
@@ -217,6 +218,7 @@ async def test_each_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> 
         "<View/>" + " " * (1 << 16),
         PLAIN.replace('"0.25"', '"2"'),
         PLAIN.replace('"0.25"', '"high"'),
+        PLAIN.replace("<RectangleLabels", '<RectangleLabels model_point_threshold="nan"'),
         PLAIN.replace("$image", "image"),
         PLAIN.replace("RectangleLabels", "EllipseLabels"),
         PLAIN.replace('toName="image"', ""),
@@ -256,10 +258,10 @@ async def test_images_are_fetched_from_label_studio_alone_with_the_token(gateway
     fetched = ["/data/upload/1/a b.bmp", "/data/local-files/?d=a.bmp", url, "/moved", ENCODED]
     refused = ["/away", "/loop", "//files.example.org/x", studio.url("/x", HOST), f"http://{LOOPBACK}/x", "/data/missing"]
     async with backend(gateway, studio.url("/", LOOPBACK), TOKEN) as server:
-        found = await results(server, *fetched, *refused)
+        predictions = await results(server, *fetched, *refused)
         missing = await server.post("/predict", json=request("/data/missing"))
 
-    assert ["result" in each for each in found] == [True] * len(fetched) + [False] * len(refused)
+    assert ["result" in each for each in predictions] == [True] * len(fetched) + [False] * len(refused)
     assert "/elsewhere" not in {path for path, _ in studio.requests}
     assert {headers["authorization"] for _, headers in studio.requests} == {f"Token {TOKEN}"}
     assert (missing.status_code, missing.json()["detail"]) == (424, "Label Studio answered with status 404")
@@ -269,9 +271,68 @@ async def test_a_personal_token_is_exchanged(gateway: Application, studio: Host)
     studio.answers |= {"/a.bmp": response(SCENE), "/api/token/refresh/": response(b'{"access": "of-minutes"}')}
     async with backend(gateway, studio.url("", LOOPBACK), "eyJhbGciOi") as server:
         (prediction,) = await results(server, "/a.bmp")
+        authorization = studio.requests[-1][1]["authorization"]
+        for answer in (response(b"", "401 Unauthorized"), response(b"<html>"), response(b"[]"), response(b"{}")):
+            studio.answers["/api/token/refresh/"] = answer
+            refusal = await server.post("/predict", json=request("/a.bmp"))
+            assert (refusal.status_code, "LABEL_STUDIO_API_KEY" in refusal.json()["detail"]) == (424, True)
 
     assert prediction["result"]
-    assert studio.requests[-1][1]["authorization"] == "Bearer of-minutes"
+    assert authorization == "Bearer of-minutes"
+
+
+async def test_a_label_studio_that_does_not_answer_is_424(gateway: Application) -> None:
+    async with backend(gateway, f"http://{LOOPBACK}:{free_port()}") as server:
+        answer = await server.post("/predict", json=request("/a.bmp"))
+
+    assert (answer.status_code, answer.json()["detail"]) == (424, "Label Studio does not answer")
+
+
+@pytest.mark.parametrize(("limit", "status"), [("_MAX_BYTES", 413), ("_MAX_SECONDS", 424)])
+async def test_images_of_label_studio_have_limits_of_size_and_time(
+    gateway: Application, studio: Host, monkeypatch: pytest.MonkeyPatch, limit: str, status: int
+) -> None:
+    monkeypatch.setattr(f"nereid_label_studio.studio.{limit}", -1)
+    studio.answers["/a.bmp"] = response(SCENE)
+    async with backend(gateway, studio.url("", LOOPBACK)) as server:
+        answer = await server.post("/predict", json=request("/a.bmp"))
+
+    assert answer.status_code == status
+
+
+async def test_what_is_not_the_gateway_is_502(studio: Host) -> None:
+    """Nothing, another server, and one that redirects."""
+    answers = {"/": response(b"<html>", "200 OK", "Content-Type: text/html"), "/moved/": redirect("https://nereid.example.org")}
+    studio.answers |= {path + route: answer for path, answer in answers.items() for route in ("readyz", "models", "detect")}
+    for url in (f"http://{LOOPBACK}:{free_port()}", studio.url("/", LOOPBACK), studio.url("/moved", LOOPBACK)):
+        with httpx.Client(base_url=url) as client:
+            server = calling(create_backend(client, Studio("", "")))
+            for method, path, body in (("GET", "/health", None), ("POST", "/setup", {}), ("POST", "/predict", request(ENCODED))):
+                answer = await server.request(method, path, json=body)
+                assert (answer.status_code, "NEREID_URL" in answer.json()["detail"]) == (502, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NEREID_URL", "nereid:4603"),
+        ("NEREID_URL", "http://nereid:port"),
+        ("LABEL_STUDIO_URL", "label-studio"),
+        ("LABEL_STUDIO_URL", "file:///etc"),
+        ("LABEL_STUDIO_API_KEY", "a secret"),
+        ("LABEL_STUDIO_API_KEY", "secret\n"),
+    ],
+)
+def test_a_variable_that_is_not_valid_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("sys.argv", ["nereid-label-studio"])
+    with pytest.raises(SystemExit):
+        main()
+    complaint = capsys.readouterr().err
+    assert f"{variable}: expected" in complaint
+    assert "secret" not in complaint
 
 
 async def test_the_key_of_the_gateway_is_user_and_password(
@@ -281,9 +342,11 @@ async def test_the_key_of_the_gateway_is_user_and_password(
     assert triton.poll() is None
     studio.answers["/a.bmp"] = response(SCENE)
     keys = write_keys(tmp_path, ("annotators", "secret-of-the-annotators", "detect"))
-    own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=keys)
-    async with lifespan_of(app := create_app(own)), backend(app, studio.url("", LOOPBACK)) as server:
-        for headers in ({}, {"Authorization": "Basic eDp5"}, {"Authorization": "Basic ?"}, {"Authorization": "Bearer x"}):
+    settings = msgspec.structs.replace(settings, model="six_columns", api_keys_file=keys)
+    async with lifespan_of(app := create_app(settings)), backend(app, studio.url("", LOOPBACK)) as server:
+        lines = b64encode(b"annotators:secret\r\nHost: x")
+        for credentials in (b"Basic eDp5", b"Basic ?", b"Basic \xe9", b"Basic", b"Basic " + lines, b"Bearer eDp5", None):
+            headers = {} if credentials is None else {b"Authorization": credentials}
             for path, body in (("/predict", request("/a.bmp")), ("/setup", {})):
                 assert (await server.post(path, json=body, headers=headers)).status_code == 401
         assert not studio.requests
@@ -295,16 +358,16 @@ async def test_the_key_of_the_gateway_is_user_and_password(
 async def test_masks_are_polygons_and_brush_masks() -> None:
     """Each part is a polygon, in percent. An object with an empty mask has none."""
     async with with_task("segment") as (server, gateway):
-        found = await regions(server, CONTROLS, "parts")
-        own = json(await gateway.post("/segment?boxes=pixel", content=IMAGE))["detections"][0]
+        by_control = await regions(server, CONTROLS, "parts")
+        polygon = json(await gateway.post("/segment?boxes=pixel", content=IMAGE))["detections"][0]["mask"]
         png = json(await gateway.post("/segment?masks=png", content=IMAGE))["detections"][0]
-    (brush,) = found["masks"]
+    (brush,) = by_control["masks"]
     mask = np.zeros((32, 64), np.uint8)
     x, y = png["mask_offset"]
     piece = np.asarray(Image.open(BytesIO(b64decode(png["mask"]))).convert("L"))
     mask[y : y + piece.shape[0], x : x + piece.shape[1]] = piece
 
-    for region, part in zip(found["outlines"], own["mask"], strict=True):
+    for region, part in zip(by_control["outlines"], polygon, strict=True):
         assert (region["type"], region["score"], region["value"]["closed"]) == ("polygonlabels", 0.9, True)
         assert region["value"]["polygonlabels"] == ["Dog"]
         np.testing.assert_allclose(region["value"]["points"], np.array(part).reshape(-1, 2) / [64, 32] * 100, atol=0.05)
@@ -316,11 +379,11 @@ async def test_masks_are_polygons_and_brush_masks() -> None:
 async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them() -> None:
     """Labels have `model_index`, or the name of a keypoint; objects and points below their thresholds are left out."""
     async with with_task("pose") as (server, _):
-        found = await regions(server, POINTS, "people")
+        by_control = await regions(server, POINTS, "people")
         alone = await regions(server, POINTS.replace("points_bbox", "others").replace("0.3", "0"), "people")
     async with with_task("points") as (server, _):
         unsure = await regions(server, POINTS, "people")
-    (point,), (box,) = found["points"], found["points_bbox"]
+    (point,), (box,) = by_control["points"], by_control["points_bbox"]
 
     assert point["value"] == {"x": 18.75, "y": 37.5, "width": 1.5625, "keypointlabels": ["Snout"]}
     assert (point["type"], point["score"], point["parentID"]) == ("keypointlabels", 0.9, box["id"])
@@ -337,9 +400,9 @@ async def test_oriented_boxes_are_turned_around_their_first_corner() -> None:
     labels = '<Label value="cat"/><Label value="dog"/>'
     control = f'<RectangleLabels name="r" toName="i" model_path="tiny">{labels}</RectangleLabels>'
     async with with_task("obb") as (server, _):
-        found = await regions(server, f'<View><Image name="i" value="$image"/>{control}</View>', "tiny")
+        by_control = await regions(server, f'<View><Image name="i" value="$image"/>{control}</View>', "tiny")
 
-    first, second = (region["value"] for region in found["r"])
+    first, second = (region["value"] for region in by_control["r"])
     assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["dog"]}
     assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["cat"]}
 

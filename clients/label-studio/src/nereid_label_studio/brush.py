@@ -6,6 +6,7 @@ Source: `encode_rle` and `decode_rle` in label_studio_sdk/converter/brush.py.
 from base64 import b64decode
 from io import BytesIO
 from itertools import cycle
+from threading import Lock
 
 import numpy as np
 from PIL import Image
@@ -16,6 +17,8 @@ _SIZES = "00111" + "0010001101111111"
 _LONGEST = 1 << 16
 # A run, and its size: the fourth.
 _RUN = "1" + "11"
+# Decoding takes about five bytes a pixel of the mask, which may be as large as the image.
+_ONE_AT_A_TIME = Lock()
 
 
 def encode(png: str, offset: tuple[int, int], width: int, height: int) -> list[int]:
@@ -23,15 +26,14 @@ def encode(png: str, offset: tuple[int, int], width: int, height: int) -> list[i
 
     Its PNG, in base64, begins at `offset`: column and row.
     """
-    pixels = np.asarray(Image.open(BytesIO(b64decode(png))).convert("L"))
-    rows = np.zeros((pixels.shape[0], pixels.shape[1] + 2), np.int8)
-    rows[:, 1:-1] = pixels > 0
-    if not rows.any():
+    with _ONE_AT_A_TIME:
+        pixels = np.asarray(Image.open(BytesIO(b64decode(png))).convert("L"))
+        rows, columns = np.nonzero(np.diff(pixels > 0, axis=1, prepend=False, append=False))
+    if not len(rows):
         return []
-    edges = np.diff(rows, axis=1)
     x, y = offset
-    starts, ends = ((y + row) * width + x + column for row, column in (np.nonzero(edges == 1), np.nonzero(edges == -1)))
-    lengths = np.diff(np.column_stack([starts, ends]).ravel(), prepend=0, append=width * height) * _CHANNELS
+    edges = (y + rows) * width + x + columns
+    lengths = np.diff(edges, prepend=0, append=width * height) * _CHANNELS
     bits = [f"{width * height * _CHANNELS:032b}", _SIZES]
     for length, value in zip(lengths.tolist(), cycle((0, 255))):
         bits += [f"{_RUN}{min(_LONGEST, length - start) - 1:016b}{value:08b}" for start in range(0, length, _LONGEST)]

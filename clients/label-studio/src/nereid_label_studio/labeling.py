@@ -4,6 +4,7 @@ Source: label_studio_ml/model.py, `build_label_map`, and label_studio_ml/example
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 from urllib.parse import quote
 from xml.etree.ElementTree import ParseError
@@ -20,6 +21,25 @@ _TRUE = {"1", "true", "yes"}
 Attributes = Mapping[str, str]
 
 
+class Label(NamedTuple):
+    """A label of the project."""
+
+    name: str
+    """Its name in annotations."""
+    value: str
+    """Its name in the configuration, in lower case."""
+    classes: frozenset[str]
+    """The classes in `predicted_values`."""
+    point: str | None
+    """`model_index`, the index of a keypoint."""
+
+    @classmethod
+    def read(cls, label: Attributes) -> "Label":
+        """Read an element with a `value`."""
+        classes = frozenset(filter(None, map(str.strip, label.get("predicted_values", "").split(","))))
+        return cls(label.get("alias") or label["value"], label["value"].casefold(), classes, label.get("model_index"))
+
+
 class Control(NamedTuple):
     """A control of the project, for an `Image`."""
 
@@ -30,7 +50,9 @@ class Control(NamedTuple):
     key: str
     """Key of the image in the data of a task."""
     attributes: Attributes
-    labels: Sequence[Attributes]
+    labels: Sequence[Label]
+    point_threshold: float
+    """Minimum confidence of a keypoint."""
     box_name: str | None
     """Name of the `RectangleLabels` for the boxes around keypoints; None for no boxes."""
 
@@ -46,39 +68,19 @@ class Control(NamedTuple):
             return f"/predict/{quote(model, safe='')}", parameters
         return f"/{TASKS[self.kind]}", parameters
 
-    @property
-    def point_threshold(self) -> float:
-        """Minimum confidence of a keypoint."""
-        try:
-            return float(self.attributes.get("model_point_threshold") or 0)
-        except ValueError:
-            raise ClientException("model_point_threshold: expected a number from 0 to 1") from None
-
     def label_of(self, class_name: str) -> str | None:
         """Return the label for a class: the one that has it in `predicted_values`, or else the one with its name, in any case."""
-        named = (label for label in self.labels if label["value"].casefold() == class_name.casefold())
-        found = next((label for label in self.labels if class_name in predicted(label)), None) or next(named, None)
-        return None if found is None else name_of(found)
+        predicting = (label.name for label in self.labels if class_name in label.classes)
+        alike = (label.name for label in self.labels if label.value == class_name.casefold())
+        return next(chain(predicting, alike), None)
 
     def label_of_point(self, class_name: str, index: int, name: str) -> str | None:
         """Return the label for a keypoint: by `model_index`, or else by its name; `predicted_values` limit it to classes."""
         for label in self.labels:
-            is_point = (
-                label["model_index"] == str(index) if "model_index" in label else label["value"].casefold() == name.casefold()
-            )
-            if is_point and class_name in (predicted(label) or {class_name}):
-                return name_of(label)
+            is_point = label.value == name.casefold() if label.point is None else label.point == str(index)
+            if is_point and class_name in (label.classes or {class_name}):
+                return label.name
         return None
-
-
-def name_of(label: Attributes) -> str:
-    """Return the name of a label in annotations."""
-    return label.get("alias") or label["value"]
-
-
-def predicted(label: Attributes) -> set[str]:
-    """Return the classes that a label is for."""
-    return set(filter(None, map(str.strip, label.get("predicted_values", "").split(","))))
 
 
 def read(config: str) -> list[Control]:
@@ -94,10 +96,21 @@ def read(config: str) -> list[Control]:
         name, to_name = element.get("name"), element.get("toName", "").partition(",")[0].strip()
         is_asked = element.get("model_skip", "").lower() not in _TRUE
         if element.tag in TASKS and name and to_name in keys and is_asked:
-            labels = [label.attrib for label in element.iter("Label") if label.get("value")]
+            labels = [Label.read(label.attrib) for label in element.iter("Label") if label.get("value")]
             has_boxes = f"{name}_bbox" in names and element.get("model_add_bboxes", "true").lower() in _TRUE
             box_name = f"{name}_bbox" if has_boxes else None
-            controls.append(Control(element.tag, name, to_name, keys[to_name], element.attrib, labels, box_name))
+            points = _fraction("model_point_threshold", element.get("model_point_threshold") or "0")
+            controls.append(Control(element.tag, name, to_name, keys[to_name], element.attrib, labels, points, box_name))
     if len(controls) > _MAX_CONTROLS:
         raise ClientException(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
     return [control for control in controls if control.to_name == controls[0].to_name]
+
+
+def _fraction(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 1:
+        raise ClientException(f"{name}: expected a number from 0 to 1")
+    return number

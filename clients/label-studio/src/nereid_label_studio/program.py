@@ -4,7 +4,6 @@ Source: label_studio/ml/api_connector.py of Label Studio (the client); label_stu
 """
 
 import argparse
-import binascii
 import logging
 import os
 from base64 import b64decode
@@ -26,7 +25,7 @@ from msgspec import Meta
 
 from nereid_label_studio.labeling import Control, read
 from nereid_label_studio.regions import Json, regions_of
-from nereid_label_studio.studio import ONCE, Studio
+from nereid_label_studio.studio import ONCE, Studio, check_url
 
 _MAX_TASKS = 64
 """Of more tasks, only the first gets a prediction: then Label Studio requests each task separately."""
@@ -35,7 +34,7 @@ _IN_FLIGHT = 4
 """Images of one request that the gateway is asked about at the same time."""
 _UNNAMED = "$undefined$"
 """Key of data that was imported into Label Studio without a name."""
-_NO_PICTURE: dict[str, Any] = {"json": {"image": "R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw=="}}
+_SMALL_IMAGE: dict[str, Any] = {"json": {"image": "R0lGODlhAQABAIAAAAAAAP///ywAAAAAAQABAAACAUwAOw=="}}
 """A GIF of one pixel, which shows which model answers."""
 
 AnyRequest = Request[Any, Any, Any]
@@ -72,7 +71,9 @@ def setup(data: JSONBody[Setup], request: AnyRequest, state: State) -> dict[str,
     """Return the model of a project. Label Studio requests new predictions when it changes."""
     questions = [control.question for control in read(data.label_config or "<View/>")] or [("/detect", {})]
     key = _key_of(request)
-    return {"model_version": _versions([_ask(state.gateway, "POST", *one, headers=key, **_NO_PICTURE) for one in questions])}
+    return {
+        "model_version": _versions([_ask(state.gateway, "POST", *question, headers=key, **_SMALL_IMAGE) for question in questions])
+    }
 
 
 @get("/versions", sync_to_thread=True)
@@ -80,7 +81,8 @@ def versions(request: AnyRequest, state: State) -> dict[str, list[str]]:
     """List the models of all projects: Label Studio does not say for which project it asks."""
     models = _ask(state.gateway, "GET", "/models", headers=_key_of(request))["models"]
     tasks = {"detection", "segmentation", "pose", "obb"}
-    return {"versions": [f"{model['name']}:{model['version']}" for model in models if model["task"] in tasks]}
+    usable = (model for model in models if model["state"] == "ready" and model["task"] in tasks)
+    return {"versions": [f"{model['name']}:{model['version']}" for model in usable]}
 
 
 @post("/predict", status_code=200, sync_to_thread=True)
@@ -93,10 +95,10 @@ def predict(data: JSONBody[Prediction], request: AnyRequest, state: State) -> di
     _ask(state.gateway, "GET", "/models", headers=key)  # checks the key before anything is fetched from Label Studio
     tasks = data.tasks if len(data.tasks) <= _MAX_TASKS else data.tasks[:1]
     with ThreadPoolExecutor(_IN_FLIGHT) as threads:
-        found = list(threads.map(partial(_predict_one, state, key, controls), tasks))
-    if len(found) == 1 and isinstance(found[0], HTTPException):
-        raise found[0]
-    return {"results": [{"error": one.detail} if isinstance(one, HTTPException) else one for one in found]}
+        results = list(threads.map(partial(_predict_one, state, key, controls), tasks))
+    if len(results) == 1 and isinstance(results[0], HTTPException):
+        raise results[0]
+    return {"results": [{"error": result.detail} if isinstance(result, HTTPException) else result for result in results]}
 
 
 @post("/webhook")
@@ -130,10 +132,12 @@ def _key_of(request: AnyRequest) -> dict[str, str]:
     if not scheme:
         return {}
     try:
-        user, _, password = b64decode(encoded, validate=True).decode("ascii").partition(":")
-    except (binascii.Error, UnicodeDecodeError) as error:
-        raise NotAuthorizedException("expected Basic authentication with the ID and the SECRET of a key of the gateway") from error
-    return {"Authorization": f"Bearer {user}.{password}"}
+        credential = b64decode(encoded, validate=True).decode("ascii").replace(":", ".", 1)
+    except ValueError:  # not base64, or not ASCII
+        credential = ""
+    if scheme.lower() != "basic" or not credential or not credential.isprintable():
+        raise NotAuthorizedException("expected Basic authentication with the ID and the SECRET of a key of the gateway")
+    return {"Authorization": f"Bearer {credential}"}
 
 
 def _ask(
@@ -147,12 +151,13 @@ def _ask(
     try:
         response = gateway.request(method, path, params=parameters, **options)
     except httpx.RequestError as error:
-        raise HTTPException("the gateway does not answer", status_code=502) from error
-    if response.is_success:
+        raise HTTPException("the gateway at NEREID_URL does not answer", status_code=502) from error
+    kind = response.headers.get("Content-Type", "").partition(";")[0]
+    if response.is_success and kind == "application/json":
         return response.json()
-    is_problem = response.headers.get("Content-Type", "").startswith("application/problem+json")
-    detail = response.json()["detail"] if is_problem else response.reason_phrase  # a proxy's
-    raise HTTPException(detail, status_code=response.status_code)
+    is_problem = kind == "application/problem+json"
+    detail = response.json()["detail"] if is_problem else f"NEREID_URL answered with status {response.status_code}"
+    raise HTTPException(detail, status_code=response.status_code if response.is_error else 502)
 
 
 async def _log(exception: Exception, scope: Scope) -> None:
@@ -173,8 +178,9 @@ def create_app(gateway: httpx.Client, studio: Studio) -> Litestar:
 
 
 def from_environment() -> Litestar:
-    """Make the application from the environment; raise ValueError or httpx.InvalidURL if a variable is not valid."""
+    """Make the application from the environment; raise ValueError if a variable is not valid."""
     url = os.environ.get("NEREID_URL", "http://127.0.0.1:4603")
+    check_url("NEREID_URL", url)
     gateway = httpx.Client(base_url=url, timeout=httpx.Timeout(60, connect=5), limits=ONCE)
     return create_app(gateway, Studio(os.environ.get("LABEL_STUDIO_URL", ""), os.environ.get("LABEL_STUDIO_API_KEY", "")))
 
@@ -192,7 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         from_environment()
-    except (ValueError, httpx.InvalidURL) as error:
+    except ValueError as error:
         parser.error(str(error))
     target = "nereid_label_studio.program:from_environment"
     Granian(target, options.host, options.port, interface=Interfaces.ASGI, factory=True, websockets=False).serve()

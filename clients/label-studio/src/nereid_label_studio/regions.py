@@ -18,11 +18,13 @@ Size = tuple[int, int]
 def regions_of(control: Control, answer: Json) -> Iterator[Json]:
     """Make the regions of a control from the gateway's answer, whose boxes are in pixels."""
     size = answer["image"]["width"], answer["image"]["height"]
-    for number, one in enumerate(answer["detections"]):
+    for number, detection in enumerate(answer["detections"]):
         if control.kind == "KeyPointLabels":
-            yield from _keypoints(control, one, f"{control.name}-{number}", size)
-        elif label := control.label_of(one["class_name"]):
-            yield from (_region(control, label, one["confidence"], shape, size) for shape in _shapes(control.kind, one, size))
+            yield from _keypoints(control, detection, f"{control.name}-{number}", size)
+        elif label := control.label_of(detection["class_name"]):
+            yield from (
+                _region(control, label, detection["confidence"], shape, size) for shape in _shapes(control.kind, detection, size)
+            )
 
 
 def _region(control: Control, label: str, score: float, shape: Json, size: Size) -> Json:
@@ -43,41 +45,44 @@ def _percent(pixels: Iterable[float], size: Size) -> list[float]:
     return [round(100 * value / side, 4) for value, side in zip(pixels, size, strict=True)]
 
 
-def _shapes(kind: str, one: Json, size: Size) -> Iterator[Json]:
+def _shapes(kind: str, detection: Json, size: Size) -> Iterator[Json]:
     """Return the shapes of an object, as the `value` of a region without its label; nothing if the model has none of the kind.
 
     A mask has a polygon for each of its parts. The rectangle of an oriented box is turned by degrees around its first corner.
     """
     match kind:
         case "PolygonLabels":
-            for part in one.get("mask", ()):
+            for part in detection.get("mask", ()):
                 yield {"points": [_percent(xy, size) for xy in zip(part[::2], part[1::2], strict=True)], "closed": True}
         case "BrushLabels":
-            if rle := encode(one["mask"], one["mask_offset"], *size):
+            if rle := encode(detection["mask"], detection["mask_offset"], *size):
                 yield {"format": "rle", "rle": rle}
         case _:
-            start, sides = (one["x1"], one["y1"]), (one["x2"] - one["x1"], one["y2"] - one["y1"])
-            if "corners" in one:
-                start, second, third, _ = one["corners"]
+            start, sides = (
+                (detection["x1"], detection["y1"]),
+                (detection["x2"] - detection["x1"], detection["y2"] - detection["y1"]),
+            )
+            if "corners" in detection:
+                start, second, third, _ = detection["corners"]
                 sides = dist(start, second), dist(second, third)
-            numbers = [*_percent(start, size), *_percent(sides, size), round(degrees(one.get("rotation", 0)), 4)]
+            numbers = [*_percent(start, size), *_percent(sides, size), round(degrees(detection.get("rotation", 0)), 4)]
             yield dict(zip(("x", "y", "width", "height", "rotation"), numbers, strict=True))
 
 
-def _keypoints(control: Control, one: Json, group: str, size: Size) -> Iterator[Json]:
+def _keypoints(control: Control, detection: Json, group: str, size: Size) -> Iterator[Json]:
     """Make the regions of an object's keypoints, after that of the box to which they belong."""
     meta: Json = {"meta": {"text": [group]}}
     parent: Json = {"parentID": group} if control.box_name else {}
     points = []
-    for index, point in enumerate(one.get("keypoints", ())):
-        label = control.label_of_point(one["class_name"], index, point["name"])
-        score = point.get("confidence", one["confidence"])
+    for index, point in enumerate(detection.get("keypoints", ())):
+        label = control.label_of_point(detection["class_name"], index, point["name"])
+        score = point.get("confidence", detection["confidence"])
         if label is not None and score >= control.point_threshold:
             x, y = _percent((point["x"], point["y"]), size)
             shape = {"x": x, "y": y, "width": 100 / size[0]}  # one pixel
             points.append(_region(control, label, score, shape, size) | meta | parent)
     if points and control.box_name:
         boxes = control._replace(kind="RectangleLabels", name=control.box_name)
-        (box,) = _shapes(boxes.kind, one, size)
-        yield _region(boxes, one["class_name"], one["confidence"], box, size) | meta | {"id": group, "hidden": True}
+        (box,) = _shapes(boxes.kind, detection, size)
+        yield _region(boxes, detection["class_name"], detection["confidence"], box, size) | meta | {"id": group, "hidden": True}
     yield from points

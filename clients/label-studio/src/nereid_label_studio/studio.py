@@ -1,5 +1,6 @@
 """Images in Label Studio."""
 
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -11,20 +12,24 @@ ONCE = httpx.Limits(max_keepalive_connections=0)
 _JPEG = "/9j/"
 """Prefix of a JPEG in base64, which must not be taken for a path."""
 _MAX_BYTES = 64 << 20
+_MAX_SECONDS = 30
 _MAX_REDIRECTS = 3
-_HEADERS = {"Accept": "image/*, */*;q=0.1"}  # Label Studio responds with 406 if only images are accepted
+# Label Studio responds with 406 if only images are accepted. A picture does not become smaller by compression, but a bomb does.
+_HEADERS = {"Accept": "image/*, */*;q=0.1", "Accept-Encoding": "identity"}
 
 
 class Studio:
     """Fetches images from Label Studio, from exactly its scheme, host and port."""
 
     def __init__(self, url: str, token: str) -> None:
-        """Raise ValueError or httpx.InvalidURL if the URL is not one. It is empty to fetch nothing, the token to send none."""
+        """Raise ValueError if the URL or the token cannot be one. The URL is empty to fetch nothing, the token to send none."""
+        if url:
+            check_url("LABEL_STUDIO_URL", url)
+        if not (token.isascii() and token.isprintable()) or " " in token:  # it becomes a header
+            raise ValueError("LABEL_STUDIO_API_KEY: expected a token, without white space")
         self._url = url.rstrip("/")
         self._token = token
         self._origin = _origin(url)
-        if url and (self._origin[0] not in {"http", "https"} or not self._origin[1]):
-            raise ValueError("LABEL_STUDIO_URL: expected an http or https URL such as http://label-studio:8080")
         self._client = httpx.Client(headers=_HEADERS, timeout=10, limits=ONCE)
 
     def image(self, text: str) -> dict[str, Any]:
@@ -55,7 +60,21 @@ class Studio:
         if not self._token.startswith("eyJ"):
             return {"Authorization": f"Token {self._token}"} if self._token else {}
         answer = self._client.post(f"{self._url}/api/token/refresh/", json={"refresh": self._token})
-        return {"Authorization": f"Bearer {answer.json()['access']}"} if answer.is_success else {}
+        try:
+            return {"Authorization": f"Bearer {answer.raise_for_status().json()['access']}"}
+        except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as error:
+            status = answer.status_code
+            raise HTTPException(f"Label Studio refuses LABEL_STUDIO_API_KEY: status {status}", status_code=424) from error
+
+
+def check_url(variable: str, url: str) -> None:
+    """Raise ValueError unless a variable has the URL of a server."""
+    try:
+        scheme, host, _ = _origin(url)
+    except httpx.InvalidURL:
+        scheme = host = ""
+    if scheme not in {"http", "https"} or not host:
+        raise ValueError(f"{variable}: expected an http or https URL such as http://localhost:8080")
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:
@@ -64,12 +83,14 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 
 
 def _read(response: httpx.Response) -> bytes:
-    """Return the body; raise HTTPException if there is none, or it is too large."""
+    """Return the body; raise HTTPException if there is none, or it is too large or too slow."""
     if not response.is_success:
         raise HTTPException(f"Label Studio answered with status {response.status_code}", status_code=424)
-    body = bytearray()
+    body, begin = bytearray(), monotonic()
     for piece in response.iter_bytes():
         body += piece
         if len(body) > _MAX_BYTES:
             raise HTTPException(f"an image has at most {_MAX_BYTES >> 20} MiB", status_code=413)
+        if monotonic() - begin > _MAX_SECONDS:
+            raise HTTPException(f"Label Studio takes more than {_MAX_SECONDS} s to send an image", status_code=424)
     return bytes(body)
