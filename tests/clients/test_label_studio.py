@@ -1,6 +1,7 @@
 """The ML backend of Label Studio, asked as Label Studio asks, in front of the gateway's application."""
 
 import asyncio
+import socket
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -353,6 +354,14 @@ async def test_the_key_of_the_gateway_is_user_and_password(
         answer = await server.post("/predict", json=request("/a.bmp"), auth=("annotators", "secret-of-the-annotators"))
 
     assert json(answer)["results"][0]["result"]
+
+
+def test_a_port_in_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        monkeypatch.setattr("sys.argv", ["nereid-label-studio", "--port", str(server.getsockname()[1])])
+        with pytest.raises(SystemExit):
+            main()
+    assert "Address already in use" in capsys.readouterr().err
 
 
 async def test_masks_are_polygons_and_brush_masks() -> None:

@@ -6,6 +6,7 @@ Source: label_studio/ml/api_connector.py of Label Studio (the client); label_stu
 import argparse
 import logging
 import os
+import socket
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -196,12 +197,16 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=9090, help="port to listen on (default: %(default)s)")
     options = parser.parse_args()
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         from_environment()
-    except ValueError as error:
+        # Granian takes no names, and would share a port that is in use.
+        with socket.create_server((options.host, options.port), family=family) as server:
+            host, port, *_ = server.getsockname()
+    except (ValueError, OSError, OverflowError) as error:
         parser.error(str(error))
     target = "nereid_label_studio.program:from_environment"
-    Granian(target, options.host, options.port, interface=Interfaces.ASGI, factory=True, websockets=False).serve()
+    Granian(target, host, port, interface=Interfaces.ASGI, factory=True, websockets=False).serve()
 
 
 if __name__ == "__main__":
