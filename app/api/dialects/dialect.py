@@ -65,7 +65,7 @@ class Dialect(NamedTuple):
 
 def load(names: Iterable[str]) -> list[Dialect]:
     """Return the dialects of these names."""
-    return [import_module(f"app.api.dialects.{name.replace('-', '_')}").DIALECT for name in names]
+    return [import_module(f"app.api.dialects.{name}").DIALECT for name in names]
 
 
 def error_writer(dialects: Sequence[Dialect]) -> WriteError:
