@@ -96,13 +96,13 @@ def read(config: str) -> list[Control]:
         name, to_name = element.get("name"), element.get("toName", "").partition(",")[0].strip()
         is_asked = element.get("model_skip", "").lower() not in _TRUE
         if element.tag in TASKS and name and to_name in keys and is_asked:
+            if len(controls) == _MAX_CONTROLS:
+                raise ClientException(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
             labels = [Label.read(label.attrib) for label in element.iter("Label") if label.get("value")]
             has_boxes = f"{name}_bbox" in names and element.get("model_add_bboxes", "true").lower() in _TRUE
             box_name = f"{name}_bbox" if has_boxes else None
             points = _fraction("model_point_threshold", element.get("model_point_threshold") or "0")
             controls.append(Control(element.tag, name, to_name, keys[to_name], element.attrib, labels, points, box_name))
-    if len(controls) > _MAX_CONTROLS:
-        raise ClientException(f"the labeling configuration has more than {_MAX_CONTROLS} controls for shapes")
     return [control for control in controls if control.to_name == controls[0].to_name]
 
 
