@@ -174,7 +174,7 @@ lint: _setup
     ruff format --check .
     ruff check .
     mypy
-    lint-imports
+    PYTHONPATH=clients/label-studio/src lint-imports
     python -m pytest -q -n 2 --dist loadfile -m texts
 
 # Format the code, and fix what can be fixed automatically
@@ -246,4 +246,4 @@ _lock-clients *args:
 # Remove everything that was installed, pulled or cached here, but not models that were added
 [group('develop')]
 clean:
-    rm -rf .venv .uv .python .triton .postgres .reference .locust .rapidocr .tensorrt_rtx .clients .task_models build dist docs/_build *.egg-info clients/python/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*
+    rm -rf .venv .uv .python .triton .postgres .reference .locust .rapidocr .tensorrt_rtx .clients .task_models build dist docs/_build *.egg-info clients/*/build clients/*/src/*.egg-info .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache model_repository/yolo11n model_repository/yolo11n_file model_repository/yolox_nano model_repository/efficientnet_lite0 model_repository/embedding model_repository/ocr_* model_repository/faces_*

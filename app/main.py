@@ -33,7 +33,6 @@ from app.model.reference import refer_to
 from app.pipeline.limits import Limits
 from app.pipeline.pipeline import Models, Pipeline
 from app.pipeline.triton_calls import TritonCalls, calls_per_worker
-from app.remote.address import parse_origin
 from app.remote.fetcher import Fetcher
 from app.resilience.admission import Admission, Capacity
 from app.resilience.worker_table import WorkerTable
@@ -156,8 +155,7 @@ async def open_resources(
         stack.push_async_callback(transport.close)
         admission = Admission(table, _capacity(settings), pool.is_silent)
         limits = Limits(settings.decode_threads, _pixel_limits(settings), settings.timeout_seconds, settings.max_timeout_seconds)
-        origin = parse_origin(*settings.trusted_origin) if settings.trusted_origin else None
-        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes, origin=origin)
+        fetcher = Fetcher(settings.url_host_patterns, settings.max_body_bytes)
         stack.callback(fetcher.close)
         calls = TritonCalls(pool, metrics, partial(calls_per_worker, settings.calls_in_flight, table), settings.timeout_seconds)
         pipeline = Pipeline(calls, admission, _models(settings), limits, fetcher)

@@ -525,16 +525,12 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
     contents = {
         "keys.toml": table.replace('["detect"]', '["detect", "health"]'),
         "ca.crt": trustme.CA().cert_pem.bytes().decode(),
-        "token": "0123456789",
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     more: dict[str, Any] = {
         "api_keys_file": tmp_path / "keys.toml",
         "triton_tls_folder": tmp_path,
-        "dialects": "label-studio",
-        "label_studio_url": "http://127.0.0.1:8080",
-        "label_studio_token_file": tmp_path / "token",
     }
     patch = "import app.server; app.server._HANDOVER_SECONDS = 3.0"
     async with running(fake, tmp_path, patch, workers=2, **more) as api:
@@ -554,7 +550,7 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
 
         async def is_told() -> bool:
             refused = (await api.client.get("/health")).json()["refused_files"]
-            return sorted(refused) == ["api_keys", "label_studio_token", "triton_tls"]
+            return sorted(refused) == ["api_keys", "triton_tls"]
 
         await until(is_told)
         api.process.terminate()

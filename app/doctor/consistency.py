@@ -11,9 +11,7 @@ from app.cache.memory import read_secret_of
 from app.cascade import catalog
 from app.cascade.catalog import CascadesError
 from app.doctor.finding import Finding, failure, ok, warning
-from app.errors import UrlNotAllowed
 from app.host import extras, ports
-from app.remote.address import parse_origin
 from app.routing import routes
 from app.routing.routes import RoutesError
 from app.settings.schema import PREFIX, Settings
@@ -78,7 +76,6 @@ def check_files(settings: Settings) -> Iterator[Finding]:
             _ = path and code not in lacking and read(path)
         except (KeysError, RoutesError, CascadesError, CredentialsError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
-    yield from _check_origin(settings)
     for folder in settings.search_folder_paths:
         if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
             text = f"{PREFIX}SEARCH_FOLDERS: {folder} is not a folder that this user can read"
@@ -93,20 +90,6 @@ def _check_extras(settings: Settings) -> Iterator[Finding]:
     ):
         if is_on and (lacking := extras.lack(extra, PREFIX + setting.upper())):
             yield failure(setting, lacking, extras.command(extra))
-
-
-def _check_origin(settings: Settings) -> Iterator[Finding]:
-    if settings.trusted_origin is None:
-        return
-    url, file = settings.trusted_origin
-    try:
-        parse_origin(url, file)
-    except UrlNotAllowed as error:
-        yield failure("label_studio", f"{PREFIX}LABEL_STUDIO_URL: {error.detail}", "correct the URL")
-    except (OSError, ValueError) as error:  # the message of a UnicodeError would quote the token
-        reason = error.strerror if isinstance(error, OSError) else "there is no legacy token in it"
-        text = f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: {file}: {reason}"
-        yield failure("label_studio", text, "put Label Studio's legacy token into it")
 
 
 def _open_redis(cache: str) -> None:

@@ -24,8 +24,8 @@ _PAUSE_SECONDS = 0.05
 R = TypeVar("R")
 T = TypeVar("T")
 
-Image = bytes | str | ImageAddress | GatewayError
-"""An encoded image, its URL (unparsed or parsed), or the error that occurred instead."""
+Image = bytes | str | GatewayError
+"""An encoded image, its URL, or the error that occurred instead."""
 Ask = Callable[[bytes, CallContext, Lease], Awaitable[R]]
 """Answers about an image, whose memory the lease holds as long as whatever is bound to it reads the image."""
 Report = Callable[[int, R | Exception, Timing], Awaitable[T]]
@@ -148,10 +148,10 @@ class BatchRequest(Generic[R]):
         except Exception as error:  # noqa: BLE001 - `report` logs unexpected errors
             return await report(index, error, timing)
 
-    async def _fetch(self, image: str | ImageAddress, call: CallContext) -> R:
+    async def _fetch(self, image: str, call: CallContext) -> R:
         """Fetch an image and ask about it, in a slot for batches, so that few fetched images wait for their turn."""
         fetcher = self._pipeline.fetcher
-        address = fetcher.parse(image) if isinstance(image, str) else image
+        address = fetcher.parse(image)
         if address.name not in self.url_hosts:
             self.url_hosts.append(address.name)
         with Lease() as memory:

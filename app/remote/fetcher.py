@@ -11,9 +11,9 @@ import httpx
 from app import __version__
 from app.errors import BodyTooLarge, GatewayFull, ImageNotFetched, UrlInputDisabled, UrlNotAllowed
 from app.remote import address
-from app.remote.address import ImageAddress, TrustedOrigin
+from app.remote.address import ImageAddress
 from app.remote.network import UNREACHABLE, CheckedNetwork, Resolve, system_resolver
-from app.remote.public import is_private, is_public
+from app.remote.public import is_public
 from app.resilience.deadline import Deadline
 
 # Concurrent fetches per worker; more wait.
@@ -24,7 +24,7 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 # Each piece costs CPU time, so hosts must not send many pieces of a few bytes.
 _SMALL_BYTES, _MAX_SMALL_PIECES = 256, 1024
 _HEADERS = (
-    ("Accept", "image/*, */*;q=0.1"),  # Label Studio responds with 406 if only images are accepted
+    ("Accept", "image/*, */*;q=0.1"),  # some servers respond with 406 if only images are accepted
     ("Accept-Encoding", "identity"),
     ("User-Agent", f"nereid/{__version__}"),
     ("Connection", "close"),
@@ -37,7 +37,7 @@ class Fetcher:
     Each fetch opens its own connections, without proxies or cookies.
     """
 
-    def __init__(  # noqa: PLR0913 - the trust settings
+    def __init__(
         self,
         hosts: Sequence[str] = (),
         max_bytes: int = 0,
@@ -45,14 +45,11 @@ class Fetcher:
         resolve: Resolve | None = None,
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
-        origin: TrustedOrigin | None = None,
     ) -> None:
-        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`, and from a trusted origin.
+        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`.
 
         The default resolver is the system's; certificates are verified with the default authorities.
         """
-        self.origin = origin
-        """The trusted origin, allowed in addition to the hosts; None if there is none."""
         self._hosts = frozenset(hosts)
         self._max_bytes = max_bytes
         # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.
@@ -60,8 +57,7 @@ class Fetcher:
         self._resolve = resolve or system_resolver(self._threads)
         self._is_allowed = is_allowed
         # The default certificate authorities take memory and time to load, so they are loaded only if https is used.
-        has_https = bool(hosts) or (origin is not None and origin.scheme == "https")
-        self._trust = trust or (httpx.create_ssl_context() if has_https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        self._trust = trust or (httpx.create_ssl_context() if hosts else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         self._slots = asyncio.Semaphore(_MAX_FETCHES)
         self.batch_slots = asyncio.Semaphore(_MAX_FETCHES // 2)
         """Held by images of batches, so that single images do not wait behind all of them."""
@@ -80,7 +76,7 @@ class Fetcher:
         return address.parse(url, self._hosts)
 
     async def fetch(self, image: ImageAddress, count: Callable[[int], object], deadline: Deadline) -> bytes:
-        """Fetch an image, from `parse` of this object or of the trusted origin, within 10 s.
+        """Fetch an image, from `parse`, within 10 s.
 
         `count` is called with the size of each received piece, and raises an error if there are too many bytes.
 
@@ -112,12 +108,10 @@ class Fetcher:
     async def _follow(self, image: ImageAddress, count: Callable[[int], object]) -> bytes:
         for _ in range(1 + _MAX_REDIRECTS):
             host = httpcore.Origin(image.url.raw_scheme, image.name.encode(), image.port)
-            network = CheckedNetwork(self._resolve, self._is_allowed if image.origin is None else self._is_allowed_at_origin)
+            network = CheckedNetwork(self._resolve, self._is_allowed)
             async with httpcore.AsyncHTTPConnection(host, self._trust, network_backend=network) as connection:
                 url = httpcore.URL(scheme=host.scheme, host=host.host, port=host.port, target=image.url.raw_path)
                 headers = [("Host", image.url.netloc.decode("ascii")), *_HEADERS]
-                if image.origin is not None and image.origin.authorization:
-                    headers.append(("Authorization", image.origin.authorization))
                 response = await connection.handle_async_request(httpcore.Request("GET", url, headers=headers))
                 network.awaits_head = False
                 if response.status not in _REDIRECTS:
@@ -130,9 +124,6 @@ class Fetcher:
             except UrlNotAllowed as error:
                 raise ImageNotFetched(f"the host redirects to another address: {error.detail}") from None
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
-
-    def _is_allowed_at_origin(self, found: str) -> bool:
-        return is_private(found) or self._is_allowed(found)
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:
         """Receive the body of a response, which must not be encoded."""

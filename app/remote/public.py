@@ -16,17 +16,6 @@ _SPECIAL = (
     ip_network("2002::/16"),  # 6to4, which contains an IPv4 address
     ip_network("3fff::/20"),  # documentation
 )
-_PRIVATE = tuple(map(ip_network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")))
-_METADATA = tuple(map(ip_network, ("fd00:ec2::/32", "fd20:ce::/32")))  # AWS and Google Cloud, in private networks
-
-
-def is_private(address: str) -> bool:
-    """Return whether an IP address is loopback or in a private network, except known cloud metadata services.
-
-    Link-local addresses are neither private nor public.
-    """
-    parsed = _parse(address)
-    return parsed is not None and any(parsed in each for each in _PRIVATE) and not any(parsed in each for each in _METADATA)
 
 
 def is_public(address: str) -> bool:

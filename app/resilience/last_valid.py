@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 T = TypeVar("T")
-File = Literal["api_keys", "triton_tls", "label_studio_token", "routes", "cache_key", "cascades"]
+File = Literal["api_keys", "triton_tls", "routes", "cache_key", "cascades"]
 FILES: tuple[File, ...] = get_args(File)
 _VARIABLE = "NEREID_INTERNAL_LAST_VALID_FD"
 _CHECK_SECONDS = 1.0

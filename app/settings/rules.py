@@ -56,8 +56,6 @@ def check(settings: Settings) -> None:
             f"{PREFIX}CACHE: nobody tells here which networks these Tritons run; it needs {PREFIX}TRITON_LOADS_MODELS, or the "
             "embedded Triton"
         )
-    if settings.label_studio_token_file and not settings.label_studio_url:
-        raise SettingsError(f"{PREFIX}LABEL_STUDIO_TOKEN_FILE: it needs {PREFIX}LABEL_STUDIO_URL")
     _check_database(settings.database_url)
     if 0 < (age := settings.worker_max_age_seconds) < MIN_AGE_SECONDS:
         raise SettingsError(f"{PREFIX}WORKER_MAX_AGE_SECONDS: Expected 0, or at least {MIN_AGE_SECONDS} seconds; got {age}")

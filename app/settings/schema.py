@@ -16,7 +16,7 @@ MIN_AGE_SECONDS = 60
 """Granian's minimum age for renewing a worker."""
 TRITON_SOCKET = "triton:1"
 """File name of the embedded Triton's socket: Triton adds the number of a port to the name it is given."""
-DIALECTS = ("deepstack", "roboflow", "ultralytics", "label-studio", "nim", "kserve")
+DIALECTS = ("deepstack", "roboflow", "ultralytics", "nim", "kserve")
 """Interfaces of other detection services. Each is a module or package of `app.api.dialects` and the prefix of its own paths."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -166,13 +166,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     frigate_zmq: Annotated[str, Meta(pattern=r"^((tcp|ipc)://.+)?$", title="an address such as tcp://127.0.0.1:5555")] = ""
     """Address at which Frigate's ZMQ detector is answered, `tcp://127.0.0.1:5555` or `ipc:///path`; only loopback and private IP
     addresses. Empty: none."""
-    label_studio_url: Annotated[
-        str, Meta(pattern="^(https?://[^/?#]+[^?#]*)?$", title="an http or https URL such as http://label-studio:8080")
-    ] = ""
-    """URL of Label Studio, such as `http://label-studio:8080`, from which its dialect may fetch images. Private IP addresses are
-    allowed, and `NEREID_URL_HOSTS` does not apply. Empty: none."""
-    label_studio_token_file: str = ""
-    """File with Label Studio's access token (legacy token) for fetching these images. Empty: none."""
     search: Literal["off", "on", "alone"] = "off"
     """Search in images that were sent before, on PostgreSQL: `on`, beside the gateway's other routes, as `serve --search` does;
     `alone`, without these, as `nereid search` does."""
@@ -294,11 +287,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def dialect_names(self) -> list[str]:
         """The enabled dialects, each once."""
         return [] if self.dialects == "none" else list(dict.fromkeys(filter(None, map(str.strip, self.dialects.split(",")))))
-
-    @property
-    def trusted_origin(self) -> tuple[str, str] | None:
-        """URL of the trusted origin, which may use http and private addresses, and the file of its token; None if there is none."""
-        return (self.label_studio_url, self.label_studio_token_file) if self.label_studio_url else None
 
     @property
     def url_host_patterns(self) -> tuple[str, ...]:

@@ -14,11 +14,6 @@ CONFIDENCE = 0.4
 
 _IOU = 0.3
 
-_LABEL_CONFIG = (
-    '<View><Image name="image" value="$image"/>'
-    '<RectangleLabels name="label" toName="image"><Label value="thing"/></RectangleLabels></View>'
-)
-
 
 class Request(NamedTuple):
     """A POST request."""
@@ -54,13 +49,6 @@ def ultralytics(image: bytes, _model: str) -> Pair:
     return Pair(_own_form(image), _form("/predict", {"file": image}, {"conf": CONFIDENCE}))
 
 
-def label_studio(image: bytes, _model: str) -> Pair:
-    """A backend of Label Studio; the task contains the image."""
-    task = {"id": 1, "data": {"image": f"data:image/jpeg;base64,{_text(image)}"}}
-    members = {"tasks": [task], "label_config": _LABEL_CONFIG, "project": "1.1", "params": {}}
-    return Pair(_own_json(image), _json("/predict", members))
-
-
 def nim(image: bytes, _model: str) -> Pair:
     """NVIDIA NIM for object detection."""
     members = {"input": [{"type": "image_url", "url": f"data:image/jpeg;base64,{_text(image)}"}], "threshold": CONFIDENCE}
@@ -71,7 +59,6 @@ PAIRS: dict[str, Callable[[bytes, str], Pair]] = {
     "deepstack": deepstack,
     "roboflow": roboflow,
     "ultralytics": ultralytics,
-    "label-studio": label_studio,
     "nim": nim,
 }
 """Functions by dialect that make the requests from an encoded image and the name of the default model."""

@@ -72,7 +72,7 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
     assert len(patterns) == 1
     for pattern in patterns:
         assert {route for route in routes if not re.fullmatch(pattern, route)} == set()
-        others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live", "/label-studio/webhook")
+        others = ("/metrics", "/models", "/v1/models", "/readyz", "/", "/nim/v1/health/live")
         assert not any(re.fullmatch(pattern, route) for route in (*others, "/ultralytics/v1/auth"))
 
 

@@ -104,12 +104,11 @@ def test_a_control_key_that_cannot_be_read(tmp_path: Path) -> None:
         ("api_keys", "api_keys_file", ""),
         ("tls_files", "triton_tls_folder", "/ca.crt"),
         ("cache_key", "cache_key_file", ""),
-        ("label_studio", "label_studio_token_file", ""),
     ],
 )
 def test_a_file_that_does_not_exist(tmp_path: Path, code: str, setting: str, file: str) -> None:
     path = str(tmp_path / "nowhere")
-    found = check(triton_endpoints="127.0.0.1:8001", label_studio_url="http://label-studio:8080", **{setting: path})
+    found = check(triton_endpoints="127.0.0.1:8001", **{setting: path})
 
     assert found[code].severity is Severity.FAILURE
     assert found[code].message == f"NEREID_{setting.upper()}: {path}{file}: No such file or directory"
@@ -121,12 +120,6 @@ def test_a_routes_file_that_is_not_valid(tmp_path: Path) -> None:
     found = check(routes_file=str(path))
 
     assert_useful(found["routes"], Severity.FAILURE, says=[f"NEREID_ROUTES_FILE: {path} is not valid", "`to`"], fix="[detector]")
-
-
-def test_a_url_of_label_studio_that_is_not_one() -> None:
-    found = check(label_studio_url="http://label-studio:x")
-
-    assert_useful(found["label_studio"], Severity.FAILURE, says=["NEREID_LABEL_STUDIO_URL: expected an http"], fix="URL")
 
 
 def test_a_folder_that_cannot_be_indexed(tmp_path: Path) -> None:

@@ -279,22 +279,17 @@ def with_files(folder: Path) -> Settings:
     credential, table = keys.create("camera")
     (folder / "credential").write_text(credential, encoding="utf-8")
     (folder / "keys.toml").write_text(table.replace('["detect"]', '["detect", "health"]'), encoding="utf-8")
-    (folder / "token").write_text("0123456789", encoding="utf-8")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.crt")
     authority.issue_cert(_HOST).private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
     return {
         "api_keys_file": folder / "keys.toml",
         "triton_tls_folder": folder,
-        "dialects": "label-studio",
-        "label_studio_url": "http://127.0.0.1:8080",
-        "label_studio_token_file": folder / "token",
     }
 
 
 @cause("the file of keys is empty, missing or wrong", *product(["keys.toml"], _SPOILT), settings=with_files)
 @cause("the certificates for Triton are empty, missing or wrong", *product(["ca.crt"], _SPOILT), settings=with_files)
-@cause("the token of Label Studio is empty, missing or wrong", *product(["token"], _SPOILT), settings=with_files)
 async def _(scene: Scene, name: str, how: str) -> AsyncIterator[None]:
     file = scene.folder / name
     content = file.read_bytes()

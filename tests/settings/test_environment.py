@@ -128,7 +128,6 @@ def test_invalid_value_is_named(name: str, values: str) -> None:
         ("WORKER_MAX_MEMORY_MB", "1GB", "a whole number of MiB from 0 to 1048576"),
         ("MAX_MEGAPIXELS", "500", "a number of megapixels above 0, up to 178"),
         ("SOCKET_MODE", "0660", "three digits from 0 to 7, such as 660"),
-        ("LABEL_STUDIO_URL", "label-studio", "an http or https URL such as http://label-studio:8080"),
     ],
 )
 def test_what_is_expected_is_said_with_its_unit(name: str, text: str, expected: str) -> None:
@@ -138,8 +137,8 @@ def test_what_is_expected_is_said_with_its_unit(name: str, text: str, expected: 
 
 
 def test_a_value_that_may_contain_a_password_is_not_quoted() -> None:
-    with pytest.raises(SettingsError, match=r"^NEREID_LABEL_STUDIO_URL: Expected an http") as caught:
-        load({"NEREID_LABEL_STUDIO_URL": "ftp://user:secret@studio"})
+    with pytest.raises(SettingsError, match=r"^NEREID_DATABASE_URL: Expected a URL") as caught:
+        load({"NEREID_DATABASE_URL": "mysql://user:secret@db/nereid"})
     assert "secret" not in str(caught.value)
 
 

@@ -19,7 +19,6 @@ def complaint(environ: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("variable", "value", "rule"),
     [
-        ("LABEL_STUDIO_TOKEN_FILE", "token", "it needs NEREID_LABEL_STUDIO_URL"),
         ("TRITON_ENDPOINTS", "a:8001, b:8001,a:8001", "an address is there twice"),
         ("WORKER_MAX_AGE_SECONDS", "1", "Expected 0, or at least 60 seconds; got 1"),
         ("WORKER_MAX_AGE_SECONDS", "59", "Expected 0, or at least 60 seconds; got 59"),

@@ -120,10 +120,6 @@ class ImagesAnswer(Generic[R, T]):
         if batch.url_hosts:
             self._context.log_fields["url_hosts"] = batch.url_hosts
 
-    def all_or_errors(self) -> list[T | Exception]:
-        """Return what was made of each image, or its error."""
-        return [found for _, found in sorted((self.converted | self._errors).items())]
-
     def all(self) -> list[T]:
         """Return what was made of each image; if any failed, raise the error of the first, whose detail names the index."""
         if self._errors:

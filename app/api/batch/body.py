@@ -20,8 +20,8 @@ FIELDS = ("images", "image", "file")
 _MAX_PARAMETERS = 16
 _EXPECTED = f"{FIELDS[0]!r} (or {FIELDS[1]!r} or {FIELDS[2]!r})"
 _EMPTY = MalformedRequest("the image is empty")
-ImageList: Any = msgspec.defstruct(
-    "ImageList", [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
+_ImageList: Any = msgspec.defstruct(
+    "_ImageList", [(f"image_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_IMAGES + 1)], array_like=True
 )
 """A JSON list of which at most one item more than the maximum is kept, however long it is."""
 _EXAMPLE = 'expected a JSON object such as {"images": ["<base64>", "<base64>"], "confidence": 0.4}'
@@ -71,14 +71,9 @@ def _parse_json(data: bytes, kind: type[Parameters]) -> ParsedBatch:
     return ParsedBatch(images, [None] * len(images), pairs)
 
 
-def items_of(images: ImageList) -> list[msgspec.Raw]:
-    """Return the items of a list, at most one more than the maximum."""
-    return [image for image in msgspec.structs.astuple(images) if image]
-
-
 def split_images(content: msgspec.Raw, kind: type[T], expected: str) -> list[T]:
     """Split a JSON list of images of a type; raise MalformedRequest if there are too many or, with this detail, if it is none."""
-    images = items_of(decode(content, ImageList, expected))
+    images = [image for image in msgspec.structs.astuple(decode(content, _ImageList, expected)) if image]
     if len(images) > MAX_IMAGES:
         raise _too_many()
     return [decode(image, kind, expected) for image in images]

@@ -6,13 +6,11 @@ from importlib import import_module
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPScope, Scope
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from app.api.answering import problems
 from app.api.answering.format import ResponseInput
@@ -67,7 +65,7 @@ class Dialect(NamedTuple):
 
 def load(names: Iterable[str]) -> list[Dialect]:
     """Return the dialects of these names."""
-    return [import_module(f"app.api.dialects.{name.replace('-', '_')}").DIALECT for name in names]
+    return [import_module(f"app.api.dialects.{name}").DIALECT for name in names]
 
 
 def error_writer(dialects: Sequence[Dialect]) -> WriteError:
@@ -208,9 +206,3 @@ async def find_detector(pipeline: Pipeline, options: DetectOptions, call: CallCo
     spec = await pipeline.prepare(pipeline.refer_to(name, options.version), call.deadline, call.caller)
     options.reader(spec)
     return spec
-
-
-def side_lengths(corners: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the lengths (n, 2) of the first two sides of oriented boxes with these corners (n, 4, 2)."""
-    lengths: NDArray[np.float64] = np.linalg.norm(np.diff(corners[:, :3].astype(np.float64), axis=1), axis=2)
-    return lengths

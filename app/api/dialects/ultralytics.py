@@ -179,7 +179,7 @@ DIALECT = Dialect(
     [predict, authenticate, describe],
     statuses={415: 400, 422: 400},
     applies={
-        "/predict": lambda scope: media_type(context_of(scope).content_type) != JSON,  # at this path, JSON is for Label Studio's
+        "/predict": lambda scope: media_type(context_of(scope).content_type) != JSON,  # with JSON it was for Label Studio
         **dict.fromkeys(_BELOW_ITS_NAME, lambda _: False),
     },
 )

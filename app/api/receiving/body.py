@@ -15,7 +15,7 @@ from app.api.parameters.parse import names as parameter_names
 from app.api.parameters.tasks import DetectParameters
 from app.api.receiving import content_encoding, multipart, urlencoded
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, body_type, media_type
-from app.errors import InvalidParameter, MalformedRequest, UnsupportedMediaType
+from app.errors import InvalidParameter, MalformedRequest
 from app.remote.address import is_address
 
 FILE_FIELDS = ("image", "file")
@@ -259,16 +259,6 @@ def decode_base64(encoded: str) -> bytes:
         return a2b_base64(text, strict_mode=True)
     except ValueError as error:  # not ASCII, or not base64
         raise MalformedRequest('"image" is not base64') from error
-
-
-def decode_json(data: bytes, content_type: str, kind: type[T], example: str) -> T:
-    """Decode JSON to a type; raise MalformedRequest with an example if it is not of this type.
-
-    Raise UnsupportedMediaType unless it is declared as JSON or, by curl, as a form: only these are parsed in a thread.
-    """
-    if body_type(content_type, data) != JSON:
-        raise UnsupportedMediaType(f"send {JSON}, such as {example}")
-    return decode(view_document(data), kind, f"expected a JSON object such as {example}")
 
 
 def decode_parameter(name: str, text: str, kind: type[T], expected: str) -> T:

@@ -94,7 +94,7 @@ class Health(msgspec.Struct, frozen=True):
     workers: dict[Literal["running", "wanted"], int]
     """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""
     refused_files: list[str]
-    """Files (`api_keys`, `triton_tls`, `label_studio_token`) that are not valid now: their last valid content is in use."""
+    """Files (such as `api_keys` and `triton_tls`) that are not valid now: their last valid content is in use."""
     failing_models: dict[str, int]
     """Models that Triton fails to run, also those that it calls ready: how many workers reject requests for each."""
     model_deaths: dict[str, int]

@@ -11,6 +11,7 @@ from app.errors import NotOffered
 _CVAT = "the gateway has no Nuclio; examples/cvat/nereid_function.py annotates a task of CVAT through cvat-cli"
 _PERSONS = "faces are not grouped into persons; POST /v1/vision/face/register names one, POST /faces/identify says whose it is"
 _CLUSTERS = "images are not grouped; POST /search/image finds images like one, GET /query/duplicates lists near duplicates"
+_LABEL_STUDIO = "the gateway is no backend of Label Studio; clients/label-studio is a program that is one, and asks the gateway"
 _INSTEAD = {
     "/connection_pool_info": "a worker has one connection to each Triton; GET /health lists the Tritons and how pixels reach them",
     "/health/models": "GET /models lists the models and their states; GET /health names those that fail",
@@ -22,6 +23,10 @@ _INSTEAD = {
         for prefix in ("", "/cvat")
         for path in ("/api/functions", "/api/functions/{model}", "/api/function_invocations")
     },
+    **{
+        prefix + path: _LABEL_STUDIO for prefix in ("", "/label-studio") for path in ("/setup", "/versions", "/predict", "/webhook")
+    },
+    "/label-studio/health": _LABEL_STUDIO,
     **{
         group + path: text
         for group, text in (("/persons", _PERSONS), ("/clusters", _CLUSTERS))

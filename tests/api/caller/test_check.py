@@ -99,7 +99,6 @@ OPEN = {
     "/deepstack/v1/status/updateavailable",
     *(f"/deepstack/v1/vision/face/{action}" for action in ("register", "recognize", "list", "delete")),  # not there yet
     *(f"/roboflow/clip/{action}" for action in ("embed_text", "compare")),  # not there
-    "/label-studio/webhook",  # Label Studio sends none there
     "/nim/v1/health/live",
     "/nim/v1/health/ready",
     "/kserve/v2/health/live",

@@ -3,7 +3,7 @@
 The image has 64 x 32 pixels. Models get it at half its size, from row 8 on.
 """
 
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from math import pi
 from typing import Any
@@ -215,100 +215,15 @@ class TestUltralytics:
         assert image["shape"] == [32, 64]
 
 
-CONTROLS = """<View><Image name="i" value="$image"/>
-  <RectangleLabels name="boxes" toName="i"><Label value="Cat"/><Label value="Dog"/></RectangleLabels>
-  <PolygonLabels name="outlines" toName="i"><Label value="Cat"/><Label value="Dog"/></PolygonLabels>
-  <BrushLabels name="masks" toName="i" model_score_threshold="0.5"><Label value="Cat"/><Label value="Dog"/></BrushLabels>
-  <KeyPointLabels name="points" toName="i" model_point_threshold="0.3" model_score_threshold="0.85">
-    <Label value="Snout" predicted_values="dog,cat" model_index="0"/><Label value="Tail"/>
-    <Label value="Ear" model_index="7"/><Label value="Paw"/></KeyPointLabels>
-  <RectangleLabels name="points_bbox" toName="i" model_skip="true"><Label value="dog"/></RectangleLabels></View>"""
-
-
-class TestLabelStudio:
-    async def regions(self, client: httpx.AsyncClient, config: str = CONTROLS) -> dict[str, list[dict[str, Any]]]:
-        """Return the regions by control."""
-        request = {"tasks": [{"data": {"image": TEXT}}], "label_config": config}
-        (prediction,) = json(await client.post("/predict?model=tiny", json=request))["results"]
-        found: dict[str, list[dict[str, Any]]] = {}
-        for region in prediction["result"]:
-            assert (region["original_width"], region["original_height"], region["image_rotation"]) == (64, 32, 0)
-            found.setdefault(region["from_name"], []).append(region)
-        return found
-
-    @models_of("segment")
-    async def test_masks_are_polygons_and_brush_masks(self, client: httpx.AsyncClient) -> None:
-        """Each part is a polygon, in percent. An object with an empty mask has only its box."""
-        found = await self.regions(client)
-        png = json(await client.post("/segment?masks=png&boxes=pixel&model=tiny", content=IMAGE))["detections"][0]
-        mask = np.zeros((32, 64), np.uint8)
-        piece = cv2.imdecode(np.frombuffer(b64decode(png["mask"]), np.uint8), cv2.IMREAD_GRAYSCALE)
-        assert piece is not None
-        x, y = png["mask_offset"]
-        mask[y : y + piece.shape[0], x : x + piece.shape[1]] = piece
-        (brush,) = found["masks"]
-
-        assert set(found) == {"boxes", "outlines", "masks"}
-        assert [region["value"]["rectanglelabels"] for region in found["boxes"]] == [["Dog"], ["Cat"]]
-        for region, part in zip(found["outlines"], await parts(client), strict=True):
-            assert (region["type"], region["score"], region["value"]["closed"]) == ("polygonlabels", 0.9, True)
-            assert region["value"]["polygonlabels"] == ["Dog"]
-            percent = np.array(part).reshape(-1, 2) / [64, 32] * 100
-            np.testing.assert_allclose(region["value"]["points"], percent, atol=0.05)
-        assert (brush["type"], brush["value"]["format"], brush["value"]["brushlabels"]) == ("brushlabels", "rle", ["Dog"])
-        assert mask.any()
-        np.testing.assert_array_equal(decode(brush["value"]["rle"]).reshape(32, 64, 4), np.repeat(mask[..., None], 4, axis=2))
-
-    @models_of("pose")
-    async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them(self, client: httpx.AsyncClient) -> None:
-        """Labels have `model_index`, or the name of a keypoint; objects and points below their thresholds are left out."""
-        found = await self.regions(client)
-        alone = await self.regions(client, CONTROLS.replace("points_bbox", "others").replace("0.3", "0"))
-        (point,), (box,) = found["points"], found["points_bbox"]
-
-        assert set(found) == {"boxes", "points", "points_bbox"}
-        assert point["value"] == {"x": 18.75, "y": 37.5, "width": 1.5625, "keypointlabels": ["Snout"]}
-        assert (point["type"], point["score"], point["parentID"]) == ("keypointlabels", 0.9, box["id"])
-        assert box["value"] == {"x": 12.5, "y": 25, "width": 25, "height": 50, "rotation": 0, "rectanglelabels": ["dog"]}
-        assert (box["type"], box["score"], box["hidden"]) == ("rectanglelabels", 0.9, True)
-        assert [region["value"]["keypointlabels"] for region in alone["points"]] == [["Snout"], ["Tail"]]
-        assert [region["score"] for region in alone["points"]] == [0.9, 0.25]
-        assert not any("parentID" in region for region in alone["points"])
-
-    @models_of("obb")
-    async def test_oriented_boxes_are_turned_around_their_first_corner(self, client: httpx.AsyncClient) -> None:
-        """By degrees, clockwise."""
-        found = await self.regions(client)
-        first, second = (region["value"] for region in found["boxes"])
-
-        assert set(found) == {"boxes"}
-        assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["Dog"]}
-        assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["Cat"]}
-
-    @models_of("segment")
-    async def test_a_project_without_a_model_has_the_default_one_for_its_controls(self, client: httpx.AsyncClient) -> None:
-        shape = '<View><Image name="i" value="$image"/><{0} name="c" toName="i"><Label value="cat"/></{0}></View>'
-        controls = {"RectangleLabels": "tiny", "PolygonLabels": "parts", "BrushLabels": "parts", "KeyPointLabels": "people"}
-        for control, model in controls.items():
-            config = shape.format(control)
-            request = {"tasks": [{"data": {"image": TEXT}}], "label_config": config}
-            (prediction,) = json(await client.post("/predict", json=request))["results"]
-            version = json(await client.post("/setup", json={"schema": config}))
-
-            assert prediction["model_version"] == version["model_version"] == f"{model}:1"
-
-
 @models_of("points")
 async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> None:
-    """Where one is needed, it is 1 or the score of the object; none is below a threshold."""
+    """Where one is needed, it is 1; none is below a threshold."""
     image = {"type": "base64", "value": TEXT}
     roboflow = json(await client.post("/infer/keypoints_detection", json={"image": image, "keypoint_confidence": 1}))
     ultralytics = json(await client.post("/predict", files={"file": IMAGE}))["images"][0]["results"]
-    studio = json(await client.post("/predict", json={"tasks": [{"data": {"image": TEXT}}], "label_config": CONTROLS}))["results"]
 
     assert [point["confidence"] for point in roboflow["predictions"][0]["keypoints"]] == [1, 1]
     assert ultralytics[0]["keypoints"] == {"x": [12, 20], "y": [12, 20]}
-    assert [one["score"] for one in studio[0]["result"] if one["from_name"] == "points"] == [0.9, 0.9]
 
 
 @models_of(*NO_OBJECTS)
@@ -318,14 +233,10 @@ async def test_a_model_that_finds_no_objects_is_an_error_that_names_its_route(
     """Only KServe's clients and `/predict` can ask for a vector."""
     task = request.node.callspec.params["fake"]
     image, tensor = {"type": "base64", "value": TEXT}, {"name": "x", "shape": [1], "datatype": "BYTES", "data": [TEXT]}
-    label_config = CONTROLS
     answers = {
         "roboflow": await client.post("/infer/object_detection", json={"image": image, "model_id": "tiny"}),
         "roboflow v0": await client.post("/tiny/1", content=IMAGE),
         "ultralytics": await client.post("/api/models/tiny/predict", files={"file": IMAGE}),
-        "label-studio": await client.post(
-            "/predict?model=tiny", json={"tasks": [{"data": {"image": TEXT}}], "label_config": label_config}
-        ),
         "nim": await client.post("/v1/infer", json={"input": [{"type": "image_url", "url": f"data:image/png;base64,{TEXT}"}]}),
         "deepstack": await client.post("/v1/vision/custom/tiny", files={"image": IMAGE}),
         "kserve": await client.post("/v2/models/tiny/infer", json={"inputs": [tensor]}),
@@ -343,22 +254,3 @@ async def test_a_model_that_finds_no_objects_is_an_error_that_names_its_route(
             assert (name, answer.status_code) == (name, 400)
             assert route in answer.text, name
     assert json(await client.get("/models/tiny"))["task"] == task
-
-
-def decode(rle: list[int]) -> NDArray[np.uint8]:
-    """Decode as `rle-pack` does."""
-    bits = "".join(f"{byte:08b}" for byte in rle)
-    at = 0
-
-    def read(count: int) -> int:
-        nonlocal at
-        at += count
-        return int(bits[at - count : at], 2)
-
-    values, word = read(32), read(5) + 1
-    sizes = [read(4) + 1 for _ in range(4)]
-    decoded: list[int] = []
-    while len(decoded) < values:
-        is_run, count = read(1), read(sizes[read(2)]) + 1
-        decoded += [read(word)] * count if is_run else [read(word) for _ in range(count)]
-    return np.array(decoded, np.uint8)

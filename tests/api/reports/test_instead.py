@@ -1,4 +1,4 @@
-"""What is said at paths of OpenProcessor and Nuclio that the gateway does not have."""
+"""What is said at paths of OpenProcessor and Nuclio, and of backends of Label Studio, that the gateway does not have."""
 
 import httpx
 import pytest
@@ -14,6 +14,10 @@ ADVICE = {
     "GET /api/functions": "cvat-cli",
     "GET /cvat/api/functions/tiny": "cvat-cli",
     "POST /api/function_invocations": "cvat-cli",
+    **dict.fromkeys(
+        ("POST /setup", "GET /versions", "POST /webhook", "GET /label-studio/health", "POST /label-studio/predict"),
+        "clients/label-studio",
+    ),
     **dict.fromkeys(
         (
             "GET /persons",

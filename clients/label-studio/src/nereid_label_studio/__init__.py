@@ -1,0 +1,1 @@
+"""ML backend of Label Studio that asks Nereid, an HTTP gateway for object detection."""

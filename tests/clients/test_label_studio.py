@@ -1,0 +1,435 @@
+"""The ML backend of Label Studio, asked as Label Studio asks, in front of the gateway's application."""
+
+import asyncio
+import socket
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import BytesIO
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from app.api.application import Application
+from app.embedded.server import EmbeddedTriton
+from app.main import create_app
+from app.settings.schema import Settings
+from nereid_label_studio.program import create_app as create_backend
+from nereid_label_studio.program import main
+from nereid_label_studio.studio import Studio
+from tests.api.conftest import settings_for, write_keys
+from tests.api.dialects.test_tasks import IMAGE, TEXT, triton_for
+from tests.clients.conftest import ThreadTransport
+from tests.fakes.https import HOST, LOOPBACK, Host, redirect, response
+from tests.fakes.https import serving as serving_https
+from tests.fakes.triton import serving
+from tests.support import SCENE, calling, free_port, json, lifespan_of
+
+ENCODED = b64encode(SCENE).decode()
+CONFIG = """<View>
+  <Image name="image" value="$image"/>
+  <RectangleLabels name="label" toName="image" model_score_threshold="0.25"{others}>
+    <Label value="red"/><Label value="Blue" background="#00f"/>
+  </RectangleLabels>
+</View>"""
+PLAIN = CONFIG.format(others="")
+CONTROLS = """<View><Image name="i" value="$image"/>
+  <PolygonLabels name="outlines" toName="i"><Label value="Cat"/><Label value="Dog"/></PolygonLabels>
+  <BrushLabels name="masks" toName="i"><Label value="Cat"/><Label value="Dog"/></BrushLabels></View>"""
+POINTS = """<View><Image name="i" value="$image"/>
+  <KeyPointLabels name="points" toName="i" model_point_threshold="0.3" model_score_threshold="0.85">
+    <Label value="Snout" predicted_values="dog,cat" model_index="0"/><Label value="Tail"/>
+    <Label value="Ear" model_index="7"/><Label value="Paw"/></KeyPointLabels>
+  <RectangleLabels name="points_bbox" toName="i" model_skip="true"><Label value="dog"/></RectangleLabels></View>"""
+TOKEN = "0123456789abcdef"  # noqa: S105 - of nobody
+
+
+@asynccontextmanager
+async def backend(app: Application, studio: str = "", token: str = "") -> AsyncIterator[httpx.AsyncClient]:
+    """Run the program in front of a gateway's application; yield its client."""
+    inner = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
+    transport = ThreadTransport(inner, asyncio.get_running_loop())
+    with httpx.Client(base_url="http://nereid", transport=transport) as gateway:
+        yield calling(create_backend(gateway, Studio(studio, token)))
+
+
+@pytest.fixture(scope="module")
+async def gateway(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Application]:
+    assert triton.poll() is None
+    async with lifespan_of(app := create_app(msgspec.structs.replace(settings, model="six_columns"))):
+        yield app
+
+
+@pytest.fixture
+async def server(gateway: Application) -> AsyncIterator[httpx.AsyncClient]:
+    async with backend(gateway) as client:
+        yield client
+
+
+def request(*images: object, config: str = PLAIN, key: str = "image") -> dict[str, Any]:
+    tasks = [{"id": number, "data": {key: image}, "meta": {}, "predictions": []} for number, image in enumerate(images)]
+    return {"tasks": tasks, "project": "12.1699", "label_config": config, "params": {"context": None}}
+
+
+async def results(server: httpx.AsyncClient, *images: object, **others: str) -> list[dict[str, Any]]:
+    predictions: list[dict[str, Any]] = json(await server.post("/predict", json=request(*images, **others)))["results"]
+    return predictions
+
+
+@asynccontextmanager
+async def with_task(task: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Yield clients of the program and of its gateway, whose models all have a task."""
+    fake = triton_for(task)
+    async with serving(fake):
+        app = create_app(settings_for(fake.url, task_models="segmentation=parts,pose=people"))
+        async with lifespan_of(app), backend(app) as client:
+            yield client, calling(app)
+
+
+async def regions(server: httpx.AsyncClient, config: str, model: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the regions by control, which must be those of a model."""
+    (prediction,) = await results(server, TEXT, config=config)
+    assert (
+        prediction["model_version"] == json(await server.post("/setup", json={"schema": config}))["model_version"] == f"{model}:1"
+    )
+    by_control: dict[str, list[dict[str, Any]]] = {}
+    for region in prediction["result"]:
+        assert (region["original_width"], region["original_height"], region["image_rotation"]) == (64, 32, 0)
+        by_control.setdefault(region["from_name"], []).append(region)
+    return by_control
+
+
+async def test_rectangles_are_the_boxes_of_the_gateway(server: httpx.AsyncClient, gateway: Application) -> None:
+    detections = json(await calling(gateway).post("/detect?boxes=normalized&confidence=0.25", content=SCENE))["detections"]
+    (prediction,) = await results(server, ENCODED)
+
+    assert prediction["model_version"] == "six_columns:1"
+    assert len(detections) == len(prediction["result"]) == 2
+    for region, detection in zip(prediction["result"], detections, strict=True):
+        value = region["value"]
+        assert (region["from_name"], region["to_name"], region["type"]) == ("label", "image", "rectanglelabels")
+        assert (value["rectanglelabels"][0].lower(), region["score"], value["rotation"]) == (
+            detection["class_name"],
+            detection["confidence"],
+            0,
+        )
+        corners = value["x"], value["y"], value["x"] + value["width"], value["y"] + value["height"]
+        assert corners == pytest.approx([100 * detection[side] for side in ("x1", "y1", "x2", "y2")], abs=0.02)
+
+
+async def test_health_is_that_of_the_gateway(server: httpx.AsyncClient) -> None:
+    assert json(await server.get("/health")) == {"status": "UP", "model_class": "Nereid"}
+    app = create_app(settings_for(f"127.0.0.1:{free_port()}"))
+    async with lifespan_of(app), backend(app) as alone:
+        assert (await alone.get("/health")).status_code == 503
+
+
+async def test_the_model_of_a_project_is_that_of_its_predictions(server: httpx.AsyncClient) -> None:
+    """`model_path` names it; a model that does not exist or finds no boxes is an error."""
+    for schema in (None, "", "<View></View>", PLAIN):
+        assert json(await server.post("/setup", json={"project": "1", "schema": schema})) == {"model_version": "six_columns:1"}
+    for name, status in (("yolo_head.pt", 200), ("yolov8m.pt", 404), ("../../etc", 404), ("probabilities", 400)):
+        config = CONFIG.format(others=f' model_path="{name}"')
+        version = await server.post("/setup", json={"schema": config})
+        answer = await server.post("/predict", json=request(ENCODED, config=config))
+
+        assert version.status_code == answer.status_code == status
+        if status == 200:
+            assert answer.json()["results"][0]["model_version"] == version.json()["model_version"] == "yolo_head:1"
+    versions = json(await server.get("/versions"))["versions"]
+    assert {"six_columns:1", "yolo_head:1"} <= set(versions)
+    assert "probabilities:1" not in versions
+
+
+async def test_each_event_of_a_project_is_accepted(server: httpx.AsyncClient) -> None:
+    assert (await server.post("/webhook", json={"action": "ANNOTATION_CREATED"})).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ('<Label value="Car" predicted_values="truck, red ,bus"/><Label value="BLUE"/>', ["BLUE", "Car"]),
+        ('<Label value="red" predicted_values="truck"/>', ["red"]),
+        ('<Label value="red" alias="rot" predicted_values="red"/>', ["rot"]),
+        ('<Label value="Red" predicted_values="blue"/><Label value="Blue" predicted_values="red"/>', ["Blue", "Red"]),
+        ('<View><Header value="x"/><Label value="Blue"/></View>', ["Blue"]),
+        ('<Label value="person"/>', []),
+        ("", []),
+    ],
+)
+async def test_labels_find_classes_by_predicted_values_or_names(
+    server: httpx.AsyncClient, labels: str, expected: list[str]
+) -> None:
+    control = f'<RectangleLabels name="r" toName="i">{labels}</RectangleLabels>'
+    (prediction,) = await results(server, ENCODED, config=f'<View><Image name="i" value="$image"/>{control}</View>')
+
+    assert sorted(region["value"]["rectanglelabels"][0] for region in prediction["result"]) == expected
+    assert (prediction["score"] == 0) == (not expected)
+
+
+async def test_several_controls_have_labels_and_thresholds_of_their_own(server: httpx.AsyncClient) -> None:
+    """Only controls of the first image count; controls of other kinds, and those to be skipped, get nothing."""
+    config = """<?xml version="1.0" encoding="UTF-8"?><!-- all of them --><View>
+      <Choices name="c" toName="i"><Choice value="red"/></Choices>
+      <RectangleLabels name="no" toName="i" model_skip="true"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="a" toName="i" score_threshold="0.05"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="b" toName="i"><Label value="blue"/></RectangleLabels>
+      <RectangleLabels name="never" toName="i" model_score_threshold="1"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="text" toName="t"><Label value="red"/></RectangleLabels>
+      <RectangleLabels name="other" toName="j"><Label value="red"/></RectangleLabels>
+      <Text name="t" value="$text"/><Image name="i" value="$picture"/><Image name="j" value="$second"/></View>"""
+    (prediction,) = await results(server, ENCODED, config=config, key="picture")
+
+    labels = [(region["from_name"], region["value"]["rectanglelabels"][0]) for region in prediction["result"]]
+    assert labels == [("a", "red"), ("b", "blue")]
+
+
+async def test_each_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> None:
+    """In the order of the tasks. Of too many, only the first has: Label Studio then asks for each alone."""
+    images = [ENCODED, "", f"data:image/bmp;base64,{ENCODED}", 7, "/data/1.jpg", "s3://bucket/a.jpg", "http://[", f" {ENCODED}"]
+    predictions = await results(server, *images)
+
+    assert ["result" in each for each in predictions] == [True, False, True, False, False, False, False, True]
+    assert all(each["error"] for each in predictions if "result" not in each)
+    assert "LABEL_STUDIO_URL" in predictions[4]["error"]
+    (unnamed,) = await results(server, ENCODED, key="$undefined$")
+    assert unnamed["result"]
+    assert len(await results(server, ENCODED, *[""] * 64)) == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "",
+        "<View>",
+        "<View></View>",
+        '<!DOCTYPE x [<!ENTITY e "x">]><View>&e;</View>',
+        '<!DOCTYPE x SYSTEM "file:///etc/passwd"><View/>',
+        '<View><Image name="image" value="&e;"/></View>',
+        "\x00",
+        "\udc00",
+        "<View>" * 9000,
+        "<View/>" + " " * (1 << 16),
+        PLAIN.replace('"0.25"', '"2"'),
+        PLAIN.replace('"0.25"', '"high"'),
+        PLAIN.replace("<RectangleLabels", '<RectangleLabels model_point_threshold="nan"'),
+        PLAIN.replace("$image", "image"),
+        PLAIN.replace("RectangleLabels", "EllipseLabels"),
+        PLAIN.replace('toName="image"', ""),
+        PLAIN.replace("</View>", '<RectangleLabels name="a" toName="image"/>' * 16 + "</View>"),
+    ],
+)
+async def test_a_bad_configuration_is_400(server: httpx.AsyncClient, config: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await server.post("/predict", content=dumps(request(ENCODED, config=config)), headers=headers)
+
+    assert answer.status_code == 400
+    assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize("tasks", [[], [7], [{}], [{"data": 1}], [{"data": {}}], {}, "x", [{"data": {"image": []}}]])
+async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> None:
+    assert (await server.post("/predict", json={**request(), "tasks": tasks})).status_code == 400
+
+
+@pytest.fixture
+async def studio() -> AsyncIterator[Host]:
+    """A Label Studio on loopback."""
+    async with serving_https(scheme="http") as host:
+        yield host
+
+
+async def test_images_are_fetched_from_label_studio_alone_with_the_token(gateway: Application, studio: Host) -> None:
+    """Any other address is for the gateway to fetch, which gets no token, also where Label Studio redirects to it."""
+    url = studio.url("/data/upload/1/a%20b.bmp", LOOPBACK)
+    studio.answers |= {
+        "/data/upload/1/a%20b.bmp": response(SCENE),
+        "/data/local-files/?d=a.bmp": response(SCENE),
+        "/moved": redirect("/data/local-files/?d=a.bmp"),
+        "/away": redirect(studio.url("/elsewhere", "localhost")),
+        "/loop": redirect("/loop"),
+    }
+    fetched = ["/data/upload/1/a b.bmp", "/data/local-files/?d=a.bmp", url, "/moved", ENCODED]
+    refused = ["/away", "/loop", "//files.example.org/x", studio.url("/x", HOST), f"http://{LOOPBACK}/x", "/data/missing"]
+    async with backend(gateway, studio.url("/", LOOPBACK), TOKEN) as server:
+        predictions = await results(server, *fetched, *refused)
+        missing = await server.post("/predict", json=request("/data/missing"))
+
+    assert ["result" in each for each in predictions] == [True] * len(fetched) + [False] * len(refused)
+    assert "/elsewhere" not in {path for path, _ in studio.requests}
+    assert {headers["authorization"] for _, headers in studio.requests} == {f"Token {TOKEN}"}
+    assert (missing.status_code, missing.json()["detail"]) == (424, "Label Studio answered with status 404")
+
+
+async def test_a_personal_token_is_exchanged(gateway: Application, studio: Host) -> None:
+    studio.answers |= {"/a.bmp": response(SCENE), "/api/token/refresh/": response(b'{"access": "of-minutes"}')}
+    async with backend(gateway, studio.url("", LOOPBACK), "eyJhbGciOi") as server:
+        (prediction,) = await results(server, "/a.bmp")
+        authorization = studio.requests[-1][1]["authorization"]
+        for answer in (response(b"", "401 Unauthorized"), response(b"<html>"), response(b"[]"), response(b"{}")):
+            studio.answers["/api/token/refresh/"] = answer
+            refusal = await server.post("/predict", json=request("/a.bmp"))
+            assert (refusal.status_code, "LABEL_STUDIO_API_KEY" in refusal.json()["detail"]) == (424, True)
+
+    assert prediction["result"]
+    assert authorization == "Bearer of-minutes"
+
+
+async def test_a_label_studio_that_does_not_answer_is_424(gateway: Application) -> None:
+    async with backend(gateway, f"http://{LOOPBACK}:{free_port()}") as server:
+        answer = await server.post("/predict", json=request("/a.bmp"))
+
+    assert (answer.status_code, answer.json()["detail"]) == (424, "Label Studio does not answer")
+
+
+@pytest.mark.parametrize(("limit", "status"), [("_MAX_BYTES", 413), ("_MAX_SECONDS", 424)])
+async def test_images_of_label_studio_have_limits_of_size_and_time(
+    gateway: Application, studio: Host, monkeypatch: pytest.MonkeyPatch, limit: str, status: int
+) -> None:
+    monkeypatch.setattr(f"nereid_label_studio.studio.{limit}", -1)
+    studio.answers["/a.bmp"] = response(SCENE)
+    async with backend(gateway, studio.url("", LOOPBACK)) as server:
+        answer = await server.post("/predict", json=request("/a.bmp"))
+
+    assert answer.status_code == status
+
+
+async def test_what_is_not_the_gateway_is_502(studio: Host) -> None:
+    """Nothing, another server, and one that redirects."""
+    answers = {"/": response(b"<html>", "200 OK", "Content-Type: text/html"), "/moved/": redirect("https://nereid.example.org")}
+    studio.answers |= {path + route: answer for path, answer in answers.items() for route in ("readyz", "models", "detect")}
+    for url in (f"http://{LOOPBACK}:{free_port()}", studio.url("/", LOOPBACK), studio.url("/moved", LOOPBACK)):
+        with httpx.Client(base_url=url) as client:
+            server = calling(create_backend(client, Studio("", "")))
+            for method, path, body in (("GET", "/health", None), ("POST", "/setup", {}), ("POST", "/predict", request(ENCODED))):
+                answer = await server.request(method, path, json=body)
+                assert (answer.status_code, "NEREID_URL" in answer.json()["detail"]) == (502, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NEREID_URL", "nereid:4603"),
+        ("NEREID_URL", "http://nereid:port"),
+        ("LABEL_STUDIO_URL", "label-studio"),
+        ("LABEL_STUDIO_URL", "file:///etc"),
+        ("LABEL_STUDIO_API_KEY", "a secret"),
+        ("LABEL_STUDIO_API_KEY", "secret\n"),
+    ],
+)
+def test_a_variable_that_is_not_valid_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("sys.argv", ["nereid-label-studio"])
+    with pytest.raises(SystemExit):
+        main()
+    complaint = capsys.readouterr().err
+    assert f"{variable}: expected" in complaint
+    assert "secret" not in complaint
+
+
+async def test_the_key_of_the_gateway_is_user_and_password(
+    settings: Settings, triton: EmbeddedTriton, studio: Host, tmp_path: Path
+) -> None:
+    """Without it, nothing is fetched from Label Studio."""
+    assert triton.poll() is None
+    studio.answers["/a.bmp"] = response(SCENE)
+    keys = write_keys(tmp_path, ("annotators", "secret-of-the-annotators", "detect"))
+    settings = msgspec.structs.replace(settings, model="six_columns", api_keys_file=keys)
+    async with lifespan_of(app := create_app(settings)), backend(app, studio.url("", LOOPBACK)) as server:
+        lines = b64encode(b"annotators:secret\r\nHost: x")
+        for credentials in (b"Basic eDp5", b"Basic ?", b"Basic \xe9", b"Basic", b"Basic " + lines, b"Bearer eDp5", None):
+            headers = {} if credentials is None else {b"Authorization": credentials}
+            for path, body in (("/predict", request("/a.bmp")), ("/setup", {})):
+                assert (await server.post(path, json=body, headers=headers)).status_code == 401
+        assert not studio.requests
+        answer = await server.post("/predict", json=request("/a.bmp"), auth=("annotators", "secret-of-the-annotators"))
+
+    assert json(answer)["results"][0]["result"]
+
+
+def test_a_port_in_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        monkeypatch.setattr("sys.argv", ["nereid-label-studio", "--port", str(server.getsockname()[1])])
+        with pytest.raises(SystemExit):
+            main()
+    assert "Address already in use" in capsys.readouterr().err
+
+
+async def test_masks_are_polygons_and_brush_masks() -> None:
+    """Each part is a polygon, in percent. An object with an empty mask has none."""
+    async with with_task("segment") as (server, gateway):
+        by_control = await regions(server, CONTROLS, "parts")
+        polygon = json(await gateway.post("/segment?boxes=pixel", content=IMAGE))["detections"][0]["mask"]
+        png = json(await gateway.post("/segment?masks=png", content=IMAGE))["detections"][0]
+    (brush,) = by_control["masks"]
+    mask = np.zeros((32, 64), np.uint8)
+    x, y = png["mask_offset"]
+    piece = np.asarray(Image.open(BytesIO(b64decode(png["mask"]))).convert("L"))
+    mask[y : y + piece.shape[0], x : x + piece.shape[1]] = piece
+
+    for region, part in zip(by_control["outlines"], polygon, strict=True):
+        assert (region["type"], region["score"], region["value"]["closed"]) == ("polygonlabels", 0.9, True)
+        assert region["value"]["polygonlabels"] == ["Dog"]
+        np.testing.assert_allclose(region["value"]["points"], np.array(part).reshape(-1, 2) / [64, 32] * 100, atol=0.05)
+    assert (brush["type"], brush["value"]["format"], brush["value"]["brushlabels"]) == ("brushlabels", "rle", ["Dog"])
+    assert mask.any()
+    np.testing.assert_array_equal(decode(brush["value"]["rle"]).reshape(32, 64, 4), np.repeat(mask[..., None], 4, axis=2))
+
+
+async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them() -> None:
+    """Labels have `model_index`, or the name of a keypoint; objects and points below their thresholds are left out."""
+    async with with_task("pose") as (server, _):
+        by_control = await regions(server, POINTS, "people")
+        alone = await regions(server, POINTS.replace("points_bbox", "others").replace("0.3", "0"), "people")
+    async with with_task("points") as (server, _):
+        unsure = await regions(server, POINTS, "people")
+    (point,), (box,) = by_control["points"], by_control["points_bbox"]
+
+    assert point["value"] == {"x": 18.75, "y": 37.5, "width": 1.5625, "keypointlabels": ["Snout"]}
+    assert (point["type"], point["score"], point["parentID"]) == ("keypointlabels", 0.9, box["id"])
+    assert box["value"] == {"x": 12.5, "y": 25, "width": 25, "height": 50, "rotation": 0, "rectanglelabels": ["dog"]}
+    assert (box["type"], box["score"], box["hidden"]) == ("rectanglelabels", 0.9, True)
+    assert [region["value"]["keypointlabels"] for region in alone["points"]] == [["Snout"], ["Tail"]]
+    assert [region["score"] for region in alone["points"]] == [0.9, 0.25]
+    assert not any("parentID" in region for region in alone["points"])
+    assert [region["score"] for region in unsure["points"]] == [0.9, 0.9]
+
+
+async def test_oriented_boxes_are_turned_around_their_first_corner() -> None:
+    """By degrees, clockwise."""
+    labels = '<Label value="cat"/><Label value="dog"/>'
+    control = f'<RectangleLabels name="r" toName="i" model_path="tiny">{labels}</RectangleLabels>'
+    async with with_task("obb") as (server, _):
+        by_control = await regions(server, f'<View><Image name="i" value="$image"/>{control}</View>', "tiny")
+
+    first, second = (region["value"] for region in by_control["r"])
+    assert first == {"x": 12.5, "y": 25, "width": 25, "height": 25, "rotation": 0, "rectanglelabels": ["dog"]}
+    assert second == {"x": 68.75, "y": 0, "width": 25, "height": 25, "rotation": 90, "rectanglelabels": ["cat"]}
+
+
+def decode(rle: list[int]) -> NDArray[np.uint8]:
+    """Decode as `rle-pack` does."""
+    bits = "".join(f"{byte:08b}" for byte in rle)
+    at = 0
+
+    def read(count: int) -> int:
+        nonlocal at
+        at += count
+        return int(bits[at - count : at], 2)
+
+    values, word = read(32), read(5) + 1
+    sizes = [read(4) + 1 for _ in range(4)]
+    decoded: list[int] = []
+    while len(decoded) < values:
+        is_run, count = read(1), read(sizes[read(2)]) + 1
+        decoded += [read(word)] * count if is_run else [read(word) for _ in range(count)]
+    return np.array(decoded, np.uint8)
