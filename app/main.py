@@ -23,7 +23,6 @@ from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
-from app.frigate.listener import Listener
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET
 from app.imaging.decode import max_decode_bytes
@@ -60,6 +59,7 @@ from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
+    from app.search.describe import SearchOptions
     from app.cache.cache import ResultCache
     from app.telemetry.tracing import Tracing
 
@@ -99,14 +99,18 @@ def _search_of(settings: Settings) -> application.OpenSearch | None:
         transport = httpx.AsyncHTTPTransport(uds=os.environ[SEARCH_SOCKET], limits=httpx.Limits())
         limits = BodyLimits(settings.max_batch_bytes, settings.body_seconds)
         return lambda _, __, metrics: beside.open_process(transport, limits, metrics.table.follower_beat)
-    from app.search.describe import SearchOptions  # noqa: PLC0415 - other workers need none of it
-    from app.search.service import open_search  # noqa: PLC0415
+    from app.search.service import open_search  # noqa: PLC0415 - other workers need none of it
+
+    return partial(open_search, _search_options(settings))
+
+
+def _search_options(settings: Settings) -> "SearchOptions":
+    from app.search.describe import SearchOptions  # noqa: PLC0415 - as above
 
     folders, max_bytes = settings.search_folder_paths, settings.max_body_bytes
-    # Of all workers of a host, PostgreSQL takes 100 by default, some of which others need.
-    connections = min(max(80 // cores.workers_of_host(settings.workers, settings.instances), 2), 8)
-    options = SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
-    return partial(open_search, options)
+    workers = 1 if _is_beside(settings) else cores.workers_of_host(settings.workers, settings.instances)
+    connections = min(max(80 // workers, 2), 8)  # of all of them, PostgreSQL takes 100 by default, some of which others need
+    return SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
 
 
 def _is_beside(settings: Settings) -> bool:
@@ -203,6 +207,8 @@ def _add_options(
     if settings.triton_endpoints and settings.triton_loads_models:
         works.append(ModelLoader(pool, Path(settings.model_repository), pipeline.on_demand).run(table))
     if settings.frigate_zmq:
+        from app.frigate.listener import Listener  # noqa: PLC0415 - for cameras of Frigate alone
+
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
     return works

@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api import admin, routing
+from app.api import routing
 from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import MODEL_GUARDS
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
@@ -100,10 +100,11 @@ def build(
         ]
     else:
         model_routes, dependencies, dialects = _MODEL_ROUTES, providers(resources), dialect.load(deployment.dialects)
-        handlers = [
-            *_secured([models, model, routing.routes], keys, "detect"),
-            *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
-        ]
+        handlers = [*_secured([models, model, routing.routes], keys, "detect")]
+        if keys is not None:
+            from app.api import admin  # noqa: PLC0415 - without keys, nobody changes models
+
+            handlers += [*admin.ROUTES, *routing.ADMIN_ROUTES]
         others = [Router("/", route_handlers=handlers, guards=[guard_scope(keys, "detect")], tags=["models"]), ask_search]
     routes: list[ControllerRouterHandler] = [
         *(

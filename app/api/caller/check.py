@@ -11,7 +11,8 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.keys import ApiKeys
-from app.api.context import RequestContext, context_of
+from app.api.context import RequestContext, context_of, header_of
+from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS
 from app.api.routes import ModelRoute
 from app.errors import Forbidden, Unauthorized
 
@@ -103,3 +104,20 @@ def _to_bearer(authorization: bytes) -> bytes:
         return b"Bearer " + base64.b64decode(encoded.strip(), validate=True).replace(b":", b".", 1)
     except binascii.Error:
         return authorization
+
+
+async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
+    """Raise Forbidden for a request that the page of another origin has made."""
+    origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
+    host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
+    if origin and origin.partition("://")[2] != host:
+        raise Forbidden("this is not accepted from a page of another origin")
+
+
+ADMIN: dict[str, Any] = {
+    "guards": [guard_origin],
+    "opt": {"scope": "admin"},
+    "security": [{name: ["admin"]} for name in KEY_SCHEMES],
+    "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
+}
+"""What routes that change models, or which ones are used, have in common."""
