@@ -59,8 +59,8 @@ from app.triton.transport import Transport
 from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
-    from app.search.describe import SearchOptions
     from app.cache.cache import ResultCache
+    from app.search.describe import SearchOptions
     from app.telemetry.tracing import Tracing
 
 LOG = structlog.get_logger()
