@@ -6,6 +6,7 @@ A dead disk or a hung database may block that process. It costs a worker only th
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from math import inf
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -20,10 +21,14 @@ from app.errors import GatewayError, SearchUnavailable
 from app.resilience.interruption import Interruption
 
 _CHECK_SECONDS, _BEAT_SECONDS = 0.25, 1.5
+# After so long, most requests have been answered. Each check of the database takes a second if it hangs.
+_SLOW_SECONDS = 0.5
 _HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 _REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
 _AWAY = "the process that keeps images does not answer"
+_NOT_READY = "the database does not answer, or the model is not ready"
+_UNAUTHORIZED = 401
 
 
 @asynccontextmanager
@@ -32,7 +37,7 @@ async def open_process(
 ) -> AsyncIterator["SearchProcess"]:
     """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
     search = SearchProcess(transport, limits, read_beat)
-    watching = asyncio.create_task(search.watch())
+    watching = asyncio.gather(search.watch_process(), search.watch_database())
     try:
         yield search
     finally:
@@ -53,9 +58,11 @@ class SearchProcess:
         self._limits, self._read_beat = limits, read_beat
         self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
         self._is_away = False
-        self._waiting: set[Interruption] = set()
+        self._database_failure: str | None = None
+        self._waiting: dict[Interruption, float] = {}
+        """Since when each request waits for the process; `inf` if the response has begun."""
 
-    async def watch(self) -> None:
+    async def watch_process(self) -> None:
         """Look regularly whether the process runs. When it does not, requests that wait for it fail, and new ones at once."""
         last, changed_at = 0, 0.0
         while True:
@@ -68,17 +75,35 @@ class SearchProcess:
                     waiting.interrupt(SearchUnavailable(_AWAY))
             await asyncio.sleep(_CHECK_SECONDS)
 
+    async def watch_database(self) -> None:
+        """Look whether the database answers, while requests wait, or it has not; then they fail, and new ones at once."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if self._database_failure or min(self._waiting.values(), default=inf) < monotonic() - _SLOW_SECONDS:
+                failure = await self.why_unusable()
+                if failure == _AWAY:  # `watch_process` decides about that
+                    continue
+                self._database_failure = failure
+                for waiting, since in self._waiting.items():
+                    if failure and since < inf:
+                        waiting.interrupt(SearchUnavailable(failure))
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def why_unusable(self) -> str | None:
         """Return why search does not work, None if it does."""
-        report = None if self._is_away else await self._read("/ready")
-        if report is None:
+        if self._is_away:
             return _AWAY
-        state = report["services"]["search"]
-        return None if state["ok"] else str(state["detail"])
+        with suppress(TimeoutError, httpx.TransportError):
+            async with asyncio.timeout(_BEAT_SECONDS):
+                response = await self._client.get("/ready")
+                if response.status_code == _UNAUTHORIZED:  # the process needs keys, and this worker has none
+                    return None if (await self._client.get("/readyz")).is_success else _NOT_READY
+                state = msgspec.json.decode(response.content)["services"]["search"]
+                return None if state["ok"] else str(state["detail"])
+        return _AWAY
 
     async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:
         """Add an encoded image to the index, with its vector alone, within this time; return the id that it has there.
@@ -119,32 +144,26 @@ class SearchProcess:
             context.is_body_received = True
             async with aclosing(response):
                 context.is_passed_on = True
+                self._waiting[client] = inf
                 kept = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _HOP_BY_HOP]
                 await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
                 async for part in response.aiter_raw():
                     await send({"type": "http.response.body", "body": part, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _read(self, path: str) -> dict[str, Any] | None:
-        """Return the JSON of a report, whatever its status; None if there is no answer."""
-        with suppress(TimeoutError, httpx.TransportError):
-            async with asyncio.timeout(_BEAT_SECONDS):
-                response = await self._client.get(path)
-                return dict(msgspec.json.decode(response.content))
-        return None
-
     @contextmanager
     def _answering(self, waiting: Interruption) -> Iterator[None]:
         """Raise SearchUnavailable if the process does not answer, or stops answering while the block waits for it."""
-        if self._is_away:
-            raise SearchUnavailable(_AWAY)
-        self._waiting.add(waiting)
+        failure = _AWAY if self._is_away else self._database_failure
+        if failure is not None:
+            raise SearchUnavailable(failure)
+        self._waiting[waiting] = monotonic()
         try:
             yield
         except httpx.TransportError as error:
             raise SearchUnavailable(_AWAY) from error
         finally:
-            self._waiting.discard(waiting)
+            del self._waiting[waiting]
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:

@@ -1,8 +1,12 @@
 """Run the instances of the API and the embedded programs: restart programs that end, and stop everything in order."""
 
+import fcntl
 import os
+import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +26,7 @@ _POLL_SECONDS = 0.1
 _DEFECTS = {MODEL_DEATHS: "a process of {model} has died", WRONG_ANSWERS: "the answers of {model} are wrong"}
 # Time for an instance to exit after its workers have been drained or killed.
 _MARGIN_SECONDS = 5.0
+_SEARCH_FOLDER = "nereid-search-"
 
 
 def supervise(settings: Settings, triton: Program | None, database: Program | None = None) -> int:
@@ -32,8 +37,8 @@ def supervise(settings: Settings, triton: Program | None, database: Program | No
     """
     if settings.search != "on":
         return _supervise(settings, triton, database, None)
-    with TemporaryDirectory(prefix="nereid-search-", dir="/dev/shm", ignore_cleanup_errors=True) as folder:
-        return _supervise(settings, triton, database, Path(folder, "search.sock"))
+    with _search_folder() as folder:
+        return _supervise(settings, triton, database, folder / "search.sock")
 
 
 def _supervise(settings: Settings, triton: Program | None, database: Program | None, socket: Path | None) -> int:
@@ -79,6 +84,34 @@ def _supervise(settings: Settings, triton: Program | None, database: Program | N
         if triton is not None:  # with an external Triton, the next worker does this
             shared_memory.sweep()
     return code
+
+
+@contextmanager
+def _search_folder() -> Iterator[Path]:
+    """Make the folder of search's socket, locked until the block ends; remove those that killed supervisors have left."""
+    for leftover in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*"):
+        with suppress(OSError), _locking(leftover):  # its supervisor lives, or is another user's
+            shutil.rmtree(leftover)
+    with ExitStack() as stack:
+        while True:
+            made = TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made))
+            with suppress(OSError):  # another supervisor was quicker, and removes it
+                stack.enter_context(_locking(folder))
+                if folder.exists():
+                    break
+        yield folder
+
+
+@contextmanager
+def _locking(folder: Path) -> Iterator[None]:
+    """Lock a folder during the block; raise OSError if another process has, or it cannot be opened."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def ignore_signals() -> None:
