@@ -235,7 +235,6 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.allowed_origins,
         cores.workers_of_host(settings.workers, settings.instances),
         Path(settings.model_repository),
-        int(settings.max_model_size_mb * 2**20),
         settings.faces,
         settings.search == "alone",
     )
