@@ -266,7 +266,6 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.allowed_origins,
         _workers(settings),
         Path(settings.model_repository),
-        int(settings.max_model_size_mb * 2**20),
         settings.faces,
         settings.search == "alone",
         settings.search_thumbnails,

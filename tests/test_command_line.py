@@ -460,7 +460,7 @@ def test_model_is_made_in_fp16_for_production(
 
 DEFAULTS = {
     "yolo11n": "NEREID_MODEL=NAME",
-    "efficientnet_lite0": "NEREID_CLASSIFY_MODEL=NAME",
+    "efficientnet_lite0": "classification=NAME in NEREID_TASK_MODELS",
     "yolo11n-seg": "segmentation=NAME in NEREID_TASK_MODELS",
     "yolo11n-pose": "pose=NAME in NEREID_TASK_MODELS",
     "yolo11n-obb": "obb=NAME in NEREID_TASK_MODELS",

@@ -258,7 +258,7 @@ async def test_what_opentelemetry_complains_of_is_in_the_log(
 
 async def test_default_models_of_a_worker_are_those_of_the_settings(settings: Settings) -> None:
     """Which `remove` and `unload` refuse."""
-    own = msgspec.structs.replace(settings, classify_model="kinds", task_models="pose=people,embedding=vectors")
+    own = msgspec.structs.replace(settings, task_models="classification=kinds,pose=people")
     async with serving(FakeTriton()) as port, open_resources(with_triton(own, port)) as (_, opened, _):
         assert opened.default_models() == {*default_models(own).values()}
 

@@ -49,6 +49,8 @@ _MESSAGE = "nereid: "
 
 
 _RAW = "application/octet-stream"
+MAX_MODEL_BYTES = 2047 << 20
+"""The most that a file of protobuf, such as ONNX, may have."""
 
 
 @dataclass
@@ -94,7 +96,7 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
     with _changing(model, worker), ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.TemporaryFile(dir=worker.deployment.model_repository))
-            options += _check_options(await _receive(request, file, worker.deployment.max_model_bytes))
+            options += _check_options(await _receive(request, file, MAX_MODEL_BYTES))
             file.seek(0)
         except OSError as error:
             raise ModelsNotManaged(f"the model repository cannot be written: {error.strerror}") from error

@@ -51,7 +51,6 @@ class Deployment(NamedTuple):
     workers: int = 1
     """Number of workers that the host should have."""
     model_repository: Path = Path()
-    max_model_bytes: int = 0
     has_faces: bool = False
     is_search_alone: bool = False
     """Whether the routes of search, health and metrics are the only ones."""

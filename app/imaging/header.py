@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, ImagePalette, JpegImagePlugin, PngImagePlugin
 
 from app.errors import ImageTooLarge, InvalidImage, InvalidImageDimensions, UnsupportedFormat
-from app.host import extras
 from app.imaging import apart, exif, jpeg, tiff
 from app.imaging.apart import DECODERS
 from app.imaging.tiff import TiffHeader
@@ -196,7 +195,7 @@ def identify(data: bytes) -> str:
         raise UnsupportedFormat(f"the data is not an image in a supported format ({', '.join(_MAGIC.groupindex)})")
     name = str(found.lastgroup)
     if name == "HEIC" and not apart.HAS_HEIC:
-        raise UnsupportedFormat(f"the image is a HEIC, for which pi-heif must be installed: {extras.command('heic')}")
+        raise UnsupportedFormat("the image is a HEIC, for which pi-heif must be installed: pip install 'nereid-gateway[heic]'")
     if name == "PNG" and _has_too_many_png_chunks(data):
         raise InvalidImage("the PNG has too many chunks")
     if name == "WEBP" and _has_too_many_webp_chunks(data):

@@ -56,11 +56,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     model: str = "yolo11n"
     """Model used when a request names none."""
-    classify_model: str = "efficientnet_lite0"
-    """Model used when a request to `/classify` names none."""
     task_models: str = ""
-    """Default models of tasks, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`, `ocr_detection`, `ocr_recognition` and
-    `embedding`: `segmentation=parts,embedding=mine`."""
+    """Default models of tasks, instead of `yolo11n-seg`, `yolo11n-pose`, `yolo11n-obb`, `efficientnet_lite0`, `ocr_detection`,
+    `ocr_recognition` and `embedding`: `segmentation=parts,classification=mine`."""
     faces: bool = False
     """Whether `/faces/detect`, `/faces/recognize`, `/faces/verify` and the faces of `/analyze` are on. Vectors that tell whose a
     face is are biometric data, whose processing the law restricts in many places (in the EU: GDPR, article 9; AI Act)."""
@@ -122,8 +120,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Maximum size of a request body, MiB."""
     max_batch_size_mb: Annotated[float, Meta(gt=0, le=16384)] = 128.0
     """Maximum size of the body of a request with several images, MiB."""
-    max_model_size_mb: Annotated[float, Meta(gt=0, le=2047)] = 300.0
-    """Maximum size of a network that a caller with the scope `admin` may add, MiB."""
     url_hosts: str = ""
     """Hosts from which images may be fetched by https, separated by commas: `images.example.org`, `*.example.org` for all
     subdomains, or `*` for any host; with `:port` if it is not 443. Only public IP addresses are allowed. Empty: none."""

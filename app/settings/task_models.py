@@ -6,6 +6,7 @@ _DEFAULTS = {
     "segmentation": "yolo11n-seg",
     "pose": "yolo11n-pose",
     "obb": "yolo11n-obb",
+    "classification": "efficientnet_lite0",
     "text_detection": "ocr_detection",
     "text_recognition": "ocr_recognition",
     "embedding": "embedding",
@@ -14,9 +15,8 @@ _DEFAULTS = {
 
 def default_models(settings: Settings) -> dict[str, str]:
     """Return all default models by their settings, such as `MODEL` or `TASK_MODELS=pose`; raises as `task_models`."""
-    by_task = task_models(settings)
-    named = {"MODEL": settings.model, "CLASSIFY_MODEL": by_task.pop("classification")}
-    return named | {f"TASK_MODELS={task}": model for task, model in by_task.items()}
+    by_task = task_models(settings).items()
+    return {"MODEL": settings.model} | {f"TASK_MODELS={task}": model for task, model in by_task}
 
 
 def task_models(settings: Settings) -> dict[str, str]:
@@ -31,4 +31,4 @@ def task_models(settings: Settings) -> dict[str, str]:
         if task not in models or not model:
             raise ValueError(f"{given!r} is not one of {', '.join(models)}, followed by = and the name of a model")
         models[task] = model
-    return models | {"classification": settings.classify_model}
+    return models

@@ -45,10 +45,11 @@ async def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     repository.mkdir()
     fake = FakeTriton()
     async with serving(fake):
+        monkeypatch.setattr(admin, "MAX_MODEL_BYTES", 2**18)
         monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(repository))  # for the commands
         monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", fake.url)
         keys = write_keys(tmp_path, ("boss", "secret", "admin"), ("camera", "secret", "detect"))
-        settings = settings_for(fake.url, model_repository=str(repository), api_keys_file=keys, max_model_size_mb=0.25)
+        settings = settings_for(fake.url, model_repository=str(repository), api_keys_file=keys)
         async with lifespan_of(app := create_app(settings)), calling(app) as client:
             yield Service(app, client, Repository(repository))
 

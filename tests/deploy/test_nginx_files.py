@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import server
-from app.api.admin import ROUTES
+from app.api.admin import MAX_MODEL_BYTES, ROUTES
 from app.api.context import PAUSE_SECONDS
 from app.api.dialects.kserve import control
 from app.api.receiving.client_watch import body_too_large
@@ -41,9 +41,9 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     settings = Settings()
 
     limits = re.findall(r"client_max_body_size (\S+);", TEXT)
-    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb, settings.max_model_size_mb)]
+    assert limits == [f"{size:g}m" for size in (settings.max_file_size_mb, settings.max_batch_size_mb, MAX_MODEL_BYTES >> 20)]
     assert '413 "the limit is $nereid_body_limit";' in TEXT
-    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes, int(settings.max_model_size_mb * 2**20)):
+    for nbytes in (settings.max_body_bytes, settings.max_batch_bytes, MAX_MODEL_BYTES):
         assert f' "{body_too_large(nbytes).detail.removeprefix("the limit is ")}";' in TEXT
     assert seconds("client_body_timeout") == PAUSE_SECONDS
     assert seconds("proxy_read_timeout") > settings.max_timeout_seconds > settings.timeout_seconds

@@ -485,7 +485,9 @@ def test_only_default_models_are_loaded_if_the_others_are_on_demand(stand_in: Se
     script(stand_in, 'printf "%s|" "$@"; exit 3')
     loaded = []
     for model in (MODEL, "absent"):
-        server = EmbeddedTriton(msgspec.structs.replace(stand_in, loaded_models=2, model=model, classify_model=MODEL))
+        server = EmbeddedTriton(
+            msgspec.structs.replace(stand_in, loaded_models=2, model=model, task_models=f"classification={MODEL}")
+        )
         with pytest.raises(CommandError):
             server.start()
         arguments = server.log.read_text(encoding="utf-8").split("|")

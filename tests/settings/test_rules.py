@@ -26,8 +26,8 @@ def complaint(environ: dict[str, str]) -> str:
             "TASK_MODELS",
             "pose=people,detection=mine",
             (
-                "'detection=mine' is not one of segmentation, pose, obb, text_detection, text_recognition, embedding, "
-                "followed by = and the name of a model"
+                "'detection=mine' is not one of segmentation, pose, obb, classification, text_detection, text_recognition, "
+                "embedding, followed by = and the name of a model"
             ),
         ),
         *(

@@ -146,14 +146,18 @@ def test_the_check_of_a_start_runs_a_classifier(settings: Settings, triton: obje
     check_inference(BlockingClient(settings.triton_address), "bytes_to_logits", seconds=30)
 
 
-@pytest.mark.parametrize("setting", ["model", "classify_model"])
-async def test_a_classifier_may_be_a_default_model(settings: Settings, triton: object, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "path"),
+    [
+        ({"model": "planes_to_logits"}, "/classify?model=planes_to_logits"),
+        ({"task_models": "classification=planes_to_logits"}, "/classify"),
+    ],
+)
+async def test_a_classifier_may_be_a_default_model(settings: Settings, triton: object, setting: dict[str, str], path: str) -> None:
     """Of `/classify`, or of the gateway as a whole, which is warmed up with it and ready."""
     assert triton is not None
-    async with started(create_app(msgspec.structs.replace(settings, **{setting: "planes_to_logits"}))) as client:
-        answer = json(
-            await client.post("/classify?model=planes_to_logits" if setting == "model" else "/classify", content=striped())
-        )
+    async with started(create_app(msgspec.structs.replace(settings, **setting))) as client:
+        answer = json(await client.post(path, content=striped()))
         ready = await client.get("/readyz")
 
     assert answer["model"]["name"] == "planes_to_logits"
