@@ -96,7 +96,7 @@ class SearchProcess:
         """Return why search does not work, None if it does."""
         if self._is_away:
             return _AWAY
-        with suppress(TimeoutError, httpx.TransportError):
+        with suppress(TimeoutError, httpx.TransportError, msgspec.DecodeError, KeyError):  # or what is no report
             async with asyncio.timeout(_BEAT_SECONDS):
                 response = await self._client.get("/ready")
                 if response.status_code == _UNAUTHORIZED:  # the process needs keys, and this worker has none
