@@ -46,7 +46,7 @@ async def served(settings: Settings) -> AsyncIterator[Application]:
                     os.close(table)
                     yield worker
             finally:
-                server.stop()
+                server.stop()  # type: ignore[no-untyped-call]
                 await serving
 
 

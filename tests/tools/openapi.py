@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from litestar import Litestar
@@ -26,7 +26,7 @@ def document() -> dict[str, Any]:
     return worker
 
 
-def _document_of(search: str) -> dict[str, Any]:
+def _document_of(search: Literal["on", "alone"]) -> dict[str, Any]:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv(SEARCH_SOCKET, str(Path(folder, "search.sock")))
         file = Path(folder, "keys.toml")
