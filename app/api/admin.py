@@ -16,7 +16,6 @@ from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
-from app.api.caller.check import ADMIN
 from app.api.context import PAUSE_SECONDS, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import binary, describe_form

@@ -10,8 +10,8 @@ from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta
 
-from app.api.caller.check import ADMIN
 from app.api.dependencies import WorkerPipeline
+from app.api.documentation.openapi import ADMIN
 from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline

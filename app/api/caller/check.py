@@ -12,7 +12,6 @@ from litestar.types import Guard, HTTPScope
 
 from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of, header_of
-from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS
 from app.api.routes import ModelRoute
 from app.errors import Forbidden, Unauthorized
 
@@ -112,12 +111,3 @@ async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
     host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
     if origin and origin.partition("://")[2] != host:
         raise Forbidden("this is not accepted from a page of another origin")
-
-
-ADMIN: dict[str, Any] = {
-    "guards": [guard_origin],
-    "opt": {"scope": "admin"},
-    "security": [{name: ["admin"]} for name in KEY_SCHEMES],
-    "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
-}
-"""What routes that change models, or which ones are used, have in common."""
