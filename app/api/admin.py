@@ -18,7 +18,7 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from app.api.answering.schema import ModelInfo
 from app.api.context import PAUSE_SECONDS, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import binary, describe_form
+from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART
