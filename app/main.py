@@ -72,6 +72,8 @@ _FOLLOWER_SECONDS = 0.25
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
 # A little less than Frigate's default time-out; with the embedded Triton, it has to be longer.
 _FRIGATE_SECONDS, _FRIGATE_EMBEDDED_SECONDS = 0.18, 0.95
+# To the process of search: for each request, httpx compares all idle connections with all others.
+_IDLE_CONNECTIONS = 32
 # Memory for the bodies of anonymous requests, in addition to one body of maximum size.
 _ANONYMOUS_BYTES = 64 << 20
 # If a worker has grown by this factor and uses less than this for requests, it returns free memory to the kernel.
@@ -96,9 +98,10 @@ def _search_of(settings: Settings) -> application.OpenSearch | None:
     if settings.search == "off":
         return None
     if settings.search == "on":
-        transport = httpx.AsyncHTTPTransport(uds=os.environ[SEARCH_SOCKET], limits=httpx.Limits())
+        connections = httpx.Limits(max_keepalive_connections=_IDLE_CONNECTIONS)
+        transport = httpx.AsyncHTTPTransport(uds=os.environ[SEARCH_SOCKET], limits=connections)
         limits = BodyLimits(settings.max_batch_bytes, settings.body_seconds)
-        return lambda _, __, metrics: beside.open_process(transport, limits, metrics.table.follower_beat)
+        return lambda _, __, metrics: beside.open_process(transport, limits, metrics.table)
     from app.search.service import open_search  # noqa: PLC0415 - other workers need none of it
 
     return partial(open_search, _search_options(settings))

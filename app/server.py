@@ -24,7 +24,7 @@ from granian.server.mp import WorkerProcess
 from app.embedded.announcement import Announcement
 from app.host import cores, ports
 from app.host.http import get_status
-from app.host.processes import DRAIN_SIGNAL, SEARCH_SOCKET, SUPERVISED, connections_within, notify, raise_file_limit
+from app.host.processes import DRAIN_SIGNAL, MAX_PASSED_ON, SEARCH_SOCKET, SUPERVISED, connections_within, notify, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
@@ -65,6 +65,9 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         """When to start the workers again that have ended too often, by index."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
+        files = raise_file_limit()
+        if settings.search == "on" and SEARCH_SOCKET in os.environ:  # some connections need a second one, to search
+            files -= min(MAX_PASSED_ON, files // 2)
         super().__init__(
             "app.main:create_app",
             factory=True,
@@ -79,7 +82,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             loop=Loops.uvloop,
             backlog=_BACKLOG,
             # Limits connections, including idle ones; admission limits requests.
-            backpressure=connections_within(raise_file_limit()),
+            backpressure=connections_within(files),
             http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_CONNECTION_BYTES),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,

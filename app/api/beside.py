@@ -4,7 +4,7 @@ A dead disk or a hung database may block that process. It costs a worker only th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from math import inf
 from time import monotonic
@@ -17,8 +17,11 @@ from litestar.types import HTTPScope, Receive, Send
 
 from app.api.context import BodyLimits, RequestContext, context_of
 from app.api.receiving.client_watch import ClientWatch, has_body
-from app.errors import GatewayError, SearchUnavailable
+from app.errors import GatewayError, GatewayFull, MalformedRequest, SearchUnavailable
+from app.host.processes import MAX_PASSED_ON
+from app.resilience.fairness import Caller, CallerCounts
 from app.resilience.interruption import Interruption
+from app.resilience.worker_table import WorkerTable
 
 _CHECK_SECONDS, _BEAT_SECONDS = 0.25, 1.5
 # After so long, most requests have been answered. Each check of the database takes a second if it hangs.
@@ -33,10 +36,10 @@ _UNAUTHORIZED = 401
 
 @asynccontextmanager
 async def open_process(
-    transport: httpx.AsyncBaseTransport, limits: BodyLimits, read_beat: Callable[[], int]
+    transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable
 ) -> AsyncIterator["SearchProcess"]:
     """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
-    search = SearchProcess(transport, limits, read_beat)
+    search = SearchProcess(transport, limits, table)
     watching = asyncio.gather(search.watch_process(), search.watch_database())
     try:
         yield search
@@ -49,13 +52,13 @@ async def open_process(
 class SearchProcess:
     """Search as a worker sees it: a process that answers requests, or does not."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, read_beat: Callable[[], int]) -> None:
+    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable) -> None:
         """Ask the process by this transport.
 
-        `limits` are those of the bodies that are passed on. `read_beat` returns a number that changes as long as the process runs
-        (see `WorkerTable.follower_beat`); 0 if it does not.
+        `limits` are those of the bodies that are passed on. In the table, the process beats, and the requests are counted.
         """
-        self._limits, self._read_beat = limits, read_beat
+        self._limits, self._read_beat = limits, table.follower_beat
+        self._passed_on = CallerCounts(table, "passed on")
         self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
         self._is_away = False
         self._database_failure: str | None = None
@@ -128,6 +131,7 @@ class SearchProcess:
         """Pass a request on, and the response back. The process applies the rules for the request, counts it and logs it.
 
         Raises:
+            GatewayFull: Too many requests are being passed on.
             SearchUnavailable: The process does not answer.
             BodyTimeout: The body did not arrive in time.
             ClientGone: The client has disconnected.
@@ -136,10 +140,11 @@ class SearchProcess:
         headers = [header for header in scope["headers"] if header[0] not in _HOP_BY_HOP | _REPLACED] + _headers(context)
         target = quote(scope["path"]).encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         url = self._client.base_url.copy_with(raw_path=target)
-        with ClientWatch(receive, self._limits) as client, self._answering(client):
+        with self._counting(context.caller), ClientWatch(receive, self._limits) as client, self._answering(client):
             content = client.receive_parts() if has_body(dict(scope["headers"])) else None
             client.is_body_complete = content is None
-            request = httpx.Request(scope["method"], url, headers=headers, content=content)
+            # The URL has its dots resolved, and could be that of another route: `/ingest/../metrics`.
+            request = httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"target": target})
             response = await self._client.send(request, stream=True)
             context.is_body_received = True
             async with aclosing(response):
@@ -152,6 +157,17 @@ class SearchProcess:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     @contextmanager
+    def _counting(self, caller: Caller) -> Iterator[None]:
+        """Count a request that is passed on. Each costs a file, and httpx looks at all connections for each new one."""
+        if not self._passed_on.has_room(caller, MAX_PASSED_ON, 1):
+            raise GatewayFull("too many requests of search are in progress")
+        self._passed_on.add(caller, 1)
+        try:
+            yield
+        finally:
+            self._passed_on.add(caller, -1)
+
+    @contextmanager
     def _answering(self, waiting: Interruption) -> Iterator[None]:
         """Raise SearchUnavailable if the process does not answer, or stops answering while the block waits for it."""
         failure = _AWAY if self._is_away else self._database_failure
@@ -160,6 +176,8 @@ class SearchProcess:
         self._waiting[waiting] = monotonic()
         try:
             yield
+        except httpx.LocalProtocolError as error:
+            raise MalformedRequest("the request's headers are malformed") from error
         except httpx.TransportError as error:
             raise SearchUnavailable(_AWAY) from error
         finally:
