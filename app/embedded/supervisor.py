@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,25 +88,21 @@ def _supervise(settings: Settings, triton: Program | None, database: Program | N
 
 @contextmanager
 def _search_folder() -> Iterator[Path]:
-    """Make the folder of search's socket, locked until the block ends; remove those that killed supervisors have left."""
-    for leftover in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*"):
-        with suppress(OSError), _locking(leftover):  # its supervisor lives, or is another user's
-            shutil.rmtree(leftover)
-    with ExitStack() as stack:
-        while True:
-            made = TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(made))
-            with suppress(OSError):  # another supervisor was quicker, and removes it
-                stack.enter_context(_locking(folder))
-                if folder.exists():
-                    break
-        yield folder
+    """Make the folder of search's socket, with a file that is locked until the block ends; remove those of killed supervisors."""
+    for left in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*/lock"):
+        with suppress(OSError), _opening(left, os.O_RDONLY):  # a living process has locked it, or it is another user's
+            shutil.rmtree(left.parent)
+    with TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with _opening(folder / "new", os.O_CREAT | os.O_RDWR):
+            (folder / "new").rename(folder / "lock")  # others find it only now that it is locked
+            yield folder
 
 
 @contextmanager
-def _locking(folder: Path) -> Iterator[None]:
-    """Lock a folder during the block; raise OSError if another process has, or it cannot be opened."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _opening(lock: Path, flags: int) -> Iterator[None]:
+    """Open and lock a file during the block; raise OSError if that is not possible."""
+    descriptor = os.open(lock, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # another user may have put a pipe there
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

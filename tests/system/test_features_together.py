@@ -152,6 +152,8 @@ async def test_gateway_is_used_and_changed(
         await operator.run("add", str(tmp_path / "shapes.toml"))
     async with running_gateway("", tmp_path, **settings) as gateway, operator.client as client:
         client.base_url = gateway.url
+        while "search" in features and not (await client.get("/ready")).json()["services"]["search"]["ok"]:
+            await asyncio.sleep(0.1)  # it starts later than the others
         for line in ("GET /health", "GET /metrics", "GET /models"):
             await operator.ask(line)
         await operator.ask("POST /detect", content=SCENE)
