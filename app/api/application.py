@@ -138,9 +138,7 @@ def build(
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
         state=State({"worker": resources}, deep_copy=False),
-        openapi_config=docs.config(
-            Components(security_schemes=KEY_SCHEMES if keys else None), is_search=deployment.is_search_alone
-        ),
+        openapi_config=docs.config(Components(security_schemes=KEY_SCHEMES if keys else None)),
         logging_config=None,
     )
     inner: ASGIApp = DispatchMiddleware(

@@ -8,6 +8,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from app.api.beside import SearchProcess
 from app.api.dependencies import Worker, WorkerResources
+from app.api.documentation import docs
 from app.api.routes import VERSION
 from app.errors import NotOffered
 
@@ -22,6 +23,8 @@ def pass_on(worker: WorkerResources) -> ASGIApp:
     """Return an application that passes a request on to search, which is on."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"].startswith(docs.SEARCH_PATH):
+            scope = cast("Scope", {**scope, "path": docs.PATH + scope["path"].removeprefix(docs.SEARCH_PATH)})
         await cast("SearchProcess", worker.search).pass_on(cast("HTTPScope", scope), receive, send)
 
     return answer
