@@ -52,6 +52,12 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is
     _require_scope(context, wanted)
 
 
+def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
+    """Raise Unauthorized unless the headers have exactly one key, a valid one with whatever scope."""
+    if keys is not None:
+        _identify(_key_headers(scope, is_dialect=False), keys, context_of(scope))
+
+
 def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:
     """Raise Forbidden if a request that has been identified needs another scope, because of what it asks for."""
     if keys is not None:

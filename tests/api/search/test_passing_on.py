@@ -2,11 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from app.api import beside
+from app.settings.schema import Settings
+from tests.api.conftest import post_unread, write_keys
+from tests.search.made import served
 from tests.support import SCENE, json
 
 DOTS = ["/ingest/%2e%2e/metrics", "/query/%2e%2e/health", "/search/%2e%2e%2fready", "/v1/query/%2e%2e/%2e%2e/livez"]
@@ -44,3 +49,11 @@ async def test_unfinished_uploads_are_refused_above_a_limit_and_delay_no_detecti
     assert detected.status_code == 200
     assert {answer.status_code for answer in answers} <= {200, 201}
     json(await gateway.get("/query/duplicates"), 200)
+
+
+async def test_body_without_a_valid_key_is_refused_before_it_is_received(search_settings: Settings, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, ("camera", "s", "ingest"))
+    async with served(msgspec.structs.replace(search_settings, api_keys_file=keys)) as app:
+        for given in ({}, {"x-api-key": "camera.wrong"}):
+            refused = await post_unread(app, "/v1/ingest", {"content-length": "9", **given})
+            assert (refused.status, refused.problem["code"]) == (401, "unauthorized")
