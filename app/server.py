@@ -67,7 +67,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
         files = raise_file_limit()
         if settings.search == "on" and SEARCH_SOCKET in os.environ:  # some connections need a second one, to search
-            files -= min(MAX_PASSED_ON, files // 2)
+            files -= min(2 * MAX_PASSED_ON, files // 2)
         super().__init__(
             "app.main:create_app",
             factory=True,

@@ -17,7 +17,8 @@ MAX_CONNECTIONS = 16384
 RESERVED_FILES = 64
 """Open files per worker that are not for connections: about 40 are in use, and Granian's accept loop spins without a free one."""
 MAX_PASSED_ON = 512
-"""Maximum number of requests on the host that its workers pass on to search at the same time, each over a connection of its own."""
+"""Maximum number of a caller's requests that the host's workers pass on to search at the same time, each by its own connection;
+fewer if others have some, and about a tenth more of all together (see `CallerCounts`)."""
 
 SUPERVISED = "NEREID_INTERNAL_BEATS_FD"
 """Environment variable of a program whose parent kills it for an immediate stop, or if it writes nothing to this eventfd."""
