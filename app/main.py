@@ -271,6 +271,7 @@ def deployment_of(settings: Settings) -> Deployment:
         Path(settings.model_repository),
         settings.faces,
         settings.search == "alone",
+        _is_beside(settings),
         settings.search_thumbnails,
     )
 

@@ -115,7 +115,7 @@ def build(
         Router(
             "/",
             route_handlers=[health, metrics, ready],
-            guards=[guard_scope(keys, "health")],
+            guards=[guard_scope(None if deployment.is_beside else keys, "health")],
             security=_security(keys, "health"),
             tags=["health"],
         ),

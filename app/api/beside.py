@@ -30,8 +30,6 @@ _HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"tra
 _REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
 _AWAY = "the process that keeps images does not answer"
-_NOT_READY = "the database does not answer, or the model is not ready"
-_UNAUTHORIZED = 401
 
 
 @asynccontextmanager
@@ -102,8 +100,6 @@ class SearchProcess:
         with suppress(TimeoutError, httpx.TransportError, msgspec.DecodeError, KeyError):  # or what is no report
             async with asyncio.timeout(_BEAT_SECONDS):
                 response = await self._client.get("/ready")
-                if response.status_code == _UNAUTHORIZED:  # the process needs keys, and this worker has none
-                    return None if (await self._client.get("/readyz")).is_success else _NOT_READY
                 state = msgspec.json.decode(response.content)["services"]["search"]
                 return None if state["ok"] else str(state["detail"])
         return _AWAY

@@ -54,6 +54,8 @@ class Deployment(NamedTuple):
     has_faces: bool = False
     is_search_alone: bool = False
     """Whether the routes of search, health and metrics are the only ones."""
+    is_beside: bool = False
+    """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
     keeps_thumbnails: bool = False
     """Whether search keeps a small picture of each image."""
 
