@@ -32,7 +32,7 @@ from app.embedded.postgres.backup import backup, restore
 from app.embedded.postgres.server import embedded_database
 from app.embedded.supervisor import ignore_signals, supervise
 from app.host import allocator, extras, ports, program
-from app.host.processes import become_worker, die_with_parent
+from app.host.processes import SUPERVISED, become_worker, die_with_parent
 from app.host.program import Busy, CommandError, NoSuchModel
 from app.model.reference import split_reference
 from app.resilience import last_valid, worker_table
@@ -141,7 +141,10 @@ def _serve(settings: Settings, _: argparse.Namespace) -> int:
         return supervise(settings, triton, database)
 
 
-def _api(settings: Settings, _: argparse.Namespace) -> None:
+def _api(settings: Settings, _: argparse.Namespace) -> int:
+    if settings.search == "on" and SUPERVISED not in os.environ:
+        preflight.require_startable(settings)
+        return supervise(settings, None)
     allocator.set_granian_decay()
     # Imported here, because other commands need no server.
     from app.server import Server  # noqa: PLC0415
@@ -158,6 +161,7 @@ def _api(settings: Settings, _: argparse.Namespace) -> None:
     if settings.cache:
         cache_memory.create(settings.cache_memory_bytes)
     Server(settings).serve()
+    return 0
 
 
 def _triton(settings: Settings, _: argparse.Namespace) -> int:

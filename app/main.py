@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import msgspec
 import structlog
 
 from app import __version__
-from app.api import application
+from app.api import application, beside
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
@@ -22,8 +23,8 @@ from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
-from app.frigate.listener import Listener
 from app.host import allocator, cores, memory
+from app.host.processes import SEARCH_SOCKET
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
@@ -38,8 +39,6 @@ from app.routing.canary import CanaryWatch
 from app.routing.router import Router
 from app.routing.routes import Routes
 from app.routing.shadow import Shadows
-from app.search.describe import SearchOptions
-from app.search.service import open_search
 from app.settings import environment
 from app.settings.schema import Settings
 from app.settings.task_models import task_models
@@ -61,15 +60,20 @@ from app.zoo import fingerprint, registry
 
 if TYPE_CHECKING:
     from app.cache.cache import ResultCache
+    from app.search.describe import SearchOptions
     from app.telemetry.tracing import Tracing
 
 LOG = structlog.get_logger()
 
 _HOUSEKEEPING_SECONDS = 1.0
+# Other workers notice within two seconds that the one that searches beside them does not run.
+_FOLLOWER_SECONDS = 0.25
 # The embedded Triton runs its models on the CPU.
 _SLOW_MS, _SLOW_EMBEDDED_MS = 100.0, 1000.0
 # A little less than Frigate's default time-out; with the embedded Triton, it has to be longer.
 _FRIGATE_SECONDS, _FRIGATE_EMBEDDED_SECONDS = 0.18, 0.95
+# To the process of search: for each request, httpx compares all idle connections with all others.
+_IDLE_CONNECTIONS = 32
 # Memory for the bodies of anonymous requests, in addition to one body of maximum size.
 _ANONYMOUS_BYTES = 64 << 20
 # If a worker has grown by this factor and uses less than this for requests, it returns free memory to the kernel.
@@ -84,15 +88,42 @@ def create_app(settings: Settings | None = None) -> application.Application:
     logging.configure(settings.log_level)
     keys = ApiKeys(Path(settings.api_keys_file)) if settings.api_keys_file else None
     tracing = _open_tracing() if settings.tracing else None
-    search = partial(open_search, _search_options(settings)) if settings.search != "off" else None
-    return application.build(partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing, search)
+    return application.build(
+        partial(open_resources, settings, tracing), deployment_of(settings), keys, tracing, _search_of(settings)
+    )
 
 
-def _search_options(settings: Settings) -> SearchOptions:
+def _search_of(settings: Settings) -> application.OpenSearch | None:
+    """Return what opens search: here, or the connections to the process that searches; None if search is off."""
+    if settings.search == "off":
+        return None
+    if settings.search == "on":
+        connections = httpx.Limits(max_keepalive_connections=_IDLE_CONNECTIONS)
+        transport = httpx.AsyncHTTPTransport(uds=os.environ[SEARCH_SOCKET], limits=connections)
+        limits = BodyLimits(settings.max_batch_bytes, settings.body_seconds)
+        return lambda _, __, metrics: beside.open_process(transport, limits, metrics.table)
+    from app.search.service import open_search  # noqa: PLC0415 - other workers need none of it
+
+    return partial(open_search, _search_options(settings))
+
+
+def _search_options(settings: Settings) -> "SearchOptions":
+    from app.search.describe import SearchOptions  # noqa: PLC0415 - as above
+
     folders, max_bytes = settings.search_folder_paths, settings.max_body_bytes
-    # Of all workers of a host, PostgreSQL takes 100 by default, some of which others need.
-    connections = min(max(80 // cores.workers_of_host(settings.workers, settings.instances), 2), 8)
+    workers = 1 if _is_beside(settings) else cores.workers_of_host(settings.workers, settings.instances)
+    connections = min(max(80 // workers, 2), 8)  # of all of them, PostgreSQL takes 100 by default, some of which others need
     return SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
+
+
+def _is_beside(settings: Settings) -> bool:
+    """Return whether this process searches beside others, which detect."""
+    return settings.search == "alone" and SEARCH_SOCKET in os.environ
+
+
+def _workers(settings: Settings) -> int:
+    """Return the number of workers of the host, with the one that searches beside the others."""
+    return cores.workers_of_host(settings.workers, settings.instances) + (settings.search == "on" or _is_beside(settings))
 
 
 def _open_tracing() -> "Tracing":
@@ -110,13 +141,14 @@ async def open_resources(
     """Open the pool of Tritons, the pipeline and the metrics of a worker; close them in reverse order, and then the tracing."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.sleep, 0)  # an iteration of the event loop, which writes the last log lines
-        table = WorkerTable()
+        table = WorkerTable(is_follower=_is_beside(settings))
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
         metrics.worker_starts.add(1)
-        metrics.workers_wanted.set(cores.workers_of_host(settings.workers, settings.instances))
+        metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
-        stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started)))
+        seconds = _FOLLOWER_SECONDS if _is_beside(settings) else _HOUSEKEEPING_SECONDS
+        stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started, seconds)))
         if tracing is not None:
             stack.push_async_callback(tracing.close)
         transport = Transport(settings.transport)
@@ -178,6 +210,8 @@ def _add_options(
     if settings.triton_endpoints and settings.triton_loads_models:
         works.append(ModelLoader(pool, Path(settings.model_repository), pipeline.on_demand).run(table))
     if settings.frigate_zmq:
+        from app.frigate.listener import Listener  # noqa: PLC0415 - for cameras of Frigate alone
+
         seconds = _FRIGATE_SECONDS if settings.triton_endpoints else _FRIGATE_EMBEDDED_SECONDS
         works.append(Listener(settings.frigate_zmq, pipeline, metrics, seconds).run())
     return works
@@ -233,10 +267,12 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.page,
         settings.dialect_names,
         settings.allowed_origins,
-        cores.workers_of_host(settings.workers, settings.instances),
+        _workers(settings),
         Path(settings.model_repository),
         settings.faces,
         settings.search == "alone",
+        _is_beside(settings),
+        settings.search_thumbnails,
     )
 
 
@@ -288,12 +324,12 @@ async def _keep_house(pipeline: Pipeline) -> None:
             LOG.exception("housekeeping failed")
 
 
-async def _beat(table: WorkerTable, is_started: asyncio.Event) -> None:
+async def _beat(table: WorkerTable, is_started: asyncio.Event, seconds: float) -> None:
     """Record regularly that the event loop runs, from the worker's start until its resources are closed."""
     await is_started.wait()
     while True:
         table.beat()
-        await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+        await asyncio.sleep(seconds)
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

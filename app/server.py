@@ -24,7 +24,7 @@ from granian.server.mp import WorkerProcess
 from app.embedded.announcement import Announcement
 from app.host import cores, ports
 from app.host.http import get_status
-from app.host.processes import DRAIN_SIGNAL, SUPERVISED, connections_within, notify, raise_file_limit
+from app.host.processes import DRAIN_SIGNAL, MAX_PASSED_ON, SEARCH_SOCKET, SUPERVISED, connections_within, notify, raise_file_limit
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
@@ -57,6 +57,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
+        self._is_beside = settings.search == "alone" and SEARCH_SOCKET in os.environ
         self._signals = StopSignals()
         self._failures: dict[int, int] = {}
         """How often in a row each worker has ended soon after its start, by index."""
@@ -64,6 +65,9 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         """When to start the workers again that have ended too often, by index."""
         _signals.set_loop_signals = partial(_stop_once, _signals.set_loop_signals)
         WorkerProcess.is_alive = _is_alive  # type: ignore[method-assign]
+        files = raise_file_limit()
+        if settings.search == "on" and SEARCH_SOCKET in os.environ:  # some connections need a second one, to search
+            files -= min(2 * MAX_PASSED_ON, files // 2)
         super().__init__(
             "app.main:create_app",
             factory=True,
@@ -71,14 +75,14 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             port=settings.port,
             uds=Path(settings.socket) if settings.socket else None,
             uds_permissions=int(settings.socket_mode, 8),
-            workers=cores.workers(settings.workers, settings.instances),
+            workers=1 if self._is_beside else cores.workers(settings.workers, settings.instances),
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,  # `auto` does not time out a silent connection
             websockets=False,
             loop=Loops.uvloop,
             backlog=_BACKLOG,
             # Limits connections, including idle ones; admission limits requests.
-            backpressure=connections_within(raise_file_limit()),
+            backpressure=connections_within(files),
             http1_settings=HTTP1Settings(header_read_timeout=_HEADER_MILLISECONDS, max_buffer_size=_CONNECTION_BYTES),
             respawn_failed_workers=True,
             respawn_interval=_HANDOVER_SECONDS,

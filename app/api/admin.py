@@ -10,17 +10,15 @@ from typing import IO, Annotated, Any, get_type_hints
 
 import msgspec
 from litestar import Request, delete, post, put
-from litestar.handlers.base import BaseRouteHandler
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, Parameter, RequestBody, Schema
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Meta
 from multipart import MultipartSegment, PushMultipartParser, parse_options_header
 
 from app.api.answering.schema import ModelInfo
-from app.api.caller.check import Connection
 from app.api.context import PAUSE_SECONDS, context_of, header_of
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation.openapi import KEY_SCHEMES, PROBLEMS, binary, describe_form
+from app.api.documentation.openapi import ADMIN, binary, describe_form
 from app.api.parameters.parse import Pairs, check_model_name
 from app.api.receiving.client_watch import body_too_large
 from app.api.receiving.content_type import MULTIPART
@@ -29,7 +27,6 @@ from app.api.reports.models import describe_model
 from app.errors import (
     BodyTimeout,
     ClientGone,
-    Forbidden,
     GatewayError,
     GatewayFull,
     InvalidParameter,
@@ -49,22 +46,6 @@ _MAX_OUTPUT_BYTES = 1 << 14
 _MIN_BYTES_PER_SECOND = 1 << 16
 _MESSAGE = "nereid: "
 
-
-async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
-    """Raise Forbidden for a request that the page of another origin has made."""
-    origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
-    host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
-    if origin and origin.partition("://")[2] != host:
-        raise Forbidden("this is not accepted from a page of another origin")
-
-
-COMMON: dict[str, Any] = {
-    "guards": [guard_origin],
-    "opt": {"scope": "admin"},
-    "security": [{name: ["admin"]} for name in KEY_SCHEMES],
-    "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
-}
-"""What routes that change models, or which ones are used, have in common."""
 
 _RAW = "application/octet-stream"
 MAX_MODEL_BYTES = 2047 << 20
@@ -100,7 +81,7 @@ class DefaultVersion(msgspec.Struct, frozen=True):
     status_code=201,
     summary="Add a model, or its next version",
     operation_class=_AddOperation,
-    **COMMON,
+    **ADMIN,
     request_max_body_size=None,
 )
 async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: Worker) -> ModelInfo:
@@ -123,28 +104,28 @@ async def add_model(request: Request[Any, Any, Any], model: ModelName, worker: W
         return await _run(worker, "add", "-", "--untrusted", *given, model=model, stdin=file)
 
 
-@post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **COMMON)
+@post("/models/{model:str}/load", status_code=200, summary="Load a model of the repository, or its changes", **ADMIN)
 async def load_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let Triton load a model that lies in the repository."""
     with _changing(model, worker):
         return await _run(worker, "load", model=model)
 
 
-@post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **COMMON)
+@post("/models/{model:str}/unload", status_code=200, summary="Unload a model", **ADMIN)
 async def unload_model(model: ModelName, worker: Worker) -> ModelInfo:
     """Let the embedded Triton unload a model, until it is loaded again or Triton starts again."""
     with _changing(model, worker):
         return await _run(worker, "unload", model=model)
 
 
-@put("/models/{model:str}/default-version", summary="Choose the default version of a model", **COMMON)
+@put("/models/{model:str}/default-version", summary="Choose the default version of a model", **ADMIN)
 async def choose_version(model: ModelName, data: JSONBody[DefaultVersion], worker: Worker) -> ModelInfo:
     """Choose the version for requests that name none."""
     with _changing(model, worker):
         return await _run(worker, "use", model=model, version=data.version)
 
 
-@delete("/models/{model:str}", summary="Remove an added model, or a version of it", **COMMON)
+@delete("/models/{model:str}", summary="Remove an added model, or a version of it", **ADMIN)
 async def remove_model(model: ModelName, worker: Worker, version: FromQuery[int | None] = None) -> None:
     """Remove all versions that were added, or one that is not the default one."""
     with _changing(model, worker):

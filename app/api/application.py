@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Components, SecurityRequirement
 from litestar.types import ASGIApp, ControllerRouterHandler
 
-from app.api import admin, routing
+from app.api import routing
 from app.api.admission.cors import CorsMiddleware
 from app.api.admission.guards import MODEL_GUARDS
 from app.api.admission.middleware import DispatchMiddleware, HeadMiddleware, RequestContextMiddleware
@@ -21,25 +21,23 @@ from app.api.answering import problems
 from app.api.batch import route as batch
 from app.api.caller.check import guard_scope
 from app.api.caller.keys import ApiKeys
-from app.api.dependencies import Deployment, WorkerResources, providers
+from app.api.dependencies import Deployment, SearchState, WorkerResources, providers
 from app.api.detect import EMBED, ROUTES
 from app.api.dialects import dialect
 from app.api.dialects.dialect import Dialect
 from app.api.documentation import docs
 from app.api.documentation.openapi import KEY_SCHEMES
 from app.api.documentation.page.routes import page_asset, root
+from app.api.pass_on import ask_search
 from app.api.reports.health import health, livez, livez_of_triton, ready, readyz
 from app.api.reports.instead import instead
 from app.api.reports.metrics import metrics
 from app.api.reports.models import model, models
 from app.api.routes import VERSION, ModelRoute, RouteTable
-from app.api.search import off
-from app.api.search import routes as search
 from app.api.sight import analyze, embed, faces, ocr
 from app.cascade.catalog import Catalog
 from app.host.processes import DRAIN_SIGNAL
 from app.pipeline.pipeline import Pipeline
-from app.search.service import Search
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -56,8 +54,8 @@ _MODEL_ROUTES: dict[str, Sequence[HTTPRouteHandler]] = {
 """Routes that run models, by the tag of their subject (see `docs.TAGS`)."""
 
 Application = ASGIApp
-OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[Search]]
-"""Context manager of a worker's search."""
+OpenSearch = Callable[[Pipeline, Catalog, Metrics], AbstractAsyncContextManager[SearchState]]
+"""Context manager of a worker's search: the connection to its process, or, in this process, search itself."""
 OpenResources = Callable[[], AbstractAsyncContextManager[tuple[TritonPool, Pipeline, Metrics]]]
 """Context manager of a worker's pool of Tritons, pipeline and metrics; closes them after the last request."""
 
@@ -89,35 +87,41 @@ def build(
             stack.callback(asyncio.create_task(resources.catalog.follow()).cancel)
             yield
 
-    has_search, has_others = open_search is not None, not deployment.is_search_alone
-    model_routes = {**(_MODEL_ROUTES if has_others else {}), "search": (search if has_search else off).MODEL_ROUTES}
-    others = [
-        *_secured([models, model, routing.routes], keys, "detect"),
-        *([] if keys is None else [*admin.ROUTES, *routing.ADMIN_ROUTES]),
-    ]
+    model_routes: dict[str, Sequence[HTTPRouteHandler]]
+    others: list[ControllerRouterHandler]
+    if deployment.is_search_alone:
+        from app.api.dialects import deepstack_names  # noqa: PLC0415 - workers beside search need none of it
+        from app.api.search import routes as search  # noqa: PLC0415
+
+        model_routes, dependencies = {"search": search.MODEL_ROUTES}, {**providers(resources), **search.providers()}
+        dialects = [deepstack_names.DIALECT] if deepstack_names.DIALECT.name in deployment.dialects else []
+        others = [
+            Router("/", route_handlers=[*_secured(search.ROUTES, keys)], guards=[guard_scope(keys, "search")], tags=["search"])
+        ]
+    else:
+        model_routes, dependencies, dialects = _MODEL_ROUTES, providers(resources), dialect.load(deployment.dialects)
+        handlers = [*_secured([models, model, routing.routes], keys, "detect")]
+        if keys is not None:
+            from app.api import admin  # noqa: PLC0415 - without keys, nobody changes models
+
+            handlers += [*admin.ROUTES, *routing.ADMIN_ROUTES]
+        others = [Router("/", route_handlers=handlers, guards=[guard_scope(keys, "detect")], tags=["models"]), ask_search]
     routes: list[ControllerRouterHandler] = [
         *(
             Router("/", route_handlers=[*_secured([*_guarded(handlers)], keys)], tags=[subject])
             for subject, handlers in model_routes.items()
         ),
-        Router("/", route_handlers=others if has_others else [], guards=[guard_scope(keys, "detect")], tags=["models"]),
-        Router(
-            "/",
-            route_handlers=[*_secured((search if has_search else off).ROUTES, keys)],
-            guards=[guard_scope(keys, "search")],
-            tags=["search"],
-        ),
+        *others,
         Router(
             "/",
             route_handlers=[health, metrics, ready],
-            guards=[guard_scope(keys, "health")],
+            guards=[guard_scope(None if deployment.is_beside else keys, "health")],
             security=_security(keys, "health"),
             tags=["health"],
         ),
         Router("/", route_handlers=[livez, livez_of_triton, readyz, root, instead], tags=["health"]),
         *([page_asset] if deployment.has_page else []),
     ]
-    dialects = dialect.load(deployment.dialects if has_others else ())
     write_error = dialect.error_writer(dialects)
     app = Litestar(
         route_handlers=[
@@ -130,7 +134,7 @@ def build(
                 for each in dialects
             ),
         ],
-        dependencies=providers(resources),
+        dependencies=dependencies,
         exception_handlers=problems.handlers(write_error),
         lifespan=[lifespan],
         state=State({"worker": resources}, deep_copy=False),
@@ -147,7 +151,7 @@ def build(
 
 def table_of(
     dialects: Sequence[Dialect],
-    model_routes: Sequence[HTTPRouteHandler] = (*chain.from_iterable(_MODEL_ROUTES.values()), *off.MODEL_ROUTES),
+    model_routes: Sequence[HTTPRouteHandler] = (*chain.from_iterable(_MODEL_ROUTES.values()),),
 ) -> RouteTable:
     """Make the route table: the paths of dialects as their clients send them, then the gateway's own paths."""
     table = RouteTable()

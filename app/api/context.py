@@ -57,6 +57,8 @@ class RequestContext:
     is_client_gone = False
     """Whether the client disconnected before the request or the response was complete."""
     is_detail_logged = True
+    is_passed_on = False
+    """Whether another process answers the request, counts it and logs it."""
     error = ""
     """The code of the error in the response; empty without an error."""
     failed_stage = ""

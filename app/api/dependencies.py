@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from litestar.connection import ASGIConnection
@@ -14,7 +14,6 @@ from app.api.context import BodyLimits
 from app.cascade.catalog import FILE as CASCADES
 from app.cascade.catalog import Catalog
 from app.pipeline.pipeline import Pipeline
-from app.search.service import Search
 from app.telemetry.metrics import Metrics
 from app.triton.pool import TritonPool
 
@@ -55,19 +54,30 @@ class Deployment(NamedTuple):
     has_faces: bool = False
     is_search_alone: bool = False
     """Whether the routes of search, health and metrics are the only ones."""
+    is_beside: bool = False
+    """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
+    keeps_thumbnails: bool = False
+    """Whether search keeps a small picture of each image."""
+
+
+class SearchState(Protocol):
+    """Search: itself, or the process beside as workers see it."""
+
+    async def why_unusable(self) -> str | None:
+        """Return why search does not work, None if it does."""
 
 
 class WorkerResources:
     """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop.
 
-    Into handlers that ask Triton, a model or search, that one is injected (see `providers`). Here admission and intake find them.
+    Into handlers that ask Triton or a model, that one is injected (see `providers`). Here admission and intake find them.
     """
 
     tritons: TritonPool
     pipeline: Pipeline
     metrics: Metrics
-    search: Search | None = None
-    """None if search is off; then its routes do not exist."""
+    search: SearchState | None = None
+    """None if search is off."""
     is_draining = False
 
     def __init__(self, deployment: Deployment, keys: ApiKeys | None = None) -> None:
@@ -76,11 +86,6 @@ class WorkerResources:
         self.keys = keys
         """The API keys that callers need; None if the API is open."""
 
-    def require_search(self) -> Search:
-        """Return search, on routes that exist only if it is on."""
-        assert self.search is not None  # noqa: S101 - as said
-        return self.search
-
     async def is_ready(self) -> bool:
         """Return whether the default model is ready, the worker is not about to stop, and search alone has its database."""
         if self.is_draining or (self.deployment.is_search_alone and (await self.why_no_search()) is not None):
@@ -88,8 +93,8 @@ class WorkerResources:
         return await self.tritons.is_ready(await self.pipeline.read_default_reference())
 
     async def why_no_search(self) -> str | None:
-        """Return why the database of search cannot be asked; None if it can, or search is off."""
-        return None if self.search is None else await self.search.database.why_unusable()
+        """Return why search does not work; None if it does, or is off."""
+        return None if self.search is None else await self.search.why_unusable()
 
     def drain(self) -> None:
         """Mark the worker as about to stop."""
@@ -100,8 +105,6 @@ Worker = NamedDependency[WorkerResources]
 WorkerTritons = NamedDependency[TritonPool]
 WorkerPipeline = NamedDependency[Pipeline]
 """Asks models, by the same client."""
-WorkerSearch = NamedDependency[Search]
-"""Asks the models of search and its database, by the same pipeline."""
 
 
 def worker_of(connection: ASGIConnection[Any, Any, Any, Any]) -> WorkerResources:
@@ -118,10 +121,6 @@ def _pipeline(worker: Worker) -> Pipeline:
     return worker.pipeline
 
 
-def _search(worker: Worker) -> Search:
-    return worker.require_search()
-
-
 def providers(resources: WorkerResources) -> dict[str, Provide]:
     """Return the dependencies of one application by parameter name. Each is provided once and then cached.
 
@@ -131,5 +130,4 @@ def providers(resources: WorkerResources) -> dict[str, Provide]:
         "worker": Provide(lambda: resources, use_cache=True, sync_to_thread=False),
         "triton_client": Provide(_triton_client, use_cache=True, sync_to_thread=False),
         "pipeline": Provide(_pipeline, use_cache=True, sync_to_thread=False),
-        "search": Provide(_search, use_cache=True, sync_to_thread=False),
     }

@@ -2,20 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 from litestar import Request
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 from litestar.response.base import ASGIResponse
+from litestar.types import HTTPScope
 
 from app.api.answering import steps
 from app.api.answering.format import Respond, ResponseInput, select
 from app.api.answering.schema import ClassifyResponse, CocoResult, DetectResponse
 from app.api.answering.vectors import EmbedResponse
+from app.api.beside import SearchProcess
 from app.api.caller.check import require_scope
-from app.api.context import RequestContext, context_of
+from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import own_route, pictures_of
 from app.api.parameters.parse import Pairs, Parameters
@@ -31,8 +33,6 @@ from app.model.reference import refer_to
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import count
-from app.search.describe import NOTHING_BUT_THE_IMAGE
-from app.search.service import IngestOptions
 
 P = TypeVar("P", bound=Parameters)
 
@@ -114,7 +114,7 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
         content, wanted, call = await intake.receive(client, request.scope, worker, in_path, kind, parse or body.parse_body)
         image, question = content.image, wanted.options
         if getattr(wanted, "index", False):
-            wanted = await _index(worker, context, wanted, image, call)
+            wanted = await _index(request.scope, worker, wanted, image, call)
         respond = respond or select(FORMS[question.task].formats, wanted.format, context.accept).respond
         model, add_steps = question.model or pipeline.default_for(question.task), None
         try:
@@ -132,13 +132,14 @@ async def handle_image(  # noqa: PLR0913 - the parts of a request
 
 
 async def _index(
-    worker: WorkerResources, context: RequestContext, wanted: EmbedParameters, image: bytes, call: CallContext
+    scope: HTTPScope, worker: WorkerResources, wanted: EmbedParameters, image: bytes, call: CallContext
 ) -> EmbedParameters:
-    """Add an image to the index, with nothing but its vector; return the parameters with the id that it has there."""
+    """Add an image to the index, with its vector alone; return the parameters with the id that it has there."""
     if worker.search is None:
         raise NotOffered("this gateway keeps no vectors; `nereid serve --search` turns that on, or send index=false")
-    require_scope(context, worker.keys, "ingest")
-    options = IngestOptions(NOTHING_BUT_THE_IMAGE)
-    found = await worker.search.ingest(context.tenant, image, wanted.image_id, call, options)
-    known = found.added.duplicate if found.added.status == "duplicate" else None
-    return msgspec.structs.replace(wanted, image_id=known.image_id if known else found.image.image_id)
+    require_scope(context_of(scope), worker.keys, "ingest")
+    search = cast("SearchProcess", worker.search)
+    # The default may be longer than what callers may ask for, and to the process this worker is a caller.
+    seconds = min(max(call.deadline.remaining, 0.001), worker.deployment.limits.max_timeout_seconds)
+    image_id = await search.keep_vector(image, wanted.image_id, scope, seconds)
+    return msgspec.structs.replace(wanted, image_id=image_id)

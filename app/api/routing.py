@@ -10,8 +10,8 @@ from litestar import delete, get, put
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta
 
-from app.api.admin import COMMON
 from app.api.dependencies import WorkerPipeline
+from app.api.documentation.openapi import ADMIN
 from app.errors import InvalidParameter, ModelsNotManaged, UnknownModel, UnknownVersion
 from app.model.reference import split_reference
 from app.pipeline.pipeline import Pipeline
@@ -30,7 +30,7 @@ async def routes(pipeline: WorkerPipeline) -> dict[str, Route]:
     return {} if router is None else {name: _with_folder(route, "") for name, route in router.routes.known.items()}
 
 
-@put("/routes/{name:str}", summary="Add or replace a route", **COMMON)
+@put("/routes/{name:str}", summary="Add or replace a route", **ADMIN)
 async def put_route(name: _Name, data: JSONBody[Route], pipeline: WorkerPipeline) -> Route:
     """Write a route into the routes file; the workers of all hosts that read this file use it within a second."""
     with _changing(pipeline) as routes:
@@ -43,7 +43,7 @@ async def put_route(name: _Name, data: JSONBody[Route], pipeline: WorkerPipeline
     return data
 
 
-@delete("/routes/{name:str}", summary="Remove a route", **COMMON)
+@delete("/routes/{name:str}", summary="Remove a route", **ADMIN)
 async def delete_route(name: _Name, pipeline: WorkerPipeline) -> None:
     """Remove a route from the routes file."""
     with _changing(pipeline) as routes:

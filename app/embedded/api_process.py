@@ -10,7 +10,7 @@ from app.cache import memory as cache_memory
 from app.embedded.service import CheckError
 from app.host import cores, program
 from app.host.http import get_status
-from app.host.processes import SUPERVISED, die_with_parent, kill_group
+from app.host.processes import SEARCH_SOCKET, SUPERVISED, die_with_parent, kill_group
 from app.host.program import CommandError
 from app.resilience import last_valid, worker_table
 from app.settings.schema import PREFIX, Settings
@@ -19,6 +19,7 @@ _CHECK_SECONDS = 5.0
 # By so many checks in a row, one every five seconds: on a busy machine, a beat may be late.
 _MAX_MISSED_BEATS = 5
 _OK = 200
+_OF_SEARCH = {"SEARCH": "alone", "SOCKET_MODE": "600", "PAGE": "false", "CORS_ORIGINS": "", "FRIGATE_ZMQ": ""}
 
 
 class ApiProcess:
@@ -26,14 +27,22 @@ class ApiProcess:
 
     ready_seconds = 120.0
 
-    def __init__(self, settings: Settings, socket: Path | None = None) -> None:
-        """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None."""
+    def __init__(self, settings: Settings, socket: Path | None = None, search: Path | None = None) -> None:
+        """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None.
+
+        It passes requests of search on to the one whose socket is `search`, or is that one.
+        """
+        is_search = socket is not None and socket == search
         self._settings = settings
-        self.name = "the API" if socket is None else f"instance {socket.name}"
+        self.name = "search" if is_search else "the API" if socket is None else f"instance {socket.name}"
         self.socket = socket
         self.url = settings.local_url
         workers = cores.workers(settings.workers, settings.instances)
         self._environment = {f"{PREFIX}SOCKET": str(socket), f"{PREFIX}WORKERS": str(workers)} if socket else {}
+        if search is not None:
+            self._environment[SEARCH_SOCKET] = str(search)
+        if is_search:  # the others answer browsers and Frigate
+            self._environment |= {f"{PREFIX}{name}": value for name, value in _OF_SEARCH.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._answered: subprocess.Popen[bytes] | None = None
         self.is_model_ready = False

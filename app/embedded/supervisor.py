@@ -1,8 +1,14 @@
 """Run the instances of the API and the embedded programs: restart programs that end, and stop everything in order."""
 
+import fcntl
 import os
+import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from app.embedded.announcement import Announcement
 from app.embedded.api_process import ApiProcess
@@ -20,23 +26,33 @@ _POLL_SECONDS = 0.1
 _DEFECTS = {MODEL_DEATHS: "a process of {model} has died", WRONG_ANSWERS: "the answers of {model} are wrong"}
 # Time for an instance to exit after its workers have been drained or killed.
 _MARGIN_SECONDS = 5.0
+_SEARCH_FOLDER = "nereid-search-"
 
 
 def supervise(settings: Settings, triton: Program | None, database: Program | None = None) -> int:
     """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
 
-    The embedded Triton has been started; it is None with an external one. The database of search is started here, and whatever
-    becomes of it, the API goes on. The exit code is returned: 0 after a stop signal.
+    The embedded Triton has been started; it is None with an external one. Search and its database are started here, and whatever
+    becomes of them, the API goes on. The exit code is returned: 0 after a stop signal.
     """
+    if settings.search != "on":
+        return _supervise(settings, triton, database, None)
+    with _search_folder() as folder:
+        return _supervise(settings, triton, database, folder / "search.sock")
+
+
+def _supervise(settings: Settings, triton: Program | None, database: Program | None, socket: Path | None) -> int:
+    """Supervise all programs; `socket` is where search listens, None if it does not run beside the API."""
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
     worker_table.create()
     table = TableView()
-    instances = [ApiProcess(settings, socket) for socket in settings.sockets]
+    instances = [ApiProcess(settings, each, socket) for each in settings.sockets]
     services = [Service(instance) for instance in instances]
     embedded = [Service(triton, is_ready=True)] if triton is not None else []
-    others = [Service(database, gives_up=False)] if database is not None else []
+    searching = [] if socket is None else [ApiProcess(settings, socket, socket)]
+    others = [Service(program, gives_up=False) for program in (database, *searching) if program is not None]
     watched = [*services, *embedded, *others]
     had_terminal = os.isatty(0)
 
@@ -44,9 +60,9 @@ def supervise(settings: Settings, triton: Program | None, database: Program | No
         if had_terminal and not os.isatty(0):  # the user has closed the terminal
             signals.note(signal.SIGTERM)
             return
-        for instance, service in zip(instances, services, strict=True):
-            if service.is_ready:  # before that, the signal would kill it
-                instance.send(signal.SIGHUP)
+        for service in watched:
+            if service.is_ready and isinstance(service.program, ApiProcess):  # before that, the signal would kill it
+                service.program.send(signal.SIGHUP)
 
     signal.signal(signal.SIGHUP, hang_up)
     try:
@@ -61,12 +77,37 @@ def supervise(settings: Settings, triton: Program | None, database: Program | No
             service.close()
         table.close()
         _drain(settings, instances, signals)
+        _drain(settings, searching, signals)  # the others have asked it until now
         ignore_signals()
-        for instance in instances:
+        for instance in [*instances, *searching]:
             instance.kill()
         if triton is not None:  # with an external Triton, the next worker does this
             shared_memory.sweep()
     return code
+
+
+@contextmanager
+def _search_folder() -> Iterator[Path]:
+    """Make the folder of search's socket, with a file that is locked until the block ends; remove those of killed supervisors."""
+    for left in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*/lock"):
+        with suppress(OSError), _opening(left, os.O_RDONLY):  # a living process has locked it, or it is another user's
+            shutil.rmtree(left.parent)
+    with TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with _opening(folder / "new", os.O_CREAT | os.O_RDWR):
+            (folder / "new").rename(folder / "lock")  # others find it only now that it is locked
+            yield folder
+
+
+@contextmanager
+def _opening(lock: Path, flags: int) -> Iterator[None]:
+    """Open and lock a file during the block; raise OSError if that is not possible."""
+    descriptor = os.open(lock, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # another user may have put a pipe there
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def ignore_signals() -> None:

@@ -16,9 +16,14 @@ MAX_CONNECTIONS = 16384
 """Maximum number of connections per worker, including idle ones."""
 RESERVED_FILES = 64
 """Open files per worker that are not for connections: about 40 are in use, and Granian's accept loop spins without a free one."""
+MAX_PASSED_ON = 512
+"""Maximum number of a caller's requests that the host's workers pass on to search at the same time, each by its own connection;
+fewer if others have some, and about a tenth more of all together (see `CallerCounts`)."""
 
 SUPERVISED = "NEREID_INTERNAL_BEATS_FD"
 """Environment variable of a program whose parent kills it for an immediate stop, or if it writes nothing to this eventfd."""
+SEARCH_SOCKET = "NEREID_INTERNAL_SEARCH_SOCKET"
+"""Environment variable of the API's processes with the path of the socket of the one that searches beside the others."""
 DRAIN_SIGNAL = signal.SIGUSR1
 """Notifies a worker that it will be stopped soon."""
 

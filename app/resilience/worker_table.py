@@ -43,7 +43,7 @@ SEPARATOR = "\x1f"
 # How long metrics can still be read under a name that no worker uses any more.
 _KEEP_NAME_SECONDS = 600
 _VARIABLE = "NEREID_INTERNAL_WORKER_TABLE_FD"
-_PROCESS, _BEATS = "process", "beats"
+_PROCESS, _BEATS, _FOLLOWER = "process", "beats", "follower"
 
 
 def create() -> int:
@@ -182,8 +182,8 @@ class TableView:
 class WorkerTable(TableView):
     """One row of the table, and a view of all rows of living workers."""
 
-    def __init__(self) -> None:
-        """Take a free row of the host's table.
+    def __init__(self, *, is_follower: bool = False) -> None:
+        """Take a free row of the host's table; a follower is never the first worker.
 
         Raises:
             OSError: All rows are taken.
@@ -203,6 +203,8 @@ class WorkerTable(TableView):
                 if not key.startswith(COUNTER):
                     self.set(column, 0)
             self.set(_LAST, 0)
+            self._columns[_FOLLOWER] = self._find_column(_FOLLOWER)
+            self.set(self._columns[_FOLLOWER], is_follower)
             workers, highest = divmod(self._cells[_LAST], _ROWS)
             self._cells[_LAST] = (workers + 1) * _ROWS + max(highest, self._row)
         self.refresh()
@@ -275,21 +277,28 @@ class WorkerTable(TableView):
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker has the lowest row of all living ones, as of the last `refresh`."""
-        return self._living[0] == self._own
+        """Whether this worker has the lowest row of all living ones but followers, as of the last `refresh`."""
+        return self._first == self._own
+
+    def follower_beat(self) -> int:
+        """Return how often the living followers have called `beat`, as of the last `refresh`; 0 if there are none."""
+        follower, beats = self.column(_FOLLOWER), self.column(_BEATS)
+        return sum(self._cells[row + beats] for row in self._living if self._cells[row + follower])
 
     def refresh(self) -> None:
         """Find the living workers. Call this about once a second, to notice killed workers."""
         self._seen = self._cells[_LAST]
         rows = range(_KEYS + 1, self._seen % _ROWS + 1)
         self._living = [row * _COLUMNS for row in rows if row == self._row or self._is_locked(row)]
+        follower = self.column(_FOLLOWER)
+        self._first = next((row for row in self._living if not self._cells[row + follower]), -1)
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
         released, self.cells = self.cells, memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")  # a thread may still count
         released.release()
         super().close()
-        self._own, self._living, self._cells = 0, [0], self.cells
+        self._own, self._living, self._first, self._cells = 0, [0], 0, self.cells
 
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.

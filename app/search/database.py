@@ -26,6 +26,7 @@ class Database:
         """Requests of a caller that ask at a time, so that slow ones leave some connections to others."""
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._checking = asyncio.Lock()
+        self._check: asyncio.Future[object] | None = None
         self._checked: tuple[float, str | None] = -_CHECK_SECONDS, None
         self._active: dict[Family, tuple[float, str]] = {}
 
@@ -56,12 +57,17 @@ class Database:
         """Return why the engine does not answer, None if it does; what is returned is at most a second old."""
         async with self._checking:
             if monotonic() - self._checked[0] >= _CHECK_SECONDS:
-                reason = None
-                try:
-                    async with asyncio.timeout(_CHECK_SECONDS):
-                        await self.engine.models("image")
-                except (SearchUnavailable, TimeoutError) as error:
-                    reason = error.detail if isinstance(error, SearchUnavailable) else _LATE
+                reason: str | None = None
+                # A late check goes on: to end it would take seconds, if the server hangs.
+                self._check = self._check or asyncio.ensure_future(self.engine.models("image"))
+                if (await asyncio.wait({self._check}, timeout=_CHECK_SECONDS))[0]:
+                    check, self._check = self._check, None
+                    if isinstance(error := check.exception(), SearchUnavailable):
+                        reason = error.detail
+                    elif error is not None:
+                        raise error
+                else:
+                    reason = _LATE
                 self._checked = monotonic(), reason
             return self._checked[1]
 

@@ -55,7 +55,6 @@ class Parts(NamedTuple):
 
 
 ALL = Parts()
-NOTHING_BUT_THE_IMAGE = Parts(objects=False, faces=False, text=False)
 
 
 class Described(NamedTuple):

@@ -54,6 +54,10 @@ class Search(Describer):
     new_job: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there is a job, which is begun at once."""
 
+    async def why_unusable(self) -> str | None:
+        """Return why the database cannot be asked; None if it can."""
+        return await self.database.why_unusable()
+
     async def ingest(  # noqa: PLR0913 - what is told of an image
         self,
         tenant: str,

@@ -163,8 +163,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Address at which Frigate's ZMQ detector is answered, `tcp://127.0.0.1:5555` or `ipc:///path`; only loopback and private IP
     addresses. Empty: none."""
     search: Literal["off", "on", "alone"] = "off"
-    """Search in images that were sent before, on PostgreSQL: `on`, beside the gateway's other routes, as `serve --search` does;
-    `alone`, without these, as `nereid search` does."""
+    """Search in images that were sent before, on PostgreSQL: `on`, by a process beside the workers, as `serve --search` does;
+    `alone`, by workers that do nothing else, as `nereid search` does."""
     database_url: Annotated[str, Meta(pattern="^(postgres(ql)?://.+)?$", title="a URL such as postgresql://nereid@db/nereid")] = ""
     """URL of the PostgreSQL of search, 16 or later with pgvector 0.8.4 or later. Empty: the embedded one, which `serve` and
     `search` run."""

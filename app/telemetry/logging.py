@@ -61,17 +61,17 @@ class _Forwarder(logging.Handler):
 
 
 class _Lossy:
-    """A stream that ignores write errors, so that a full disk does not affect the program."""
+    """A stream that ignores write errors, so that a full disk, or a stream that is closed, does not affect the program."""
 
     def __init__(self, stream: TextIO | BinaryIO) -> None:
         self._stream = stream
 
     def write(self, line: Any) -> None:  # noqa: ANN401 - text or bytes, depending on the stream
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.write(line)
 
     def flush(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
 

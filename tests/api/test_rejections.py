@@ -20,7 +20,7 @@ from app.api.caller.keys import ApiKeys
 from app.api.context import RequestContext, context_of
 from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
-from app.api.search import off
+from app.api.search import routes
 from app.pipeline.pipeline import Pipeline
 from app.resilience.deadline import Deadline
 from app.resilience.fairness import ANYBODY, Caller, Turn
@@ -44,8 +44,12 @@ _UNREAD = (
     "/face/register",
     "/face/recognize",
     "/face/delete",
-    *(path for route in off.MODEL_ROUTES for path in route.paths),
+    *(path for route in routes.MODEL_ROUTES for path in route.paths),
 )
+
+
+BOTH = pytest.mark.parametrize("gateway", [False, True], ids=["worker", "search"], indirect=True)
+"""Marks a test of the routes of a worker, and of the process that searches beside it."""
 
 
 class Gateway(NamedTuple):
@@ -67,8 +71,8 @@ class Gateway(NamedTuple):
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    file = write_keys(tmp_path, ("camera", SECRET, "detect search ingest"), ("monitor", SECRET, "health"))
+async def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Gateway]:
+    file = write_keys(tmp_path, ("camera", SECRET, "detect search ingest admin"), ("monitor", SECRET, "health"))
     async with open_world(max_uploads=8, upload_bytes=2**23) as world:
         await world.until_known()
 
@@ -76,7 +80,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
         async def open_resources() -> AsyncIterator[tuple[TritonPool, Pipeline, Metrics]]:
             yield world.pool, world.pipeline, METRICS
 
-        app = application.build(open_resources, DEPLOYMENT._replace(dialects=DIALECTS, has_faces=True), ApiKeys(Path(file)))
+        deployment = DEPLOYMENT._replace(dialects=DIALECTS, has_faces=True, is_search_alone=getattr(request, "param", False))
+        app = application.build(open_resources, deployment, ApiKeys(Path(file)))
         async with lifespan_of(app):
             assert len(Gateway(world, app).routes) > 15
             yield Gateway(world, app)
@@ -98,16 +103,19 @@ def type_for(route: ModelRoute) -> tuple[str, str]:
     return FORM if route.media_types else JPEG
 
 
+@BOTH
 async def test_every_route_that_runs_a_model_lists_the_guards_in_their_order(gateway: Gateway) -> None:
     for path, route in gateway.routes:
         assert (path, route.resolve_guards()) == (path, [guard_key, guard_payload, guard_circuit, guard_timing])
 
 
+@BOTH
 async def test_every_route_that_asks_a_model_gets_the_pipeline_injected(gateway: Gateway) -> None:
     for path, route in gateway.routes:
         assert "pipeline" in route.parsed_fn_signature.parameters or path.endswith(_UNREAD), path
 
 
+@BOTH
 async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
     """401 and 403 come before anything else is judged; a body that may contain the key is received first."""
     for path, route in gateway.routes:
@@ -118,12 +126,14 @@ async def test_no_key_or_the_wrong_one(gateway: Gateway) -> None:
             assert (await gateway.ask(path, HTML, TOO_LONG)).status == 401, path
 
 
+@BOTH
 async def test_the_framing(gateway: Gateway) -> None:
     for path, _ in gateway.routes:
         for wrong in (HOST, NO_LENGTH, ("Content-Length", "9" * 5000)):
             assert (await gateway.ask(path, wrong, HTML)).status == 400, path
 
 
+@BOTH
 async def test_the_declared_type_and_length(gateway: Gateway) -> None:
     """415 comes before 413, also for a body that may contain the key."""
     for path, route in gateway.routes:
@@ -132,6 +142,7 @@ async def test_the_declared_type_and_length(gateway: Gateway) -> None:
             assert (await gateway.ask(path, *key, type_for(route), TOO_LONG)).status == 413, path
 
 
+@BOTH
 async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
     """413 is sent once more bytes have arrived than the route takes."""
     for path, route in gateway.routes:
@@ -146,6 +157,7 @@ async def test_a_length_that_is_not_declared(gateway: Gateway) -> None:
             assert (await call(gateway.app, receiving(*[part] * (limit // 2**16 + 1)), path, [JPEG])).status == 413, path
 
 
+@BOTH
 async def test_a_full_gateway(gateway: Gateway) -> None:
     """The answer is 429 to a caller whose key is known; routes that use no model go on."""
     with full(gateway.world):
@@ -160,6 +172,7 @@ async def test_a_full_gateway(gateway: Gateway) -> None:
             assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
 
+@BOTH
 async def test_no_memory_for_batches(gateway: Gateway) -> None:
     with full(gateway.world, batches_only=True):
         for path, route in gateway.routes:
@@ -169,6 +182,7 @@ async def test_no_memory_for_batches(gateway: Gateway) -> None:
                 assert (await gateway.ask(path, CAMERA, type_for(route), TOO_LONG)).status == 413, path
 
 
+@BOTH
 async def test_an_open_circuit(gateway: Gateway) -> None:
     """503 where the request names the model before its body; it comes before 429, and nobody without a key learns of it."""
     world = gateway.world
@@ -188,12 +202,14 @@ async def test_an_open_circuit(gateway: Gateway) -> None:
             assert (await gateway.ask(path, ("X-API-Key", "camera.wrong"))).status == 401, path
 
 
+@BOTH
 async def test_a_path_that_only_litestar_takes_for_a_route_does_not_exist(gateway: Gateway) -> None:
     """Python's `int` accepts more kinds of digits than the gateway's routes."""
     for version in ("1_0", "\N{ARABIC-INDIC DIGIT ONE}"):
         assert (await gateway.ask(f"/roboflow/tiny/{version}", CAMERA, JPEG)).status == 404
 
 
+@BOTH
 async def test_other_routes_have_the_same_framing(gateway: Gateway) -> None:
     for path in ("/livez", "/models", "/nothing"):
         assert (await gateway.ask(path, HOST)).status == 400

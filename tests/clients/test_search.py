@@ -7,19 +7,18 @@ import msgspec
 import pytest
 
 from app.embedded.server import EmbeddedTriton
-from app.main import create_app
 from app.settings.schema import Settings
 from nereid_client import AsyncClient, Client, Problem
 from tests.clients.conftest import ThreadTransport
 from tests.fakes import models
-from tests.support import SCENE, lifespan_of
+from tests.search.made import served
+from tests.support import SCENE
 
 
 async def test_images_are_indexed_found_and_deleted(settings: Settings, triton: EmbeddedTriton, database: str) -> None:
     assert triton.poll() is None
-    options = {"model": "six_columns", "faces": True, "search": "on", "database_url": database}
-    app = create_app(msgspec.structs.replace(settings, **options))
-    async with lifespan_of(app):
+    options = {"model": "six_columns", "faces": True, "database_url": database}
+    async with served(msgspec.structs.replace(settings, **options)) as app:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # type: ignore[arg-type]
         loop = asyncio.get_running_loop()
         async with AsyncClient(transport=transport) as client:

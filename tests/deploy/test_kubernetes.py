@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-from app.api.application import table_of
-from app.api.dialects import dialect
 from app.host.ports import is_loopback
 from app.settings.schema import DIALECTS, Settings
 from tests.deploy.kubernetes import COMBINATIONS, Cluster, example, plain, selects, volume
@@ -18,6 +16,7 @@ from tests.deploy.needs import (
     shared_memory_bytes,
     stop_seconds,
 )
+from tests.deploy.paths import PATHS
 
 
 @pytest.fixture(params=COMBINATIONS, ids="-".join)
@@ -153,8 +152,9 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
     for path in ("/models", "/routes", "/", "/v1/", "/page-assets/page.js", *(f"/{name}/anything" for name in DIALECTS)):
         assert is_public(path)
-    for path, _ in table_of(dialect.load(DIALECTS)).paths:  # no prefix can express some of them
+    for path, _ in PATHS:  # no prefix can express some of them
         assert is_public(path) or path in {"/health", "/v1/auth", "/{model:str}/{version:int}"}
+    assert is_public("/search/docs")  # no prefix leaves it out
     for path in ("/metrics", "/docs", "/health", "/ready", "/v1/health", "/v1/metrics"):
         assert not is_public(path)
     assert annotations["limit-req-reject-code"] == "429"

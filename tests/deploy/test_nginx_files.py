@@ -1,7 +1,6 @@
 """The files for NGINX, as texts and as NGINX checks them: they fit the gateway; what they do is in `test_nginx.py`."""
 
 import re
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,7 @@ from hypothesis import strategies as st
 
 from app import server
 from app.api.admin import MAX_MODEL_BYTES, ROUTES
-from app.api.application import _MODEL_ROUTES, table_of
 from app.api.context import PAUSE_SECONDS
-from app.api.dialects.dialect import load
 from app.api.dialects.kserve import control
 from app.api.receiving.client_watch import body_too_large
 from app.api.reports.health import livez, readyz
@@ -22,12 +19,12 @@ from app.api.routing import ADMIN_ROUTES, routes
 from app.api.search import routes as search
 from app.errors import BodyTooLarge, MalformedRequest
 from app.settings.schema import DIALECTS, Settings
+from tests.deploy.paths import PATHS
 from tests.nginx import SHIPPED, prepare
 
 INSTANCES = 3
 CONTROL = {prefix + path for path in control.paths for prefix in ("", "/kserve")}
 SLASHED = CONTROL | {f"{path}/" for path in CONTROL}
-TABLE = table_of(load(DIALECTS), [*chain.from_iterable(_MODEL_ROUTES.values()), *search.MODEL_ROUTES])
 TEXT = (SHIPPED / "nereid.conf").read_text(encoding="utf-8")
 
 
@@ -62,7 +59,7 @@ def test_each_path_of_the_table_is_public_with_its_limit() -> None:
     """But for two reports, public below the dialect's name only, and changes of models; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     own, several, records, changes, dialects = patterns[:5]
-    for path, (handler, *_) in TABLE.paths:
+    for path, (handler, *_) in PATHS:
         sample = re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3"))
         location = next((pattern for pattern in (own, several, records, dialects) if re.search(pattern, sample)), None)
 
@@ -98,7 +95,7 @@ def test_each_public_path_exists(location: str, data: st.DataObject) -> None:
     for general, example in EXAMPLES.items():
         location = location.replace(general, example)
     path = data.draw(st.from_regex(location, fullmatch=True)).rstrip()
-    paths = {path for path, _ in TABLE.paths} | CONTROL
+    paths = {path for path, _ in PATHS} | CONTROL
     known = {re.sub(r"\{\w+:str\}", "tiny", path.replace("{version:int}", "3")) for path in paths}
 
     assert path in known | OTHERS | {"/", f"{VERSION}/"} | {f"/{name}/" for name in DIALECTS}

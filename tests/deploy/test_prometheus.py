@@ -8,11 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.api.application import table_of
-from app.api.dialects.dialect import load
 from app.api.routes import ModelRoute
-from app.settings.schema import DIALECTS
 from tests.deploy.dashboard import DASHBOARD, PANELS, VARIABLES
+from tests.deploy.paths import PATHS
 from tests.programs import require_program
 from tests.prometheus import CONFIG
 from tests.support import ROOT
@@ -66,7 +64,7 @@ def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
 @pytest.mark.parametrize("file", [FOLDER / "recordings.yml", DASHBOARD], ids=lambda file: str(file.name))
 def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
     patterns = set(re.findall(r'endpoint=~\\?"(.*?)\\?"', file.read_text(encoding="utf-8")))
-    targets = {target for _, target in table_of(load(DIALECTS)).paths}
+    targets = {target for _, target in PATHS}
     routes = {target.template for target in targets if isinstance(target.handler, ModelRoute) and target.handler.takes != "text"}
 
     assert len(patterns) == 1

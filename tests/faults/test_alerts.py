@@ -139,7 +139,7 @@ async def test_a_database_of_search_that_is_away_is_a_page(watched: Watched, tmp
                 said = await here.until_firing("NereidSearchDown")
 
     assert set(statuses) == {200, 503}
-    assert said["summary"] == "Search on 127.0.0.1 has no database"
+    assert said["summary"] == "Search on 127.0.0.1 does not work"
 
 
 async def test_a_missing_default_model_is_a_page(watched: Watched, tmp_path: Path) -> None:

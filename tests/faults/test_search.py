@@ -1,13 +1,15 @@
-"""Search while workers, its database and Triton are killed: what was acknowledged is there once, and nothing is there by half."""
+"""Search while processes are killed or hang: what was acknowledged is there once, nothing by half, and detection goes on."""
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -19,7 +21,6 @@ import psutil
 import pytest
 from pgvector.asyncpg import register_vector
 
-from app.host.http import get_status
 from app.settings.schema import Settings
 from bench.models.clusters import make_vector
 from bench.models.repository import write_embedding
@@ -27,15 +28,18 @@ from tests.fakes import models as small_models
 from tests.fakes import text_models
 from tests.faults import models
 from tests.faults.conftest import RecordFigure
-from tests.faults.exchange import NO_ANSWER, Answer, ask, encode
+from tests.faults.exchange import NO_ANSWER, Answer, Connection, ask, encode
 from tests.faults.fleet import Fleet, running_fleet
-from tests.postgres import database_home, running
+from tests.faults.meanwhile import meanwhile
+from tests.faults.test_resources import NEEDS_MOUNTS
+from tests.postgres import database_home
 from tests.processes import has_ended
 from tests.sockets import short_tmp_path  # noqa: F401 - a fixture
 
 CLIENTS = 8
 ACKNOWLEDGED, AWAY = {200, 201}, {NO_ANSWER, 429, 503}
 _PATIENCE_SECONDS = 300.0
+_DETECTED = 2000
 _SIDE = 256
 """Of the input of the simulated model."""
 
@@ -99,11 +103,16 @@ def full_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def searching(repository: Path, folder: Path, **settings: object) -> Iterator[Fleet]:
     """Run `serve --search` with two instances, and a PostgreSQL of its own."""
-    with database_home() as home:
-        given = {"search": "on", "database_home": home, "timeout_seconds": 10, **settings}
-        with running_fleet(repository, folder, settings=given) as fleet:
-            yield fleet
-        Settings(database_home=str(home)).database_folder.rmdir()
+    with database_home() as home, searching_at(home, repository, folder, (), **settings) as fleet:
+        yield fleet
+
+
+@contextmanager
+def searching_at(home: Path, repository: Path, folder: Path, wrapper: Sequence[str], **settings: object) -> Iterator[Fleet]:
+    given = {"search": "on", "database_home": home, "timeout_seconds": 10, **settings}
+    with running_fleet(repository, folder, settings=given, wrapper=wrapper) as fleet:
+        yield fleet
+    Settings(database_home=str(home)).database_folder.rmdir()
 
 
 def url_of(fleet: Fleet) -> str:
@@ -323,49 +332,166 @@ async def test_a_folder_is_indexed_although_its_worker_is_killed(
     assert found == {f"{number:05}.png": Counts(0, 1, 0) for number in range(count)}
 
 
-@pytest.mark.system
-async def test_without_its_database_only_search_is_away(repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
-    """503 while it is stopped, and while it hangs; /detect answers as ever, and search is back without a restart."""
-    async with running() as server, server.fresh("template0") as url:
-        settings = {"search": "on", "database_url": url, "timeout_seconds": 5}
-        with running_fleet(repository, tmp_path, instances=1, settings=settings) as fleet:
-            (socket,) = fleet.sockets
-            picture = ONLY_VECTORS.picture(7)
-            requests = {"/ingest": {"image_id": "7", **ONLY_VECTORS.options}, "/search/image": {}}
+class Fault(NamedTuple):
+    """How search, or its database, fails, and how the fault ends; without an end, the gateway itself must see to that."""
 
-            async def statuses() -> list[int]:
-                answers = [await post(socket, path, picture, **query) for path, query in requests.items()]
-                record_figure("with and without the database: slowest answer, s", max(answer.seconds for answer in answers))
-                return [answer.status for answer in answers]
-
-            async def is_back() -> bool:
-                return await statuses() == [200, 200]
-
-            async def detects() -> None:
-                answers = [await post(socket, "/detect", picture) for _ in range(50)]
-                assert {answer.status for answer in answers} == {200}
-                record_figure("/detect meanwhile: slowest answer, s", max(answer.seconds for answer in answers))
-
-            assert await statuses() == [201, 200]
-            await detects()
-            workers = fleet.workers()
-            for stop, go_on in (
-                (server.program.stop, server.program.start),
-                (lambda: hang(signal.SIGSTOP), lambda: hang(signal.SIGCONT)),
-            ):
-                await asyncio.to_thread(stop)
-                try:
-                    away, _ = await asyncio.gather(statuses(), detects())
-                    assert set(away) <= {503, 504}, away
-                    assert get_status("http://localhost/readyz", 5, socket) == 200
-                finally:
-                    await asyncio.to_thread(go_on)
-                await becomes(is_back)
-            assert fleet.workers() == workers
+    begin: Callable[[Fleet], None]
+    end: Callable[[Fleet], None] | None = None
+    keeps_reading: bool = False
+    """Whether only writing fails."""
 
 
-def hang(number: signal.Signals) -> None:
-    """Send a signal to all processes of the PostgreSQL that this process has started."""
-    for process in psutil.Process().children(recursive=True):
-        if process.name() == "postgres":
+def send_to_search(number: int) -> Callable[[Fleet], None]:
+    return lambda fleet: os.killpg(search_of(fleet).pid, number)
+
+
+def send_to_database(number: int) -> Callable[[Fleet], None]:
+    def send(fleet: Fleet) -> None:
+        database = fleet.database()
+        assert database is not None
+        for process in (database, *database.children()):
             process.send_signal(number)
+
+    return send
+
+
+def search_of(fleet: Fleet) -> psutil.Process:
+    """Return the parent of the worker that searches, when it has been started."""
+    (process,) = [each for each in fleet.instances() if each.name() == "search"]
+    return process
+
+
+def fill_disk(fleet: Fleet) -> None:
+    with suppress(OSError), disk_of(fleet).open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+
+
+def disk_of(fleet: Fleet) -> Path:
+    """Return a file on the database's disk, which only the gateway's processes see."""
+    return Path(f"/proc/{fleet.process.pid}/root", fleet.process.environ()["NEREID_DATABASE_HOME"][1:], "full")
+
+
+FAULTS = {
+    "stopped": Fault(send_to_search(signal.SIGSTOP), send_to_search(signal.SIGCONT)),
+    "stopped for good": Fault(send_to_search(signal.SIGSTOP)),
+    "killed": Fault(send_to_search(signal.SIGKILL)),
+    "database stopped": Fault(send_to_database(signal.SIGSTOP), send_to_database(signal.SIGCONT)),
+    "disk full": Fault(fill_disk, lambda fleet: disk_of(fleet).unlink(), keeps_reading=True),
+}
+
+
+@contextmanager
+def small_disk() -> Iterator[tuple[Path, list[str]]]:
+    """Make a home for a database; yield it, and a command that runs another one with a small disk there."""
+    with database_home() as home:
+        disk = home / "disk"
+        disk.mkdir()
+        mount = f"mount -t tmpfs -o size=256m,mode=711 tmpfs {disk} && ln -s {home}/server {disk}/server"
+        yield disk, ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
+
+class Callers:
+    """Twelve clients that detect and must not notice the fault, and requests of search."""
+
+    def __init__(self, sockets: list[Path], fault: Fault) -> None:
+        self._sockets, self._fault = sockets, fault
+        self._numbers = count(1)
+        self.detected: list[float] = []
+        """Seconds of each answer to `/detect`."""
+        self.searched: list[float] = []
+        """Seconds of the slowest answer of each round of requests of search."""
+
+    async def detect(self, client: int) -> None:
+        async with await Connection.open(f"unix:{self._sockets[client % 2]}") as connection:
+            while True:
+                answer = await connection.ask(encode(ONLY_VECTORS.picture(7), Content_Type="image/png"))
+                assert answer.status == 200, answer
+                self.detected.append(answer.seconds)
+
+    async def ready(self) -> bool:
+        """Return whether search is, as a worker reports it that is itself ready."""
+        answers = [post(self._sockets[1], path, method="GET") for path in ("/ready", "/readyz")]
+        report, probe = await asyncio.gather(*answers)
+        assert (report.status, probe.status) == (200, 200)
+        return bool(json.loads(report.body)["services"]["search"]["ok"])
+
+    async def search(self) -> set[bool]:
+        """Add two images, one while its vector is asked for, and search; return whether requests were answered."""
+        number = next(self._numbers)
+        picture = ONLY_VECTORS.picture(number)
+        answers = await asyncio.gather(
+            post(self._sockets[0], "/ingest", picture, image_id=number, **ONLY_VECTORS.options),
+            post(self._sockets[1], "/embed/image", picture, index="true", image_id=f"embedded-{number}"),
+            *([] if self._fault.keeps_reading else [post(self._sockets[0], "/search/image", picture)]),
+        )
+        self.searched.append(max(answer.seconds for answer in answers))
+        return {is_answered(answer) for answer in answers}
+
+    async def all_work(self) -> bool:
+        is_ready, answered = await asyncio.gather(self.ready(), self.search())
+        return is_ready and answered == {True}
+
+    async def all_fail(self) -> bool:
+        is_ready, answered = await asyncio.gather(self.ready(), self.search())
+        return is_ready == self._fault.keeps_reading and answered == {False}
+
+    async def measure(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until there are enough answers to `/detect`, and something holds."""
+
+        async def is_measured() -> bool:
+            return await holds() and len(self.detected) >= _DETECTED
+
+        await becomes(is_measured)
+
+
+def is_answered(answer: Answer) -> bool:
+    """Return whether search is available; there is no other failure."""
+    if answer.status in ACKNOWLEDGED:
+        return True
+    assert (answer.status, json.loads(answer.body)["code"]) == (503, "search_unavailable"), answer
+    return False
+
+
+@NEEDS_MOUNTS
+@pytest.mark.parametrize("name", FAULTS)
+async def test_detection_goes_on_while_search_is_away(
+    repository: Path, tmp_path: Path, record_figure: RecordFigure, name: str
+) -> None:
+    """Search answers 503, also a request under way, until it is back by itself; no worker ends, and detection does not notice."""
+    fault = FAULTS[name]
+    with small_disk() as (home, wrapper), searching_at(home, repository, tmp_path, wrapper) as fleet:
+        workers = [worker for each in fleet.instances() if each != search_of(fleet) for worker in fleet.workers_of(each)]
+        callers = Callers(fleet.sockets, fault)
+        async with meanwhile(*map(callers.detect, range(12))), await Connection.open(f"unix:{fleet.sockets[0]}") as connection:
+            await becomes(callers.all_work)
+            callers.detected.clear()
+            await callers.measure(callers.all_work)
+            record_figure(f"{name}: p99 of /detect before, ms", p99_ms(callers.detected))
+
+            query = urlencode(ONLY_VECTORS.options)
+            request = encode(ONLY_VECTORS.picture(0), f"/ingest?{query}", Content_Type="image/png")
+            await connection.send(request[:-1])
+            await asyncio.to_thread(fault.begin, fleet)
+            began = monotonic()
+            callers.detected.clear()
+            callers.searched.clear()
+            async with asyncio.TaskGroup() as group:
+                under_way = group.create_task(connection.ask(request[-1:]))
+                group.create_task(becomes(callers.all_fail))
+            assert fault.keeps_reading or not is_answered(under_way.result())
+            if fault.end is not None:
+                await callers.measure(callers.all_fail)
+                record_figure(f"{name}: median of later answers of search, s", float(np.median(callers.searched[1:])))
+                await asyncio.to_thread(fault.end, fleet)
+                began = monotonic()
+            record_figure(f"{name}: first answer of search, s", callers.searched[0])
+            await becomes(callers.all_work)
+            record_figure(f"{name}: search is back after, s", monotonic() - began)
+            await callers.measure(callers.all_work)
+            record_figure(f"{name}: p99 of /detect meanwhile, ms", p99_ms(callers.detected))
+        assert not any(map(has_ended, workers))
+
+
+def p99_ms(seconds: list[float]) -> float:
+    return float(np.percentile(seconds, 99)) * 1e3

@@ -252,7 +252,7 @@ async def test_plans_walk_the_index(database: str) -> None:
 
 def test_many_workers_have_fewer_connections_each() -> None:
     """Those of a host leave some of PostgreSQL's 100 to others, as long as each has two."""
-    assert [_search_options(Settings(search="on", workers=count)).connections for count in (1, 20, 64)] == [8, 4, 2]
+    assert [_search_options(Settings(search="alone", workers=count)).connections for count in (1, 20, 64)] == [8, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 import asyncpg
 import httpx
@@ -17,16 +18,17 @@ import pytest
 
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.settings.schema import Settings
+from tests.api.conftest import write_keys
 from tests.postgres import database_home
-from tests.processes import has_ended, wait_for, wait_until_gone
+from tests.processes import children, has_ended, wait_for, wait_until_gone
 from tests.support import SCENE, free_port, triton_home
 
 pytestmark = pytest.mark.system
 
 
 @contextmanager
-def running(settings: Settings, log: Path, *command: str, **variables: str) -> Iterator[str]:
-    """Run a command, which must end in order, and return its URL."""
+def running(settings: Settings, log: Path, *command: str, stop: int = signal.SIGTERM, **variables: str) -> Iterator[str]:
+    """Run a command, which must end with its children, and in order unless it is killed; return its URL."""
     port = str(free_port())
     named = ("model_repository", "triton_home", "database_home", "model")
     environ = {f"NEREID_{name.upper()}": getattr(settings, name) for name in named}
@@ -38,8 +40,8 @@ def running(settings: Settings, log: Path, *command: str, **variables: str) -> I
     try:
         yield f"http://127.0.0.1:{port}"
         family += family[0].children(recursive=True)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
+        process.send_signal(stop)
+        assert process.wait() == (0 if stop == signal.SIGTERM else -stop)
         wait_until_gone(family)
     finally:
         process.kill()
@@ -121,3 +123,57 @@ async def test_detection_goes_on_whatever_becomes_of_the_database(home: Settings
             assert detects(other) == 404
             assert "Triton is ready" not in beside.read_text()
     assert not await answers(home.search_database)
+
+
+def folders_of_search() -> set[Path]:
+    """Return the folders of the sockets of search of gateways that this process has started, while these run."""
+    listening = [each for child in children() if child.name() == "search" for each in child.net_connections("unix")]
+    return {Path(each.laddr).parent for each in listening if Path(each.laddr).name == "search.sock"}
+
+
+async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, repository: Path, tmp_path: Path) -> None:
+    """Key, scopes, tenant, deadline and request id, whichever of two workers is asked."""
+    shutil.copytree(repository / "embedding", tmp_path / "models" / "embedding")
+    everything = "detect search ingest health"
+    keys = [("north", "secret", everything), ("south", "secret", everything), ("reader", "secret", "search")]
+    file, log = write_keys(tmp_path, *keys, tenants={"north": "north", "south": "south"}), tmp_path / "log"
+    with running(home, log, "serve", "--search", NEREID_WORKERS="2", NEREID_API_KEYS_FILE=file) as url:
+
+        def ask(key: str, line: str, request_id: str = "", **more: bytes) -> tuple[int, str]:
+            """Ask over a connection of its own; return the status and the code of the problem."""
+            method, _, path = line.partition(" ")
+            headers = {"X-API-Key": f"{key}.secret", "X-Request-ID": request_id or token_hex(8)}
+            response = httpx.request(method, url + path, headers=headers, timeout=60, **more)  # type: ignore[arg-type]
+            assert response.headers["X-Request-ID"] == headers["X-Request-ID"]
+            document = response.json()
+            assert document.get("request_id", headers["X-Request-ID"]) == headers["X-Request-ID"]
+            return response.status_code, document.get("code", "")
+
+        wait_for(lambda: is_ready(url) and ask("north", "GET /query/stats")[0] == 200)
+        for number in range(8):  # of connections, some of which each worker has accepted
+            picture = SCENE + bytes(number)
+            assert ask("north", f"POST /ingest?image_id={number}", content=picture) == (201, "")
+            assert ask("south", f"POST /embed/image?index=true&image_id=south-{number}", content=picture) == (200, "")
+            assert ask("reader", "POST /ingest", content=picture) == (403, "forbidden")
+            assert ask("nobody", "POST /ingest", content=picture) == (401, "unauthorized")
+            assert ask("north", f"GET /query/image/{number}", f"north-{number}") == (200, "")
+            assert ask("south", f"GET /query/image/{number}") == (404, "unknown_record")
+            assert ask("south", f"GET /query/image/south-{number}") == (200, "")
+            assert ask("north", f"GET /query/image/south-{number}") == (404, "unknown_record")
+            assert ask("north", "POST /ingest?timeout_ms=1", content=picture + b"new") == (504, "deadline_passed")
+            assert ask("north", "GET /ready") == ask("north", "GET /health") == (200, "")
+        text = log.read_text()
+    assert [text.count(f'"request_id":"north-{number}"') for number in range(8)] == [1] * 8
+
+
+async def test_folder_of_search_goes_with_its_gateway(home: Settings, tmp_path: Path) -> None:
+    """That of a gateway that was killed goes when the next one starts, if not with another one's start."""
+    with running(home, tmp_path / "killed", "serve", "--search", stop=signal.SIGKILL) as url:
+        wait_for(lambda: is_ready(url) and statistics(url) == 200)
+        (left,) = folders_of_search()
+    with running(home, tmp_path / "log", "serve", "--search") as url:
+        wait_for(lambda: is_ready(url) and statistics(url) == 200)
+        assert not left.exists()
+        (folder,) = folders_of_search()
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()

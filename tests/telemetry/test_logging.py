@@ -45,7 +45,7 @@ def test_each_event_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> None:
-    """A full disk must not affect the caller, nor the event loop, which writes later."""
+    """A full disk, or a closed stream, must not affect the caller, nor the event loop, which writes later."""
 
     async def log() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
@@ -62,6 +62,7 @@ def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, 
         asyncio.run(log())
         with suppress(OSError):
             full.close()
+        asyncio.run(log())  # now it is closed
     assert not failed
 
 

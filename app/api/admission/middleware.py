@@ -47,7 +47,10 @@ LOG = structlog.get_logger()
 
 
 class RequestContextMiddleware:
-    """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span."""
+    """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span.
+
+    A request that is passed on to another process has its headers, its count and its log line from there.
+    """
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
         self.app = app
@@ -89,7 +92,7 @@ class RequestContextMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = int(message["status"])
-                if context.status in _PACED:
+                if context.status in _PACED and not context.is_passed_on:
                     await self._rejections.pace(context.caller, context.request_bytes)
                 message["headers"] = [*message["headers"], *_headers(context)]
             await send(message)
@@ -105,8 +108,7 @@ class RequestContextMiddleware:
         finally:
             status = _CLIENT_GONE if context.is_client_gone else context.status or unsent_status
             metrics.active_requests.add(-1)
-            count_request(metrics, context, route_of(scope), status)
-            self._log(scope, method, path, context, status)
+            self._report(scope, method, path, context, status)
             if span is not None:
                 _end(span, scope, context, status)
             context.end_answer()
@@ -122,7 +124,11 @@ class RequestContextMiddleware:
         context.trace = span.context
         return span
 
-    def _log(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
+    def _report(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
+        """Count and log a request, unless the process does to which it was passed on."""
+        if context.is_passed_on:
+            return
+        count_request(self._resources.metrics, context, route_of(scope), status)
         duration_ms, steps = context.timing.total, context.timing.steps
         fields = {
             "request_id": context.request_id,
@@ -162,7 +168,9 @@ def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status:
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return the headers that every response has."""
+    """Return the headers that every response has; one of another process has them already."""
+    if context.is_passed_on:
+        return []
     headers = [
         (b"x-request-id", context.request_id.encode()),
         (b"x-process-time", f"{context.timing.total:.2f}ms".encode()),

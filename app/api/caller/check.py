@@ -11,7 +11,7 @@ from litestar.handlers.base import BaseRouteHandler
 from litestar.types import Guard, HTTPScope
 
 from app.api.caller.keys import ApiKeys
-from app.api.context import RequestContext, context_of
+from app.api.context import RequestContext, context_of, header_of
 from app.api.routes import ModelRoute
 from app.errors import Forbidden, Unauthorized
 
@@ -50,6 +50,12 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is
     if context.scopes is None:
         _identify(_key_headers(connection.scope, is_dialect=is_dialect), keys, context)
     _require_scope(context, wanted)
+
+
+def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
+    """Raise Unauthorized unless the headers have exactly one key, a valid one with whatever scope."""
+    if keys is not None:
+        _identify(_key_headers(scope, is_dialect=False), keys, context_of(scope))
 
 
 def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:
@@ -103,3 +109,11 @@ def _to_bearer(authorization: bytes) -> bytes:
         return b"Bearer " + base64.b64decode(encoded.strip(), validate=True).replace(b":", b".", 1)
     except binascii.Error:
         return authorization
+
+
+async def guard_origin(connection: Connection, _: BaseRouteHandler) -> None:
+    """Raise Forbidden for a request that the page of another origin has made."""
+    origin = header_of(connection.scope, b"origin")  # type: ignore[arg-type]
+    host = header_of(connection.scope, b"host")  # type: ignore[arg-type]
+    if origin and origin.partition("://")[2] != host:
+        raise Forbidden("this is not accepted from a page of another origin")

@@ -23,6 +23,7 @@ from litestar.openapi.spec import (
 from app.api.answering.format import media_types_of
 from app.api.answering.problems import MEDIA_TYPE
 from app.api.answering.schema import Problem
+from app.api.caller.check import guard_origin
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import FORMS
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED
@@ -59,6 +60,13 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     "header": SecurityScheme("apiKey", "The same API key in another header.", name="X-API-Key", security_scheme_in="header"),
 }
 """The two ways to send an API key."""
+ADMIN: dict[str, Any] = {
+    "guards": [guard_origin],
+    "opt": {"scope": "admin"},
+    "security": [{name: ["admin"]} for name in KEY_SCHEMES],
+    "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
+}
+"""What routes that change models, or which ones are used, have in common."""
 
 _RAW_TYPES = (
     *(f"image/{name}" for name in ("jpeg", "png", "webp", "bmp", "gif", "avif", "heic", "tiff")),

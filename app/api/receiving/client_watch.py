@@ -1,7 +1,7 @@
 """Receive the body of a request, and stop work for a client that is too slow or has disconnected."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -18,6 +18,7 @@ _COUNT_BYTES = 1 << 16
 # Waiting for a disconnect needs a task, so short requests are not watched.
 _FIRST_CHECK_SECONDS, _CHECK_SECONDS = 0.1, 0.25
 _DRAIN_SECONDS = 2.0
+_GONE = "the client disconnected before the end of the body"
 _ANONYMOUS_BYTES = 1 << 20
 
 
@@ -61,7 +62,7 @@ class ClientWatch(Interruption):
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                raise ClientGone("the client disconnected before the end of the body")
+                raise ClientGone(_GONE)
             chunk = message["body"]
             received += len(chunk)
             if received > max_bytes:
@@ -82,6 +83,16 @@ class ClientWatch(Interruption):
         if rest:
             chunks.append(rest)
         return b"".join(chunks)  # no copy if there is only one chunk
+
+    async def receive_parts(self) -> AsyncIterator[bytes]:
+        """Receive the body part by part; raise ClientGone before its end."""
+        while not self.is_body_complete:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientGone(_GONE)
+            yield message["body"]
+            self._progress = self._loop.time()
+            self.is_body_complete = not message["more_body"]
 
     def _check(self) -> None:
         """Check periodically whether the body is late; once it is complete, wait for a disconnect."""

@@ -67,7 +67,7 @@ class GpuHealth(msgspec.Struct, frozen=True):
 
 
 class SearchHealth(msgspec.Struct, frozen=True):
-    """Whether the database of search answers, and why not."""
+    """Whether the process of search and its database answer, and why not."""
 
     status: Literal["healthy", "unhealthy"]
     detail: str | None

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 from litestar import Request
+from litestar.di import NamedDependency
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import RequestBody, Schema
@@ -18,7 +19,7 @@ from app.api.answering.native import respond_in_thread
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources, WorkerSearch
+from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.receiving import body, intake
@@ -33,6 +34,8 @@ from app.search.service import Search
 from app.telemetry.timing import SEARCH
 
 AnyRequest = Request[Any, Any, Any]
+WorkerSearch = NamedDependency[Search]
+"""Asks the models of search and its database, by the worker's pipeline."""
 Document = dict[str, Any]
 RecordId = Annotated[str, PathParameter(max_length=64)]
 PageNumber = Annotated[int, QueryParameter(ge=0, le=10_000, description="From 0.")]
@@ -170,11 +173,16 @@ def describe_text(fields: dict[str, Schema]) -> RequestBody:
     return RequestBody(required=False, content={JSON: describe_form(fields)})
 
 
+def search_of(worker: WorkerResources) -> Search:
+    """Return the search of a worker of this process."""
+    return cast("Search", worker.search)
+
+
 async def ask(request: AnyRequest, worker: WorkerResources, question: Question[T]) -> T:
     """Ask the engine a question about the caller's tenant, within the default deadline."""
     context, deadline = context_of(request.scope), Deadline.after(worker.pipeline.limits.timeout_seconds)
     call = CallContext(deadline, context.timing, context.request_id, context.caller)
-    async with worker.require_search().database.asking(call) as engine:
+    async with search_of(worker).database.asking(call) as engine:
         return await question(engine, context.tenant)
 
 

@@ -7,8 +7,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response.base import ASGIResponse
 
-from app.api.admin import guard_origin
 from app.api.answering.vectors import to_vector
+from app.api.caller.check import guard_origin
 from app.api.dependencies import Worker
 from app.api.parameters.tasks import MAX_ID_LENGTH
 from app.api.search.asking import READING, AnyRequest, Document, PageNumber, PageSize, RecordId, ask, reply, show
@@ -93,7 +93,7 @@ async def image_thumbnail(
 ) -> Response[bytes]:
     """Return a picture of an image, or of a face in it, if `NEREID_SEARCH_THUMBNAILS` was on when it was added."""
     _check_id(image_id)
-    if not worker.require_search().options.keeps_thumbnails:
+    if not worker.deployment.keeps_thumbnails:
         raise NotOffered("no pictures are kept; NEREID_SEARCH_THUMBNAILS=true keeps those of images that are added from then on")
     picture = await ask(request, worker, lambda engine, tenant: engine.thumbnail(tenant, image_id, face_id))
     return Response(picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})

@@ -18,13 +18,14 @@ from app.api.batch.answer import BatchFailure, ImagesAnswer
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.api.batch.route import MEDIA_TYPES, describe_images
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerResources, WorkerSearch
+from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
 from app.api.receiving import body, intake
 from app.api.receiving.body import decode_parameter
 from app.api.receiving.client_watch import ClientWatch
+from app.api.search.asking import WorkerSearch
 from app.api.sight.image import Asking
 from app.api.sight.images import open_batch
 from app.errors import InvalidParameter

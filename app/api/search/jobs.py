@@ -14,13 +14,13 @@ from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
 from app.api.context import context_of
-from app.api.dependencies import Worker, WorkerSearch
+from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
 from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody, parse_document
 from app.api.receiving.client_watch import ClientWatch
-from app.api.search.asking import AnyRequest, PageNumber, PageSize, ask, describe_text
+from app.api.search.asking import AnyRequest, PageNumber, PageSize, WorkerSearch, ask, describe_text
 from app.api.search.ingest import IngestFlags, Sums, sum_up
 from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext

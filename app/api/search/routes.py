@@ -1,12 +1,25 @@
-"""All routes of search."""
+"""All routes of search, in its own process, and what is injected into them."""
 
+from litestar.di import Provide
 from litestar.handlers import HTTPRouteHandler
 
+from app.api.dependencies import Worker
 from app.api.routes import ModelRoute
 from app.api.search import find, images, ingest, jobs
+from app.api.search.asking import search_of
+from app.search.service import Search
 
 _ALL: list[HTTPRouteHandler] = [route for module in (ingest, jobs, find, images) for route in module.ROUTES]
 MODEL_ROUTES = [route for route in _ALL if isinstance(route, ModelRoute)]
 """Those that ask models, or receive images, with the scope that they need."""
 ROUTES = [route for route in _ALL if not isinstance(route, ModelRoute)]
 """The others. They need the scope `search`, or that in their `opt`."""
+
+
+def _search(worker: Worker) -> Search:
+    return search_of(worker)
+
+
+def providers() -> dict[str, Provide]:
+    """Return the dependencies of one application by parameter name, as `app.api.dependencies.providers` does."""
+    return {"search": Provide(_search, use_cache=True, sync_to_thread=False)}

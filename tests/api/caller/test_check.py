@@ -10,10 +10,10 @@ from app.api.admission import middleware
 from app.api.answering import problems
 from app.api.application import Application
 from app.api.dialects.dialect import Dialect, load
+from app.api.pass_on import ask_search
 from app.api.reports.instead import instead
 from app.api.routes import VERSION
 from app.api.routing import ADMIN_ROUTES
-from app.api.search import off
 from app.main import create_app
 from app.resilience import last_valid
 from app.settings.schema import DIALECTS
@@ -33,7 +33,6 @@ NEED_DETECT = [
             *("/ocr/predict", "/ocr/batch", "/analyze", "/analyze/batch"),
             *("/embed/image", "/embed/batch", "/embed/boxes", "/embed/text"),
             *("/faces/detect", "/faces/recognize", "/faces/verify"),
-            *(path for route in [*off.MODEL_ROUTES, *off.ROUTES] for path in sorted(route.paths)),
         )
     ),
     *("/v1/detect", "/v1/detect/batch", "/v1/classify", "/v1/predict/tiny", "/v1/models", "/v1/models/tiny", "/v1/routes"),
@@ -45,7 +44,7 @@ NEED_NONE = [
     *("/", "/v1", "/page-assets/page.css", "/v1/page-assets/page.css"),
     *("/docs", "/docs/openapi.json", "/docs-assets/swagger_style.css"),
 ]
-NOT_OFFERED = [prefix + path for path in sorted(instead.paths) for prefix in ("", VERSION)]
+NOT_OFFERED = [prefix + path for path in sorted(instead.paths | ask_search.paths) for prefix in ("", VERSION)]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
     assert (await ask(locked, path)).status_code == 200
 
 
-@pytest.mark.parametrize("path", NOT_OFFERED)
+@pytest.mark.parametrize("path", [path for path in NOT_OFFERED if path != "/predict"])  # it is Ultralytics', unless it has JSON
 async def test_what_no_key_may_do_is_said_without_one(locked: Application, path: str) -> None:
     assert json(await ask(locked, path), 404)["code"] == "not_offered"
 

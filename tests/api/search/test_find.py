@@ -9,12 +9,12 @@ import httpx
 import msgspec
 import pytest
 
-from app.main import create_app
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.api.search.pictures import index, picture
-from tests.support import NEEDS_BYTES, json, started
+from tests.search.made import gateway_of
+from tests.support import NEEDS_BYTES, json
 
 LEFT, RIGHT = (10, 10, 89, 89), (110, 10, 189, 89)
 BOTH, SWAPPED, RED = picture(LEFT, RIGHT), picture(RIGHT, LEFT), picture(LEFT)
@@ -177,7 +177,7 @@ async def test_images_that_a_text_describes(gateway_settings: Settings, database
     file.write_text('[embedding_text]\nto = "letters"\n')
     settings = msgspec.structs.replace(gateway_settings, database_url=database, routes_file=str(file))
     engine = PostgresEngine(database)
-    async with started(create_app(settings)) as client:
+    async with gateway_of(settings) as client:
         nothing = json(await client.post("/search/text?text=ab"))
         await index(engine, client, "both", BOTH, ["ab"])
         await engine.close()
@@ -208,7 +208,7 @@ async def test_slow_searches_of_one_caller_leave_room_for_others(
 ) -> None:
     """Searches for words wait while somebody holds their table, at most until their deadlines."""
     file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "search"))
-    async with started(create_app(msgspec.structs.replace(gateway_settings, api_keys_file=file))) as client:
+    async with gateway_of(msgspec.structs.replace(gateway_settings, api_keys_file=file)) as client:
         one, other = ({"X-API-Key": f"{name}.secret"} for name in ("one", "other"))
         async with engine.as_owner() as connection:
             await connection.execute("LOCK TABLE texts")

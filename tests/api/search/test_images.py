@@ -13,6 +13,7 @@ from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.api.search.pictures import index, picture
+from tests.search.made import gateway_of
 from tests.support import json, started
 
 IMAGE = picture((10, 10, 89, 89), (110, 10, 189, 89))
@@ -64,7 +65,7 @@ async def test_pictures_are_there_if_they_were_kept(gateway: httpx.AsyncClient, 
 @pytest.fixture
 async def locked(gateway_settings: Settings, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     file = write_keys(tmp_path, ("reader", "secret", "search"), ("writer", "secret", "ingest"), ("camera", "secret", "detect"))
-    async with started(create_app(msgspec.structs.replace(gateway_settings, api_keys_file=file))) as client:
+    async with gateway_of(msgspec.structs.replace(gateway_settings, api_keys_file=file)) as client:
         yield client
 
 
@@ -82,7 +83,7 @@ async def test_who_may_search_may_not_delete(locked: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize("mode", ["on", "alone"])
 async def test_without_its_database_only_search_is_unhealthy(gateway_settings: Settings, tmp_path: Path, mode: str) -> None:
     away = msgspec.structs.replace(gateway_settings, search=mode, database_url=f"postgresql://nereid@/nereid?host={tmp_path}")
-    async with started(create_app(away)) as client:
+    async with gateway_of(away) if mode == "on" else started(create_app(away)) as client:
         health, ready, readyz = [await client.get(path) for path in ("/health", "/ready", "/readyz")]
         searches = [await client.post(path, content=IMAGE) for path in ("/search/image", "/faces/search", "/search/object")]
         searches += [await client.post("/ocr/search?text=x"), await client.get("/query/stats"), await client.get("/query/image/x")]

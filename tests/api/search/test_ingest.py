@@ -12,13 +12,13 @@ import pytest
 from blake3 import blake3
 from PIL import Image
 
-from app.main import create_app
 from app.search.postgres.engine import PostgresEngine
 from app.settings.schema import Settings
 from tests.api.conftest import write_keys
 from tests.fakes.models import scene
 from tests.postgres import Server
-from tests.support import SCENE, json, started
+from tests.search.made import gateway_of
+from tests.support import SCENE, json
 
 OTHER = scene("BMP", background="yellow", shift=10)
 KEYS = {"status", "image_id", "num_detections", "num_faces", "embedding_norm", "imohash", "indexed", "near_duplicate", "ocr"} | {
@@ -86,12 +86,12 @@ async def test_a_part_whose_model_is_not_there_is_left_out(search_settings: Sett
         '[faces.steps.faces]\nmodel = "other"\n[faces.steps.descriptions]\nmodel = "faces_description"\nof = "faces"\n'
     )
     own = msgspec.structs.replace(search_settings, model_repository=str(tmp_path))
-    async with started(create_app(own)) as client:
+    async with gateway_of(own) as client:
         found = await ingest(client)
     missing = msgspec.structs.replace(own, task_models="embedding=missing")
-    async with started(create_app(missing)) as client:
+    async with gateway_of(missing) as client:
         indexed = await ingest(client, OTHER)  # by the model of the index
-    async with postgres.fresh() as url, started(create_app(msgspec.structs.replace(missing, database_url=url))) as client:
+    async with postgres.fresh() as url, gateway_of(msgspec.structs.replace(missing, database_url=url)) as client:
         problem = json(await client.post("/ingest", content=SCENE), 404)
 
     assert (found["status"], found["indexed"]["global"], found["ocr"]) == ("success", True, None)
@@ -101,7 +101,7 @@ async def test_a_part_whose_model_is_not_there_is_left_out(search_settings: Sett
 
 
 async def test_thumbnails_are_kept_if_the_operator_wants_them(search_settings: Settings) -> None:
-    async with started(create_app(msgspec.structs.replace(search_settings, search_thumbnails=True))) as client:
+    async with gateway_of(msgspec.structs.replace(search_settings, search_thumbnails=True)) as client:
         await ingest(client, image_id="one")
     engine = PostgresEngine(search_settings.database_url)
     async with engine.as_owner() as connection:
@@ -178,7 +178,7 @@ async def test_the_vector_of_embed_image_may_be_kept(searching: httpx.AsyncClien
 async def test_adding_images_needs_a_scope_and_stays_within_a_tenant(search_settings: Settings, tmp_path: Path) -> None:
     scopes = {"camera": "detect", "north": "detect ingest", "south": "ingest"}
     file = write_keys(tmp_path, *((id_, "secret", scope) for id_, scope in scopes.items()), tenants={"south": "south"})
-    async with started(create_app(msgspec.structs.replace(search_settings, api_keys_file=file))) as client:
+    async with gateway_of(msgspec.structs.replace(search_settings, api_keys_file=file)) as client:
 
         async def post(path: str, key: str) -> httpx.Response:
             return await client.post(path, content=SCENE, headers={"X-API-Key": f"{key}.secret"})
@@ -191,7 +191,7 @@ async def test_adding_images_needs_a_scope_and_stays_within_a_tenant(search_sett
 
 
 async def test_the_document_tells_what_a_status_means(searching: httpx.AsyncClient) -> None:
-    paths = json(await searching.get("/docs/openapi.json"))["paths"]
+    paths = json(await searching.get("/search/docs/openapi.json"))["paths"]
     routes = ("/ingest", "/ingest/batch", "/ingest/directory", "/search/reindex")
     found = [sorted(status for status in paths[path]["post"]["responses"] if status < "400") for path in routes]
 

@@ -10,7 +10,6 @@ import httpx
 import msgspec
 import pytest
 
-from app.main import create_app
 from app.search import jobs
 from app.search.engine import Job, Page
 from app.search.jobs import DirectoryOptions
@@ -20,7 +19,8 @@ from app.settings.schema import Settings
 from tests.fakes.models import scene
 from tests.postgres import Server
 from tests.processes import PATIENCE_SECONDS
-from tests.support import SCENE, json, started
+from tests.search.made import gateway_of
+from tests.support import SCENE, json
 
 OTHER = scene("BMP", background="yellow", shift=10)
 QUICK = {"enable_ocr": "false", "enable_faces": "false", "enable_detection": "false"}
@@ -97,7 +97,7 @@ async def test_only_some_folders_may_be_indexed(searching: httpx.AsyncClient, se
     assert json(await searching.post("/ingest/directory", content=b"[1]"), 400)["code"] == "malformed_request"
     for job_id in ("1", "%00", "8e7b9f3c-0d5c-4f57-9c8c-6f4f0c3b8d11"):
         assert json(await searching.get(f"/ingest/jobs/{job_id}"), 404)["code"] == "unknown_record"
-    async with started(create_app(msgspec.structs.replace(search_settings, search_folders=""))) as client:
+    async with gateway_of(msgspec.structs.replace(search_settings, search_folders="")) as client:
         problem = json(await client.post("/ingest/directory", params={"directory": str(photos)}), 404)
     assert (problem["code"], "NEREID_SEARCH_FOLDERS" in problem["detail"]) == ("not_offered", True)
 
@@ -116,7 +116,7 @@ async def test_another_worker_goes_on_where_one_has_died(search_settings: Settin
     assert await engine.save_job(dead)
     dead.state = "waiting"  # as after the time in which it should have been saved
     assert await engine.save_job(dead)
-    async with started(create_app(search_settings)) as client:
+    async with gateway_of(search_settings) as client:
         ended: dict[str, Any] = {}
         while ended.get("state") != "done":
             ended = json(await client.get(f"/ingest/jobs/{dead.job_id}"))
@@ -132,12 +132,12 @@ async def test_an_index_is_made_anew_with_another_model(search_settings: Setting
     search_settings = msgspec.structs.replace(search_settings, faces=False)  # whose model is the other one
     other = msgspec.structs.replace(search_settings, task_models="embedding=faces_description")
     engine = PostgresEngine(search_settings.database_url)
-    async with started(create_app(search_settings)) as client:
+    async with gateway_of(search_settings) as client:
         nothing = json(await client.post("/search/reindex"), 400)
         json(await client.post("/ingest/directory", params={"directory": str(tmp_path)}), 201)
         json(await client.post("/ingest?image_id=lost", content=scene("PNG", "green")), 201)
         same = json(await client.post("/search/reindex"), 400)
-    async with started(create_app(other)) as client:
+    async with gateway_of(other) as client:
         failed = json(await client.post("/v1/search/reindex", json={"family": "image"}))
         used = await engine.models("image")
         json(await client.post("/ingest?image_id=new", content=scene("PNG", "red")), 201)
@@ -167,7 +167,7 @@ async def test_images_of_the_same_name_in_two_folders_are_two(search_settings: S
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.bmp").write_bytes(content)
     both = msgspec.structs.replace(search_settings, search_folders=f"{tmp_path}/one,{tmp_path}/two")
-    async with started(create_app(both)) as client:
+    async with gateway_of(both) as client:
         for name in ("one", "two"):
             json(await client.post("/ingest/directory", params={"directory": str(tmp_path / name), **QUICK}), 201)
         stats = json(await client.get("/query/stats"))
@@ -192,7 +192,7 @@ async def test_a_worker_keeps_a_job_while_it_lists_a_large_folder(
 
     monkeypatch.setattr(PostgresEngine, "save_job", save_and_note)
     monkeypatch.setattr(jobs, "list_images", list_slowly)
-    async with started(create_app(search_settings)) as client:
+    async with gateway_of(search_settings) as client:
         assert json(await client.post("/ingest/directory", params={"directory": str(tmp_path)}), 201)["state"] == "done"
 
 
@@ -216,7 +216,7 @@ async def test_jobs_of_two_tenants_take_turns(search_settings: Settings, tmp_pat
             (tmp_path / tenant / f"{name}.bmp").write_bytes(b"junk")
         options = DirectoryOptions(str(tmp_path / tenant), recursive=True, max_images=None, ingest=IngestOptions())
         added.append(await engine.add_job(tenant, "directory", msgspec.to_builtins(options)))
-    async with started(create_app(search_settings)):
+    async with gateway_of(search_settings):
         for job in added:
             while (await engine.job(job.tenant, job.job_id)).state != "done":  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
@@ -230,10 +230,10 @@ async def test_another_change_of_the_model_takes_the_place_of_one(search_setting
     search_settings = msgspec.structs.replace(search_settings, faces=False)
     other = msgspec.structs.replace(search_settings, task_models="embedding=faces_description")
     engine = PostgresEngine(search_settings.database_url)
-    async with started(create_app(search_settings)) as client:
+    async with gateway_of(search_settings) as client:
         json(await client.post("/ingest", content=SCENE, params=QUICK), 201)
     await engine.begin_model("image", "unwanted:1", 8)
-    async with started(create_app(other)) as client:
+    async with gateway_of(other) as client:
         failed = json(await client.post("/search/reindex"))
         used = await engine.models("image")
         await engine.end_model("image", switch=True)

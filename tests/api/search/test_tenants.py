@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from app.api.search import routes
-from app.main import create_app
 from app.settings.schema import Settings
 from tests.fakes.models import scene
-from tests.support import json, started
+from tests.search.made import gateway_of
+from tests.support import json
 
 TENANTS = ("north", "south")
 _BLOCK = 25
@@ -42,7 +42,7 @@ async def gateway(search_settings: Settings, tmp_path: Path) -> AsyncIterator[ht
     secret = hashlib.sha256(b"secret").hexdigest()
     scopes = '["detect", "search", "ingest", "admin"]'
     keys.write_text("".join(f'[{name}]\nsha256 = ["{secret}"]\nscopes = {scopes}\ntenant = "{name}"\n' for name in TENANTS))
-    async with started(create_app(msgspec.structs.replace(search_settings, api_keys_file=str(keys)))) as client:
+    async with gateway_of(msgspec.structs.replace(search_settings, api_keys_file=str(keys))) as client:
         yield client
 
 

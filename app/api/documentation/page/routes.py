@@ -96,11 +96,11 @@ async def root(request: Request[Any, Any, Any], worker: Worker, pipeline: Worker
 
 
 def _endpoints(worker: WorkerResources) -> dict[str, str]:
-    search = worker.search
+    has_search, deployment = worker.search is not None, worker.deployment
     return {
-        **({} if worker.deployment.is_search_alone else _ENDPOINTS),
-        **({} if search is None else _SEARCH_ENDPOINTS),
-        **(_THUMBNAILS if search is not None and search.options.keeps_thumbnails else {}),
+        **({} if deployment.is_search_alone else _ENDPOINTS),
+        **(_SEARCH_ENDPOINTS if has_search else {}),
+        **(_THUMBNAILS if has_search and deployment.keeps_thumbnails else {}),
         **_REPORTS,
     }
 

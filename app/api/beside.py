@@ -1,0 +1,188 @@
+"""Search runs in a process beside the workers, which pass its requests on to it over a private socket.
+
+A dead disk or a hung database may block that process. It costs a worker only the requests of search.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from math import inf
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+from litestar.types import HTTPScope, Receive, Send
+
+from app.api.context import BodyLimits, RequestContext, context_of
+from app.api.receiving.client_watch import ClientWatch, has_body
+from app.errors import GatewayError, GatewayFull, MalformedRequest, SearchUnavailable
+from app.host.processes import MAX_PASSED_ON
+from app.resilience.fairness import Caller, CallerCounts
+from app.resilience.interruption import Interruption
+from app.resilience.worker_table import WorkerTable
+
+_CHECK_SECONDS, _BEAT_SECONDS = 0.25, 1.5
+# After so long, most requests have been answered. Each check of the database takes a second if it hangs.
+_SLOW_SECONDS = 0.5
+_HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+_REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
+_KEYS = {b"authorization", b"x-api-key"}
+_AWAY = "the process that keeps images does not answer"
+
+
+@asynccontextmanager
+async def open_process(
+    transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable
+) -> AsyncIterator["SearchProcess"]:
+    """Open the connections to the process of search, whether it answers or not; arguments as for `SearchProcess`."""
+    search = SearchProcess(transport, limits, table)
+    watching = asyncio.gather(search.watch_process(), search.watch_database())
+    try:
+        yield search
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await search.close()
+
+
+class SearchProcess:
+    """Search as a worker sees it: a process that answers requests, or does not."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, limits: BodyLimits, table: WorkerTable) -> None:
+        """Ask the process by this transport.
+
+        `limits` are those of the bodies that are passed on. In the table, the process beats, and the requests are counted.
+        """
+        self._limits, self._read_beat = limits, table.follower_beat
+        self._passed_on = CallerCounts(table, "passed on")
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://search", timeout=httpx.Timeout(None))
+        self._is_away = False
+        self._database_failure: str | None = None
+        self._waiting: dict[Interruption, float] = {}
+        """Since when each request waits for the process; `inf` if the response has begun."""
+
+    async def watch_process(self) -> None:
+        """Look regularly whether the process runs. When it does not, requests that wait for it fail, and new ones at once."""
+        last, changed_at = 0, 0.0
+        while True:
+            now, beat = monotonic(), self._read_beat()
+            if beat != last:
+                last, changed_at = beat, now
+            self._is_away = not beat or now - changed_at > _BEAT_SECONDS
+            if self._is_away:
+                for waiting in self._waiting:
+                    waiting.interrupt(SearchUnavailable(_AWAY))
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    async def watch_database(self) -> None:
+        """Look whether the database answers, while requests wait, or it has not; then they fail, and new ones at once."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            if self._database_failure or min(self._waiting.values(), default=inf) < monotonic() - _SLOW_SECONDS:
+                failure = await self.why_unusable()
+                if failure == _AWAY:  # `watch_process` decides about that
+                    continue
+                self._database_failure = failure
+                for waiting, since in self._waiting.items():
+                    if failure and since < inf:
+                        waiting.interrupt(SearchUnavailable(failure))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def why_unusable(self) -> str | None:
+        """Return why search does not work, None if it does."""
+        if self._is_away:
+            return _AWAY
+        with suppress(TimeoutError, httpx.TransportError, msgspec.DecodeError, KeyError):  # or what is no report
+            async with asyncio.timeout(_BEAT_SECONDS):
+                response = await self._client.get("/ready")
+                state = msgspec.json.decode(response.content)["services"]["search"]
+                return None if state["ok"] else str(state["detail"])
+        return _AWAY
+
+    async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:
+        """Add an encoded image to the index, with its vector alone, within this time; return the id that it has there.
+
+        Raises:
+            SearchUnavailable: The process does not answer.
+            GatewayError: The process refuses the image; status, code and detail are those of the process.
+        """
+        parts = dict.fromkeys(("enable_detection", "enable_faces", "enable_ocr"), "false")
+        query = {**parts, "timeout_ms": str(round(seconds * 1e3)), **({} if image_id is None else {"image_id": image_id})}
+        headers = [*(header for header in scope["headers"] if header[0] in _KEYS), *_headers(context_of(scope))]
+        with Interruption() as waiting, self._answering(waiting):
+            response = await self._client.post("/ingest", params=query, headers=headers, content=image)
+        document: dict[str, Any] = msgspec.json.decode(response.content)
+        if response.is_error:
+            error = GatewayError(document["detail"])
+            vars(error).update({name: document[name] for name in ("status", "code", "title")})
+            raise error
+        return str(document["existing_image_id"] or document["image_id"])
+
+    async def pass_on(self, scope: HTTPScope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and the response back. The process applies the rules for the request, counts it and logs it.
+
+        Raises:
+            GatewayFull: Too many requests are being passed on.
+            SearchUnavailable: The process does not answer.
+            BodyTimeout: The body did not arrive in time.
+            ClientGone: The client has disconnected.
+        """
+        context = context_of(scope)
+        headers = [header for header in scope["headers"] if header[0] not in _HOP_BY_HOP | _REPLACED] + _headers(context)
+        target = quote(scope["path"]).encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        url = self._client.base_url.copy_with(raw_path=target)
+        with self._counting(context.caller), ClientWatch(receive, self._limits) as client, self._answering(client):
+            content = client.receive_parts() if has_body(dict(scope["headers"])) else None
+            client.is_body_complete = content is None
+            # The URL has its dots resolved, and could be that of another route: `/ingest/../metrics`.
+            request = httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"target": target})
+            response = await self._client.send(request, stream=True)
+            context.is_body_received = True
+            async with aclosing(response):
+                context.is_passed_on = True
+                self._waiting[client] = inf
+                kept = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _HOP_BY_HOP]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": kept})
+                async for part in response.aiter_raw():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @contextmanager
+    def _counting(self, caller: Caller) -> Iterator[None]:
+        """Count a request that is passed on. Each costs a file, and httpx looks at all connections for each new one."""
+        if not self._passed_on.has_room(caller, MAX_PASSED_ON, 1):
+            raise GatewayFull("too many requests of search are in progress")
+        self._passed_on.add(caller, 1)
+        try:
+            yield
+        finally:
+            self._passed_on.add(caller, -1)
+
+    @contextmanager
+    def _answering(self, waiting: Interruption) -> Iterator[None]:
+        """Raise SearchUnavailable if the process does not answer, or stops answering while the block waits for it."""
+        failure = _AWAY if self._is_away else self._database_failure
+        if failure is not None:
+            raise SearchUnavailable(failure)
+        self._waiting[waiting] = monotonic()
+        try:
+            yield
+        except httpx.LocalProtocolError as error:
+            raise MalformedRequest("the request's headers are malformed") from error
+        except httpx.TransportError as error:
+            raise SearchUnavailable(_AWAY) from error
+        finally:
+            del self._waiting[waiting]
+
+
+def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell the process of the request as this worker knows it."""
+    headers = {b"x-request-id": context.request_id, b"x-real-ip": context.client_address}
+    if context.trace is not None:
+        headers[b"traceparent"] = context.trace.traceparent
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers.items() if value]

@@ -1,0 +1,160 @@
+"""The faces of DeepStack that have names: registered, recognized, listed and deleted, in the process of search."""
+
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+from litestar.response.base import ASGIResponse
+
+from app.api.answering.responses import JsonResponse
+from app.api.batch.answer import ImagesAnswer
+from app.api.batch.body import MAX_IMAGES, ParsedBatch, parse_batch
+from app.api.context import RequestContext, context_of
+from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
+from app.api.dialects import deepstack
+from app.api.dialects.deepstack import complete, parse_form, parse_one, to_prediction
+from app.api.dialects.dialect import AnyRequest, DialectParameters, answer_each, receive_text
+from app.api.parameters.parse import Fraction
+from app.api.receiving import multipart
+from app.api.receiving.content_type import MULTIPART, media_type
+from app.api.routes import ModelRoute
+from app.api.search.asking import ROUNDING, WorkerSearch, search_of
+from app.api.sight.faces import require_faces
+from app.api.sight.image import Asking
+from app.cascade.named import named_cascade
+from app.embedding.outputs import cosine_at, similarity_at
+from app.errors import InvalidParameter, MalformedRequest, NoFace, UnsupportedModel
+from app.pipeline.batch_request import Image
+from app.pipeline.call import CallContext
+from app.pipeline.pipeline import Pipeline
+from app.search.describe import Parts
+from app.search.engine import NewImage
+from app.search.names import LEAST_QUALITY, PersonName, find_names
+from app.search.service import hash_content
+
+_REGISTERED = "deepstack-face-"
+"""What the ids of pictures begin with that were registered."""
+_UNKNOWN = "unknown"
+"""The name of whoever is not registered."""
+
+
+class _UserParameters(DialectParameters, frozen=True, kw_only=True):
+    userid: PersonName | None = None
+
+    @property
+    def name(self) -> str:
+        if self.userid is None:
+            raise InvalidParameter("userid is missing: the name of the person")
+        return self.userid
+
+
+class _RecognizeParameters(DialectParameters, frozen=True, kw_only=True):
+    min_confidence: Fraction | Literal[""] = ""
+    """Minimum similarity; empty as if it were missing: that of the distance for which the model was made."""
+
+    @property
+    def least(self) -> float:
+        return 0.6 if self.min_confidence == "" else self.min_confidence
+
+
+# The keys of cameras have the scope `detect`, and tell persons apart. Who else has been registered is only for those that search.
+@ModelRoute("/v1/vision/face/recognize", task=None, key_in="body")
+async def recognize(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, search: WorkerSearch) -> ASGIResponse:
+    """Tell whose the faces in an image are, each by the most similar registered face, if it is similar enough."""
+    require_faces(worker)
+
+    async def reply(answer: ImagesAnswer[Any, NewImage], wanted: _RecognizeParameters, call: CallContext) -> ASGIResponse:
+        (image,) = answer.all()
+        far, context = await search.match_distance(call), context_of(request.scope)
+        least, predictions = cosine_at(wanted.least, far) - ROUNDING, []
+        async with search.database.asking(call) as engine:
+            named = await find_names(engine, context.tenant, image.faces, least)
+        for face, best in zip(image.faces, named, strict=True):
+            score = round(similarity_at(best.score, far), 4) if best else 0
+            box = [side * size for side, size in zip(face.box, (image.width, image.height) * 2, strict=True)]
+            predictions.append({"userid": best.name if best else _UNKNOWN, **to_prediction(score, box, None)})
+        is_known = any(each["userid"] != _UNKNOWN for each in predictions)
+        message = "A face was recognised" if is_known else "No known faces"
+        return _respond("recognize", context, message=message, predictions=predictions, count=len(predictions))
+
+    return await answer_each(request, worker, pipeline, _RecognizeParameters, parse_one, reply, _FACES)
+
+
+@ModelRoute("/v1/vision/face/register", task=None, takes="images", key_in="body", scope="ingest")
+async def register(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline, search: WorkerSearch) -> ASGIResponse:
+    """Keep the largest face of each image as one of the person `userid`."""
+    require_faces(worker)
+
+    async def reply(answer: ImagesAnswer[Any, NewImage], wanted: _UserParameters, call: CallContext) -> ASGIResponse:
+        images, tenant = answer.all(), context_of(request.scope).tenant
+        for image in images:
+            face = max(image.faces, key=lambda face: (face.box[2] - face.box[0]) * (face.box[3] - face.box[1]), default=None)
+            if face is None or not face.vectors:
+                raise NoFace("there is an image in which no face was found")
+            if face.quality < LEAST_QUALITY:
+                raise NoFace(
+                    f"the face in an image is too small, turned or unclear: its quality, {face.quality}, is below {LEAST_QUALITY}"
+                )
+            image.faces = [face]
+        async with search.database.asking(call) as engine:
+            is_known = await engine.register(tenant, wanted.name, images)
+        return _respond("register", context_of(request.scope), message="face updated" if is_known else "face added")
+
+    return await answer_each(request, worker, pipeline, _UserParameters, _parse_images, reply, _FACES)
+
+
+@ModelRoute("/v1/vision/face/list", task=None, takes="text", key_in="body", scope="search")
+async def list_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
+    """List the names under which faces are registered."""
+    require_faces(worker)
+    _, _, call = await receive_text(request, worker, DialectParameters, parse_form)
+    context = context_of(request.scope)
+    async with search.database.asking(call) as engine:
+        names = await engine.names(context.tenant)
+    return _respond("list", context, faces=names)
+
+
+@ModelRoute("/v1/vision/face/delete", task=None, takes="text", key_in="body", scope="ingest")
+async def delete_faces(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
+    """Delete all faces that are registered under a name; nothing if there is none."""
+    require_faces(worker)
+    _, wanted, call = await receive_text(request, worker, _UserParameters, parse_form)
+    context = context_of(request.scope)
+    async with search.database.asking(call) as engine:
+        await engine.forget(context.tenant, wanted.name)
+    return _respond("delete", context)
+
+
+async def _describe_faces(
+    worker: WorkerResources, _: Pipeline, image: bytes, wanted: DialectParameters, call: CallContext
+) -> NewImage:
+    """Find and describe the faces in an image. A picture of a person is kept once, and apart from the same one that is indexed."""
+    name = wanted.name if isinstance(wanted, _UserParameters) else ""
+    digest = blake2b(await hash_content(image), digest_size=32, key=blake2b(name.encode()).digest()).digest()
+    new = NewImage(image_id=f"{_REGISTERED}{digest.hex()[:32]}", content_hash=digest, width=0, height=0)
+    described = await search_of(worker).describe(new, image, call, Parts(objects=False, text=False, vectors=False))
+    for reason in described.errors.values():
+        raise UnsupportedModel(reason)
+    return new
+
+
+_FACES: Asking[Any, NewImage] = Asking(lambda worker, _: named_cascade(worker, "faces", "faces").model, _describe_faces)
+
+
+def _parse_images(data: bytes, content_type: str, kind: type[DialectParameters]) -> ParsedBatch:
+    """Parse a form whose files are images, whatever the names of their fields; or JSON with `images`."""
+    if media_type(content_type) != MULTIPART:
+        return parse_batch(data, content_type, kind)
+    parts = list(multipart.read_parts(data, content_type, MAX_IMAGES))
+    images: list[Image] = [part.content or MalformedRequest("the image is empty") for part in parts if part.file_name is not None]
+    if not images:
+        raise MalformedRequest("there is no image; send one as a file, in the field image or image1")
+    return ParsedBatch(images, [], [multipart.to_parameter(part, "image") for part in parts if part.file_name is None])
+
+
+def _respond(command: str, context: RequestContext, **own: Any) -> ASGIResponse:  # noqa: ANN401 - any JSON
+    """Respond about faces of persons."""
+    return JsonResponse(msgspec.json.encode(complete(command, context, own)))
+
+
+DIALECT = deepstack.DIALECT._replace(handlers=[recognize, register, list_faces, delete_faces])

@@ -1,0 +1,59 @@
+"""Hostile requests that a worker passes on: they reach no other route of the process of search, and a bounded number of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from app.api import beside
+from app.settings.schema import Settings
+from tests.api.conftest import post_unread, write_keys
+from tests.search.made import served
+from tests.support import SCENE, json
+
+DOTS = ["/ingest/%2e%2e/metrics", "/query/%2e%2e/health", "/search/%2e%2e%2fready", "/v1/query/%2e%2e/%2e%2e/livez"]
+
+
+@pytest.mark.parametrize("path", DOTS)
+async def test_path_with_dots_leads_to_no_other_route(gateway: httpx.AsyncClient, path: str) -> None:
+    assert json(await gateway.get(path), 404)["code"] == "not_found"
+
+
+async def test_header_that_cannot_be_passed_on_is_an_error_of_the_client(gateway: httpx.AsyncClient) -> None:
+    assert json(await gateway.get("/query/duplicates", headers={"x-odd": "\0"}), 400)["code"] == "malformed_request"
+
+
+async def test_unfinished_uploads_are_refused_above_a_limit_and_delay_no_detection(
+    gateway: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "MAX_PASSED_ON", 2)
+    is_begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+
+    async def send_slowly() -> AsyncIterator[bytes]:
+        is_begun.release()
+        await may_end.wait()
+        yield SCENE
+
+    uploads = [asyncio.create_task(gateway.post("/ingest", content=send_slowly())) for _ in range(2)]
+    for _ in uploads:
+        await is_begun.acquire()
+    refused = json(await gateway.get("/query/duplicates"), 429)
+    detected = await gateway.post("/detect", content=SCENE)
+    may_end.set()
+    answers = await asyncio.gather(*uploads)
+
+    assert (refused["code"], refused["detail"]) == ("gateway_full", "too many requests of search are in progress")
+    assert detected.status_code == 200
+    assert {answer.status_code for answer in answers} <= {200, 201}
+    json(await gateway.get("/query/duplicates"), 200)
+
+
+async def test_body_without_a_valid_key_is_refused_before_it_is_received(search_settings: Settings, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path, ("camera", "s", "ingest"))
+    async with served(msgspec.structs.replace(search_settings, api_keys_file=keys)) as app:
+        for given in ({}, {"x-api-key": "camera.wrong"}):
+            refused = await post_unread(app, "/v1/ingest", {"content-length": "9", **given})
+            assert (refused.status, refused.problem["code"]) == (401, "unauthorized")
