@@ -18,6 +18,7 @@ from app.api import application, beside
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
+from app.api.documentation import docs
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
@@ -272,6 +273,7 @@ def deployment_of(settings: Settings) -> Deployment:
         settings.faces,
         settings.search == "alone",
         _is_beside(settings),
+        docs.SEARCH_PATH if _is_beside(settings) else docs.PATH,
         settings.search_thumbnails,
     )
 

@@ -34,7 +34,9 @@ def require_usable(settings: Settings) -> None:
     Raises:
         SettingsError, CommandError: A check failed.
     """
-    for finding in consistency.check_files(settings):
+    # Whoever detects must not wait for a dead disk.
+    folders = consistency.check_search_folders(settings) if settings.search == "alone" else ()
+    for finding in (*consistency.check_files(settings), *folders):
         if finding.severity is Severity.FAILURE:
             raise SettingsError(f"{finding.message}; {finding.fix}")
     if (pillow := machine.check_pillow()).severity is Severity.WARNING and SUPERVISED not in os.environ:

@@ -96,7 +96,8 @@ def build(
         model_routes, dependencies = {"search": search.MODEL_ROUTES}, {**providers(resources), **search.providers()}
         dialects = [deepstack_names.DIALECT] if deepstack_names.DIALECT.name in deployment.dialects else []
         others = [
-            Router("/", route_handlers=[*_secured(search.ROUTES, keys)], guards=[guard_scope(keys, "search")], tags=["search"])
+            Router("/", route_handlers=[*_secured(search.ROUTES, keys)], guards=[guard_scope(keys, "search")], tags=["search"]),
+            *([search.report] if deployment.is_beside else []),
         ]
     else:
         model_routes, dependencies, dialects = _MODEL_ROUTES, providers(resources), dialect.load(deployment.dialects)
@@ -115,7 +116,7 @@ def build(
         Router(
             "/",
             route_handlers=[health, metrics, ready],
-            guards=[guard_scope(None if deployment.is_beside else keys, "health")],
+            guards=[guard_scope(keys, "health")],
             security=_security(keys, "health"),
             tags=["health"],
         ),

@@ -29,6 +29,8 @@ _SLOW_SECONDS = 0.5
 _HOP_BY_HOP = {b"connection", b"expect", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 _REPLACED = {b"traceparent", b"x-real-ip", b"x-request-id"}
 _KEYS = {b"authorization", b"x-api-key"}
+REPORT = "/unusable"
+"""Where the process tells its workers why search does not work."""
 _AWAY = "the process that keeps images does not answer"
 
 
@@ -82,9 +84,7 @@ class SearchProcess:
             await asyncio.sleep(_CHECK_SECONDS)
             if self._database_failure or min(self._waiting.values(), default=inf) < monotonic() - _SLOW_SECONDS:
                 failure = await self.why_unusable()
-                if failure == _AWAY:  # `watch_process` decides about that
-                    continue
-                self._database_failure = failure
+                self._database_failure = failure = None if failure == _AWAY else failure  # `watch_process` decides about that
                 for waiting, since in self._waiting.items():
                     if failure and since < inf:
                         waiting.interrupt(SearchUnavailable(failure))
@@ -97,11 +97,10 @@ class SearchProcess:
         """Return why search does not work, None if it does."""
         if self._is_away:
             return _AWAY
-        with suppress(TimeoutError, httpx.TransportError, msgspec.DecodeError, KeyError):  # or what is no report
+        with suppress(TimeoutError, httpx.HTTPError, msgspec.DecodeError, KeyError):  # or what is no report
             async with asyncio.timeout(_BEAT_SECONDS):
-                response = await self._client.get("/ready")
-                state = msgspec.json.decode(response.content)["services"]["search"]
-                return None if state["ok"] else str(state["detail"])
+                response = await self._client.get(REPORT)
+                return msgspec.json.decode(response.content, type=dict[str, str | None])["unusable"]
         return _AWAY
 
     async def keep_vector(self, image: bytes, image_id: str | None, scope: HTTPScope, seconds: float) -> str:
@@ -114,12 +113,13 @@ class SearchProcess:
         parts = dict.fromkeys(("enable_detection", "enable_faces", "enable_ocr"), "false")
         query = {**parts, "timeout_ms": str(round(seconds * 1e3)), **({} if image_id is None else {"image_id": image_id})}
         headers = [*(header for header in scope["headers"] if header[0] in _KEYS), *_headers(context_of(scope))]
-        with Interruption() as waiting, self._answering(waiting):
+        with self._counting(context_of(scope).caller), Interruption() as waiting, self._answering(waiting):
             response = await self._client.post("/ingest", params=query, headers=headers, content=image)
         document: dict[str, Any] = msgspec.json.decode(response.content)
         if response.is_error:
             error = GatewayError(document["detail"])
-            vars(error).update({name: document[name] for name in ("status", "code", "title")})
+            vars(error).update({name: document[name] for name in ("status", "code", "title")}, repeats_request=True)
+            error.retry_after_seconds = int(response.headers["retry-after"]) if "retry-after" in response.headers else None
             raise error
         return str(document["existing_image_id"] or document["image_id"])
 
@@ -142,7 +142,7 @@ class SearchProcess:
             # The URL has its dots resolved, and could be that of another route: `/ingest/../metrics`.
             request = httpx.Request(scope["method"], url, headers=headers, content=content, extensions={"target": target})
             response = await self._client.send(request, stream=True)
-            context.is_body_received = True
+            context.is_body_received = client.is_body_complete
             async with aclosing(response):
                 context.is_passed_on = True
                 self._waiting[client] = inf
@@ -155,10 +155,10 @@ class SearchProcess:
     @contextmanager
     def _counting(self, caller: Caller) -> Iterator[None]:
         """Count a request that is passed on. Each costs a file, and httpx looks at all connections for each new one."""
-        if not self._passed_on.has_room(caller, MAX_PASSED_ON, 1):
-            raise GatewayFull("too many requests of search are in progress")
         self._passed_on.add(caller, 1)
         try:
+            if not self._passed_on.has_room(caller, MAX_PASSED_ON):
+                raise GatewayFull("too many requests of search are in progress")
             yield
         finally:
             self._passed_on.add(caller, -1)

@@ -25,7 +25,7 @@ def pass_on(worker: WorkerResources) -> ASGIApp:
     """Return an application that passes a request on to search, which is on."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"].startswith(docs.SEARCH_PATH):
+        if f"{scope['path']}/".startswith(f"{docs.SEARCH_PATH}/"):
             scope = cast("Scope", {**scope, "path": docs.PATH + scope["path"].removeprefix(docs.SEARCH_PATH)})
         await cast("SearchProcess", worker.search).pass_on(cast("HTTPScope", scope), receive, send)
 

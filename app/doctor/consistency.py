@@ -33,6 +33,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     """Check the settings, which are individually valid."""
     yield from _check_listener(settings)
     yield from check_files(settings)
+    yield from check_search_folders(settings)
     yield from _check_timeouts(settings)
 
 
@@ -76,6 +77,10 @@ def check_files(settings: Settings) -> Iterator[Finding]:
             _ = path and code not in lacking and read(path)
         except (KeysError, RoutesError, CascadesError, CredentialsError, ValueError) as error:
             yield failure(code, f"{PREFIX}{setting.upper()}: {error}", fix)
+
+
+def check_search_folders(settings: Settings) -> Iterator[Finding]:
+    """Check the folders of the images that may be indexed. It may take for ever, if their disk is dead."""
     for folder in settings.search_folder_paths:
         if not os.access(folder, os.R_OK | os.X_OK) or not folder.is_dir():
             text = f"{PREFIX}SEARCH_FOLDERS: {folder} is not a folder that this user can read"

@@ -41,7 +41,7 @@ def check_pillow() -> Finding:
         "pillow",
         f"stock Pillow {version} is installed, which resizes images for classifiers more slowly than pillow-simd",
         "on x86-64: apt-get install gcc python3-dev libjpeg-dev zlib1g-dev libwebp-dev; "
-        "then rm -r .venv && ./just, or pip uninstall -y pillow && pip install --no-deps pillow-simd",
+        "then rm -r .venv && ./just, or pip uninstall -y pillow && pip install --force-reinstall --no-deps pillow-simd",
     )
 
 

@@ -19,7 +19,15 @@ _CHECK_SECONDS = 5.0
 # By so many checks in a row, one every five seconds: on a busy machine, a beat may be late.
 _MAX_MISSED_BEATS = 5
 _OK = 200
-_OF_SEARCH = {"SEARCH": "alone", "SOCKET_MODE": "600", "PAGE": "false", "CORS_ORIGINS": "", "FRIGATE_ZMQ": ""}
+# The others answer browsers and Frigate, and wait for load balancers at a stop.
+_OF_SEARCH = {
+    "SEARCH": "alone",
+    "SOCKET_MODE": "600",
+    "DRAIN_DELAY_SECONDS": "0",
+    "PAGE": "false",
+    "CORS_ORIGINS": "",
+    "FRIGATE_ZMQ": "",
+}
 
 
 class ApiProcess:

@@ -14,6 +14,7 @@ from app.embedded.announcement import Announcement
 from app.embedded.api_process import ApiProcess
 from app.embedded.service import Program, Service, ServiceError
 from app.host.processes import notify
+from app.host.program import CommandError
 from app.host.signals import StopSignals
 from app.resilience import worker_table
 from app.resilience.worker_table import COUNTER, SEPARATOR, TableView
@@ -76,8 +77,9 @@ def _supervise(settings: Settings, triton: Program | None, database: Program | N
         for service in watched:
             service.close()
         table.close()
-        _drain(settings, instances, signals)
-        _drain(settings, searching, signals)  # the others have asked it until now
+        until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
+        _drain(instances, signals, until)
+        _drain(searching, signals, until)  # the others have asked it until now
         ignore_signals()
         for instance in [*instances, *searching]:
             instance.kill()
@@ -92,7 +94,11 @@ def _search_folder() -> Iterator[Path]:
     for left in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*/lock"):
         with suppress(OSError), _opening(left, os.O_RDONLY):  # a living process has locked it, or it is another user's
             shutil.rmtree(left.parent)
-    with TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True) as name:
+    try:
+        made = TemporaryDirectory(prefix=_SEARCH_FOLDER, dir=shared_memory.SHM, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CommandError(f"cannot make a folder in {shared_memory.SHM} for the socket of search: {error.strerror}") from error
+    with made as name:
         folder = Path(name)
         with _opening(folder / "new", os.O_CREAT | os.O_RDWR):
             (folder / "new").rename(folder / "lock")  # others find it only now that it is locked
@@ -152,11 +158,10 @@ def _count_defects(table: TableView) -> dict[tuple[str, str], int]:
     }
 
 
-def _drain(settings: Settings, instances: list[ApiProcess], signals: StopSignals) -> None:
-    """Wait until all instances have ended their requests, or another signal arrives."""
+def _drain(instances: list[ApiProcess], signals: StopSignals, until: float) -> None:
+    """Wait until all instances have ended their requests, or another signal or this time of the clock arrives."""
     for instance in instances:
         instance.send(signals.first or signal.SIGTERM)
-    until = time.monotonic() + settings.drain_delay_seconds + settings.drain_seconds + _MARGIN_SECONDS
     while any(instance.is_running for instance in instances) and time.monotonic() < until:
         notify("WATCHDOG=1")
         if signals.count > 1:

@@ -183,7 +183,7 @@ class WorkerTable(TableView):
     """One row of the table, and a view of all rows of living workers."""
 
     def __init__(self, *, is_follower: bool = False) -> None:
-        """Take a free row of the host's table; a follower is never the first worker.
+        """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none.
 
         Raises:
             OSError: All rows are taken.
@@ -272,8 +272,8 @@ class WorkerTable(TableView):
 
     @property
     def workers(self) -> int:
-        """Number of living workers."""
-        return len(self._living)
+        """Number of living workers, without followers; at least 1."""
+        return self._workers
 
     @property
     def is_first(self) -> bool:
@@ -291,14 +291,15 @@ class WorkerTable(TableView):
         rows = range(_KEYS + 1, self._seen % _ROWS + 1)
         self._living = [row * _COLUMNS for row in rows if row == self._row or self._is_locked(row)]
         follower = self.column(_FOLLOWER)
-        self._first = next((row for row in self._living if not self._cells[row + follower]), -1)
+        workers = [row for row in self._living if not self._cells[row + follower]]
+        self._first, self._workers = next(iter(workers), -1), len(workers) or 1
 
     def close(self) -> None:
         """Release the row. Later changes have no effect."""
         released, self.cells = self.cells, memoryview(bytearray(_COLUMNS * _CELL_BYTES)).cast("q")  # a thread may still count
         released.release()
         super().close()
-        self._own, self._living, self._first, self._cells = 0, [0], 0, self.cells
+        self._own, self._living, self._first, self._workers, self._cells = 0, [0], 0, 1, self.cells
 
     def _find_alias(self, name: str, users: list[int]) -> int:
         """Return the number of a name's alias: its own; else one without users, if possible not one that had some lately.

@@ -20,8 +20,10 @@ _LATE = "the database did not answer in time"
 class Database:
     """The engine, in one worker."""
 
-    def __init__(self, engine: SearchEngine, metrics: Metrics, connections: int) -> None:
+    def __init__(self, engine: SearchEngine, checking: SearchEngine, metrics: Metrics, connections: int) -> None:
+        """Ask `engine`, which has so many connections; by `checking`, which has one of its own, find out whether it answers."""
         self.engine = cast("SearchEngine", _Measured(engine, metrics))
+        self._to_check = checking
         self._share = connections // 2
         """Requests of a caller that ask at a time, so that slow ones leave some connections to others."""
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -59,7 +61,7 @@ class Database:
             if monotonic() - self._checked[0] >= _CHECK_SECONDS:
                 reason: str | None = None
                 # A late check goes on: to end it would take seconds, if the server hangs.
-                self._check = self._check or asyncio.ensure_future(self.engine.models("image"))
+                self._check = self._check or asyncio.ensure_future(self._to_check.models("image"))
                 if (await asyncio.wait({self._check}, timeout=_CHECK_SECONDS))[0]:
                     check, self._check = self._check, None
                     if isinstance(error := check.exception(), SearchUnavailable):

@@ -102,11 +102,12 @@ async def open_search(options: SearchOptions, pipeline: Pipeline, catalog: Catal
     from app.search.postgres.engine import PostgresEngine  # noqa: PLC0415 - asyncpg takes time to load
 
     engine = PostgresEngine(options.database_url, options.connections)
-    search = Search(Database(engine, metrics, options.connections), pipeline, catalog, metrics, options)
+    checking = PostgresEngine(options.database_url, 1)  # a connection of its own: all others may be in use
+    search = Search(Database(engine, checking, metrics, options.connections), pipeline, catalog, metrics, options)
     working = asyncio.create_task(run_jobs(search))
     try:
         yield search
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
-        await engine.close()
+        await asyncio.gather(engine.close(), checking.close())

@@ -152,6 +152,18 @@ def test_workers_inherit_the_table_through_fork() -> None:
     assert output(PARENT) == ["4 [0, 1, 2, 3] 6", "1 [0]"]
 
 
+def test_followers_are_neither_the_first_nor_workers(open_table: OpenTable) -> None:
+    follower, worker = WorkerTable(is_follower=True), open_table()
+    worker.refresh()
+    follower.refresh()
+    follower.beat()
+
+    assert (worker.workers, worker.is_first, worker.follower_beat()) == (1, True, 1)
+    assert (follower.workers, follower.is_first) == (1, False)
+    assert len(worker.rows()) == 2
+    follower.close()
+
+
 def test_aliases_of_each_kind_are_kept_by_themselves(table: WorkerTable) -> None:
     names = ["triton:8001", f"canary{SEPARATOR}a", f"canary{SEPARATOR}b", f"canary of another kind{SEPARATOR}a"]
     columns = [table.column(f"users of alias {table.alias(name)[1:-1]}") for name in names]

@@ -15,6 +15,7 @@ from litestar.utils import normalize_path
 
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
+from app.api.dependencies import worker_of
 from app.api.routes import ModelRoute, note_route
 from app.errors import (
     ClientGone,
@@ -117,15 +118,19 @@ def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
         note_route(request.scope, template)
     given = f"{request.method[:_MAX_METHOD]} is not supported here"
     if isinstance(handler, ModelRoute) and handler.key_in == "header":  # not of a dialect, which may need another form
-        return f"{given}: send {_EXAMPLES[handler.takes]}; /docs describes it"
-    return f"{given}, but {allow}; /docs describes what each path supports"
+        return f"{given}: send {_EXAMPLES[handler.takes]}; {_page_of(request)} describes it"
+    return f"{given}, but {allow}; {_page_of(request)} describes what each path supports"
 
 
 def _explain_path(request: Request[Any, Any, Any]) -> str:
     """Say that a path does not exist, and which one may be meant."""
     documented = [route.path for route in request.app.routes if isinstance(route, HTTPRoute) and _is_documented(route)]
     similar = suggestion(request.scope["path"], documented, _SIMILARITY)
-    return f"this path does not exist{similar or ';'} /docs lists those that do"
+    return f"this path does not exist{similar or ';'} {_page_of(request)} lists those that do"
+
+
+def _page_of(request: Request[Any, Any, Any]) -> str:
+    return worker_of(request).deployment.docs_path
 
 
 def _is_documented(route: HTTPRoute) -> bool:

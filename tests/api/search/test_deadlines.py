@@ -38,6 +38,21 @@ async def test_every_request_has_a_deadline(search_settings: Settings) -> None:
     await engine.close()
 
 
+async def test_a_database_that_many_use_is_not_one_that_hangs(search_settings: Settings, tmp_path: Path) -> None:
+    """Callers whose statements take all connections for a while are answered in the end."""
+    names = "one", "two", "three"
+    file = write_keys(tmp_path, *((name, "secret", "search") for name in names))
+    engine = PostgresEngine(search_settings.database_url)
+    async with gateway_of(msgspec.structs.replace(search_settings, api_keys_file=file)) as client:
+        async with engine.as_owner() as connection:
+            await connection.execute("LOCK TABLE images")
+            headers = [{"X-API-Key": f"{name}.secret"} for name in names for _ in range(4)]
+            slow = [asyncio.create_task(client.get("/query/duplicates", headers=key)) for key in headers]
+            await asyncio.sleep(2.5)  # longer than the gateway waits for the database to say that it lives
+        assert [reply.status_code for reply in await asyncio.gather(*slow)] == [httpx.codes.OK] * len(slow)
+    await engine.close()
+
+
 @pytest.mark.parametrize("path", ["/query/duplicates", "/query/duplicates/stats"])
 async def test_a_caller_who_lists_leaves_connections_to_others(search_settings: Settings, tmp_path: Path, path: str) -> None:
     """As one who searches."""
