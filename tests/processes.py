@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+import httpx
 import psutil
 import pytest
 
@@ -21,6 +22,11 @@ def wait_for(condition: Callable[[], bool], seconds: float | None = None) -> Non
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def wait_for_search(url: str) -> None:
+    """Wait until search answers, whose process starts later than the others."""
+    wait_for(lambda: httpx.get(f"{url}/query/stats", timeout=60).status_code != 503)  # 401 without a key
 
 
 def has_ended(process: psutil.Process) -> bool:

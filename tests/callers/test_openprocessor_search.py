@@ -17,6 +17,7 @@ from tests.callers.conftest import PATIENCE_SECONDS, serving
 from tests.callers.test_openprocessor import PREFIXES, Share
 from tests.callers.test_openprocessor_sight import PAGE, PORTRAIT, Answer, Box, Embedded, Face, one, read, several
 from tests.postgres import database_home
+from tests.processes import wait_for_search
 from tests.support import IMAGES, sample_image
 
 CAT, CUP = sample_image("chelsea.jpg"), sample_image("coffee.jpg")
@@ -236,6 +237,7 @@ def url(repository: Path, sight_models: list[Path], photos: Path, tmp_path_facto
         database_home() as home,
         serving(tmp_path_factory.mktemp("search"), repository, *sight_models, database_home=home, **settings) as running,
     ):
+        wait_for_search(running)
         yield running
 
 

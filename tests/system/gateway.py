@@ -13,6 +13,7 @@ import psutil
 
 from app.host.processes import end_group
 from bench.harness.processes import wait_for_answer
+from tests.processes import wait_for_search
 from tests.support import REPOSITORY, ROOT, free_port
 
 _START_SECONDS = 60
@@ -54,6 +55,8 @@ async def running_gateway(
         # A fake Triton runs in this event loop, and the workers ask it while they start.
         status = await asyncio.to_thread(wait_for_answer, f"{gateway.url}/livez", process, _START_SECONDS)
         assert status == 200, log.read_text()
+        if settings.get("search") == "on":
+            await asyncio.to_thread(wait_for_search, gateway.url)
         yield gateway
     finally:
         await asyncio.to_thread(end_group, process, _STOP_SECONDS)

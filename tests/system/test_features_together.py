@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from app.zoo import description
 from tests.api.conftest import write_keys
 from tests.fakes import models, text_models
 from tests.fakes.otlp import Receiver, receiving_traces
-from tests.processes import wait_for
 from tests.support import ROOT, SCENE, triton_home
 from tests.system.gateway import running_gateway
 from tests.system.test_model_versions import export
@@ -142,11 +140,6 @@ def common(own: Settings, own_triton: EmbeddedTriton, database: str, tmp_path: P
     }
 
 
-def has_search(url: str) -> bool:
-    report = httpx.get(f"{url}/ready", headers={"X-API-Key": "boss.secret"}, timeout=60)
-    return bool(report.json()["services"]["search"]["ok"])
-
-
 @pytest.mark.parametrize("features", ROWS.values(), ids=ROWS)
 async def test_gateway_is_used_and_changed(
     features: frozenset[str], common: dict[str, object], receiver: Receiver, tmp_path: Path
@@ -159,8 +152,6 @@ async def test_gateway_is_used_and_changed(
         await operator.run("add", str(tmp_path / "shapes.toml"))
     async with running_gateway("", tmp_path, **settings) as gateway, operator.client as client:
         client.base_url = gateway.url
-        if "search" in features:  # it starts later than the others
-            await asyncio.to_thread(wait_for, partial(has_search, gateway.url))
         for line in ("GET /health", "GET /metrics", "GET /models"):
             await operator.ask(line)
         await operator.ask("POST /detect", content=SCENE)
