@@ -300,6 +300,7 @@ async def test_a_folder_is_indexed_although_its_worker_is_killed(
     for number in range(count):
         (folder / f"{number:05}.png").write_bytes(ONLY_VECTORS.picture(number))
     with searching(repository, tmp_path, search_folders=folder) as fleet:
+        await get(fleet, "/query/stats")  # search starts later than the others
         query: dict[str, Any] = {"directory": folder, "wait": "false", **ONLY_VECTORS.options}
         job = json.loads((await post(fleet.sockets[0], "/ingest/directory", **query)).body)
 
