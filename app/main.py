@@ -18,14 +18,13 @@ from app.api import application, beside
 from app.api.caller.keys import ApiKeys
 from app.api.context import BodyLimits
 from app.api.dependencies import Deployment, LimitsInForce
-from app.api.documentation import docs
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
 from app.embedded.folder import TritonFolder, check_private
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
-from app.host.processes import SEARCH_SOCKET
+from app.host.processes import SEARCH_SOCKET, is_beside
 from app.imaging.decode import max_decode_bytes
 from app.imaging.header import PixelLimits
 from app.model.heads import TASKS
@@ -112,19 +111,14 @@ def _search_options(settings: Settings) -> "SearchOptions":
     from app.search.describe import SearchOptions  # noqa: PLC0415 - as above
 
     folders, max_bytes = settings.search_folder_paths, settings.max_body_bytes
-    workers = 1 if _is_beside(settings) else cores.workers_of_host(settings.workers, settings.instances)
+    workers = 1 if is_beside(settings.search) else cores.workers_of_host(settings.workers, settings.instances)
     connections = min(max(80 // workers, 2), 8)  # of all of them, PostgreSQL takes 100 by default, some of which others need
     return SearchOptions(settings.search_database, folders, settings.search_thumbnails, settings.faces, max_bytes, connections)
 
 
-def _is_beside(settings: Settings) -> bool:
-    """Return whether this process searches beside others, which detect."""
-    return settings.search == "alone" and SEARCH_SOCKET in os.environ
-
-
 def _workers(settings: Settings) -> int:
     """Return the number of workers of the host, with the one that searches beside the others."""
-    return cores.workers_of_host(settings.workers, settings.instances) + (settings.search == "on" or _is_beside(settings))
+    return cores.workers_of_host(settings.workers, settings.instances) + (settings.search == "on" or is_beside(settings.search))
 
 
 def _open_tracing() -> "Tracing":
@@ -142,13 +136,13 @@ async def open_resources(
     """Open the pool of Tritons, the pipeline and the metrics of a worker; close them in reverse order, and then the tracing."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.sleep, 0)  # an iteration of the event loop, which writes the last log lines
-        table = WorkerTable(is_follower=_is_beside(settings))
+        table = WorkerTable(is_follower=is_beside(settings.search))
         stack.callback(table.close)
         metrics = Metrics(table, __version__)
         metrics.worker_starts.add(1)
         metrics.workers_wanted.set(_workers(settings))
         is_started = asyncio.Event()
-        seconds = _FOLLOWER_SECONDS if _is_beside(settings) else _HOUSEKEEPING_SECONDS
+        seconds = _FOLLOWER_SECONDS if is_beside(settings.search) else _HOUSEKEEPING_SECONDS
         stack.push_async_callback(_cancel, asyncio.create_task(_beat(table, is_started, seconds)))
         if tracing is not None:
             stack.push_async_callback(tracing.close)
@@ -272,8 +266,7 @@ def deployment_of(settings: Settings) -> Deployment:
         Path(settings.model_repository),
         settings.faces,
         settings.search == "alone",
-        _is_beside(settings),
-        docs.SEARCH_PATH if _is_beside(settings) else docs.PATH,
+        is_beside(settings.search),
         settings.search_thumbnails,
     )
 

@@ -24,7 +24,16 @@ from granian.server.mp import WorkerProcess
 from app.embedded.announcement import Announcement
 from app.host import cores, ports
 from app.host.http import get_status
-from app.host.processes import DRAIN_SIGNAL, MAX_PASSED_ON, SEARCH_SOCKET, SUPERVISED, connections_within, notify, raise_file_limit
+from app.host.processes import (
+    DRAIN_SIGNAL,
+    MAX_PASSED_ON,
+    SEARCH_SOCKET,
+    SUPERVISED,
+    connections_within,
+    is_beside,
+    notify,
+    raise_file_limit,
+)
 from app.host.signals import StopSignals
 from app.resilience.worker_table import TableView
 from app.settings.schema import MIN_AGE_SECONDS, Settings, SettingsError
@@ -57,7 +66,6 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
-        self._is_beside = settings.search == "alone" and SEARCH_SOCKET in os.environ
         self._signals = StopSignals()
         self._failures: dict[int, int] = {}
         """How often in a row each worker has ended soon after its start, by index."""
@@ -75,7 +83,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             port=settings.port,
             uds=Path(settings.socket) if settings.socket else None,
             uds_permissions=int(settings.socket_mode, 8),
-            workers=1 if self._is_beside else cores.workers(settings.workers, settings.instances),
+            workers=1 if is_beside(settings.search) else cores.workers(settings.workers, settings.instances),
             interface=Interfaces.ASGI,
             http=HTTPModes.http1,  # `auto` does not time out a silent connection
             websockets=False,

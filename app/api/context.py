@@ -58,7 +58,7 @@ class RequestContext:
     """Whether the client disconnected before the request or the response was complete."""
     is_detail_logged = True
     is_passed_on = False
-    """Whether another process answers the request, counts it and logs it."""
+    """Whether another process answers the request, counts it and logs it; or, for a report to workers, nobody does."""
     error = ""
     """The code of the error in the response; empty without an error."""
     failed_stage = ""

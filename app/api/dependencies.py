@@ -56,8 +56,6 @@ class Deployment(NamedTuple):
     """Whether the routes of search, health and metrics are the only ones."""
     is_beside: bool = False
     """Whether workers alone ask this process, by a private socket, and pass requests of search on to it."""
-    docs_path: str = "/docs"
-    """Where callers find what describes the routes."""
     keeps_thumbnails: bool = False
     """Whether search keeps a small picture of each image."""
 

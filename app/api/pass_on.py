@@ -9,9 +9,8 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 from app.api.beside import SearchProcess
 from app.api.caller.check import require_any_key
 from app.api.dependencies import Worker, WorkerResources
-from app.api.documentation import docs
 from app.api.receiving.client_watch import has_body
-from app.api.routes import VERSION
+from app.api.routes import DOCS, SEARCH_DOCS, VERSION
 from app.errors import NotOffered
 
 _PATHS = [
@@ -25,8 +24,8 @@ def pass_on(worker: WorkerResources) -> ASGIApp:
     """Return an application that passes a request on to search, which is on."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if f"{scope['path']}/".startswith(f"{docs.SEARCH_PATH}/"):
-            scope = cast("Scope", {**scope, "path": docs.PATH + scope["path"].removeprefix(docs.SEARCH_PATH)})
+        if f"{scope['path']}/".startswith(f"{SEARCH_DOCS}/"):
+            scope = cast("Scope", {**scope, "path": DOCS + scope["path"].removeprefix(SEARCH_DOCS)})
         await cast("SearchProcess", worker.search).pass_on(cast("HTTPScope", scope), receive, send)
 
     return answer

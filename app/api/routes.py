@@ -13,6 +13,8 @@ from litestar.utils import normalize_path
 from app.model.heads import DetectionHead, Task
 
 API_VERSION = "v1"
+DOCS, SEARCH_DOCS = "/docs", "/search/docs"
+"""Where the routes are described; and those of the process that searches beside workers, to whoever asks a worker."""
 VERSION = f"/{API_VERSION}"
 """Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"

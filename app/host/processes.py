@@ -28,6 +28,11 @@ DRAIN_SIGNAL = signal.SIGUSR1
 """Notifies a worker that it will be stopped soon."""
 
 
+def is_beside(search: str) -> bool:
+    """Return whether this process searches beside others, which detect, given the setting `search`."""
+    return search == "alone" and SEARCH_SOCKET in os.environ
+
+
 def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
     """Make the kernel send this process a signal when its parent, a process id, ends; or send it now if it has already ended."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, how)

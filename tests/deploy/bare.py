@@ -10,6 +10,8 @@ import pytest
 
 from tests.programs import require_program
 
+HOME = "/root"
+"""The home of the machine's user."""
 # Mounts end with the namespace, which ends with the program.
 _ENTER = (
     'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount --bind -o ro "$0/srv" "$0/mnt" && exec chroot "$0" "$@"'
@@ -31,7 +33,7 @@ class Bare(NamedTuple):
 
 def environ(settings: Mapping[str, object]) -> dict[str, str]:
     """Return this machine's environment without Python's variables, plus settings."""
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"} | {name: str(value) for name, value in settings.items()}
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": HOME} | {name: str(value) for name, value in settings.items()}
 
 
 def make_bare(root: Path, *packages: str) -> Bare:

@@ -11,7 +11,7 @@ import pytest
 
 from app import __version__
 from bench.harness.processes import running
-from tests.deploy.bare import Bare, environ, make_bare
+from tests.deploy.bare import HOME, Bare, environ, make_bare
 from tests.deploy.containers import pip_volumes
 from tests.support import ROOT, free_port, json, sample_image
 
@@ -66,7 +66,7 @@ def test_first_boxes_without_a_compiler(wheel: Path, bare: Bare, tmp_path: Path)
 
     assert [found["class_name"] for found in answer["detections"]] == ["cat"]
     assert page.status_code == 200
-    data, lines = "/root/.local/share/nereid", log.read_text(encoding="utf-8")
+    data, lines = f"{HOME}/.local/share/nereid", log.read_text(encoding="utf-8")
     assert f"Triton is ready with the models in {data}/model_repository; its log is {data}/.triton/triton.log" in lines
     assert lines.count("warning: ") == lines.count("warning: stock Pillow ") == 1
     assert "0 failures, 1 warning\n" in doctor.stdout

@@ -16,7 +16,7 @@ from litestar.utils import normalize_path
 from app.api.answering.schema import Problem
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import worker_of
-from app.api.routes import ModelRoute, note_route
+from app.api.routes import DOCS, SEARCH_DOCS, ModelRoute, note_route
 from app.errors import (
     ClientGone,
     DeadlinePassed,
@@ -130,7 +130,7 @@ def _explain_path(request: Request[Any, Any, Any]) -> str:
 
 
 def _page_of(request: Request[Any, Any, Any]) -> str:
-    return worker_of(request).deployment.docs_path
+    return SEARCH_DOCS if worker_of(request).deployment.is_beside else DOCS
 
 
 def _is_documented(route: HTTPRoute) -> bool:

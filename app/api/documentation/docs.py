@@ -13,19 +13,18 @@ from litestar.types import ASGIApp
 
 from app import __version__
 from app.api.answering.responses import FileResponse
+from app.api.routes import DOCS, SEARCH_DOCS
 
 # Swagger UI's files, with their names in the package offapi.
 ASSETS = {"swagger_bundle.js": "text/javascript", "swagger_preset.js": "text/javascript", "swagger_style.css": "text/css"}
 _ASSETS_PATH = "/docs-assets"
-PATH, SEARCH_PATH = "/docs", "/search/docs"
-"""Of the page, and of the page of the process that searches beside workers, which pass this path on."""
 TAGS = [
     Tag("detection", "Ask a model about an image, or about several."),
     Tag("text", "Read text."),
     Tag("faces", "Find, describe and compare faces."),
     Tag("vectors", "Describe images and texts by vectors."),
     Tag("analysis", "Ask several models about one image."),
-    Tag("search", f"Keep what models say of images, and find them again; off by default. If it is on, its page is {SEARCH_PATH}."),
+    Tag("search", f"Keep what models say of images, and find them again; off by default. If it is on, its page is {SEARCH_DOCS}."),
     Tag("models", "The models, the names that stand for them, and changes of both, which need API keys."),
     Tag("health", "The state of the gateway and of Triton."),
 ]
@@ -53,7 +52,7 @@ def config(components: Components) -> OpenAPIConfig:
         use_handler_docstrings=True,
         components=components,
         tags=TAGS,
-        path=PATH,
+        path=DOCS,
         render_plugins=[
             SwaggerRenderPlugin(
                 js_url=f"{_ASSETS_PATH}/swagger_bundle.js",

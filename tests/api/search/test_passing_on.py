@@ -22,6 +22,13 @@ async def test_path_with_dots_leads_to_no_other_route(gateway: httpx.AsyncClient
     assert json(await gateway.get(path), 404)["code"] == "not_found"
 
 
+async def test_unknown_path_of_search_is_told_where_the_others_are(gateway: httpx.AsyncClient) -> None:
+    page = (await gateway.get("/search/docs")).text
+
+    assert "/search/docs lists those that do" in json(await gateway.get("/search/nothing"), 404)["detail"]
+    assert "/search/image" in page
+
+
 async def test_header_that_cannot_be_passed_on_is_an_error_of_the_client(gateway: httpx.AsyncClient) -> None:
     assert json(await gateway.get("/query/duplicates", headers={"x-odd": "\0"}), 400)["code"] == "malformed_request"
 
