@@ -253,21 +253,11 @@ def _is_production(settings: Settings, options: argparse.Namespace) -> bool:
     return options.production or bool(settings.triton_endpoints)
 
 
-def _models(settings: Settings, options: argparse.Namespace) -> int:
+def _models(settings: Settings, _: argparse.Namespace) -> None:
     from app.embedded import control  # noqa: PLC0415 - it loads gRPC
 
-    repository = Repository(Path(settings.model_repository))
-    if options.rebuild:
-        from app.zoo.rebuild import rebuild  # noqa: PLC0415 - it loads numpy and OpenCV
-
-        os.nice(_ADD_NICENESS)
-        control.find_obstacle(settings)
-        return int(not rebuild(repository, partial(control.apply, settings), is_production=_is_production(settings, options)))
-    if options.production:
-        raise CommandError("--production makes models in FP16 again: nereid models --rebuild --production")
-    for line in describe_models(repository, control.read_usage(settings)):
+    for line in describe_models(Repository(Path(settings.model_repository)), control.read_usage(settings)):
         print(line)
-    return 0
 
 
 def _use(settings: Settings, options: argparse.Namespace) -> None:

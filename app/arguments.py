@@ -41,11 +41,10 @@ _ARGUMENTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("add", "--samples", {"type": Path, "help": "folder of images on which the model is checked"}),
     ("add", "--out", {"type": Path, "help": "model repository to write to, instead of the one in the settings"}),
     (
-        "pull add models",
+        "pull add",
         "--production",
         {"action": "store_true", "help": "also make the model in FP16, for a GPU; done anyway where a Triton elsewhere is named"},
     ),
-    ("models", "--rebuild", {"action": "store_true", "help": "compose all models again from the networks in them"}),
     ("add", "--untrusted", {"action": "store_true", "help": "check the file apart, as one that may be hostile"}),
     ("use remove", "reference", {"help": "name of the model, or name:version"}),
     ("load unload", "name", {"help": "name of the model"}),

@@ -437,23 +437,17 @@ def test_upload_that_needs_too_much_for_fp16_is_added_in_fp32(
     assert (repository / "doors" / "1" / "model.onnx").is_file()
 
 
-def test_precision_alone_does_not_rebuild_models(control: Control, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "--production"]) == 1
-    assert one_line(capsys) == "--production makes models in FP16 again: nereid models --rebuild --production"
-    assert control.applied == []
-
-
 @pytest.mark.parametrize(("arguments", "endpoints"), [([], ""), (["--production"], ""), ([], "a:1"), (["--untrusted"], "a:1")])
 def test_model_is_made_in_fp16_for_production(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], endpoints: str
 ) -> None:
-    """When it is asked for or Triton is elsewhere, which has a GPU; also when it is added over HTTP, or rebuilt."""
+    """When it is asked for or Triton is elsewhere, which has a GPU; also when it is added over HTTP, or again."""
     monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", endpoints)
     half = repository / "doors" / "1" / "model_fp16.onnx"
     assert main(["add", export(tmp_path, 1), "--name", "doors", *arguments]) == 0
     assert half.is_file() == bool(arguments or endpoints)
     half.unlink(missing_ok=True)
-    assert main(["models", "--rebuild", *set(arguments) - {"--untrusted"}]) == 0
+    assert main(["add", export(tmp_path, 1), "--name", "doors", *arguments]) == int(not (arguments or endpoints))
 
     assert half.is_file() == bool(arguments or endpoints)
 

@@ -118,4 +118,6 @@ def _check_precision(spec: ModelSpec, config: Mapping[str, Any], settings: Setti
                 yield ok("precision", f"{spec.name} computes in FP16 on the GPU")
             else:
                 text = f"{spec.name} computes in FP32 on the GPU, which takes about twice the time of FP16"
-                yield warning("precision", text, "nereid models --rebuild --production, then let Triton load it again")
+                yield warning(
+                    "precision", text, f"nereid pull {spec.name} --production, or add its network again with --production"
+                )

@@ -130,7 +130,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
             _prepare_half(name, request, scratch, new)
         repository.put(name, scratch, new)
         if (folder / str(new.default_version) / configs.HALF).is_file() and not configs.runs_half(folder, new):
-            how = "nereid models --rebuild --production"
+            how = "add their networks again with --production, or remove them"
             say(f"warning: production runs {name} in FP32 until its other versions are in FP16, too: {how}")
         return name, repository.load_into(apply, name, old, scratch / PREVIOUS)
 
@@ -320,7 +320,7 @@ def _describe(reference: str, request: Request, recognized: Recognized, digest: 
         )
     for version, known in reversed(old.versions.items()):
         if known == digest and old.recipe == recognized.recipe:
-            if entry:
+            if entry or request.is_production:  # made again, in FP16, too
                 return msgspec.structs.replace(old, default_version=int(version))
             reference = refer_to(name, version)
             raise CommandError(f"{reference} is this very file; to make it the default version: nereid use {reference}")
