@@ -764,6 +764,17 @@ def test_search_has_a_port_of_its_own(
     assert [(settings.search, settings.port) for settings in supervised] == [expected]
 
 
+def test_folder_that_cannot_be_indexed_stops_search_and_nobody_who_detects(
+    supervised: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.preflight.require_address", lambda _: None)
+    monkeypatch.setenv("NEREID_SEARCH_FOLDERS", "/nope")
+    monkeypatch.setenv("NEREID_DATABASE_URL", "postgresql://nereid@db/nereid")
+
+    codes = [main([*command, "--triton", "127.0.0.1:8001"]) for command in (["search"], ["serve", "--search"])]
+    assert (codes, [settings.search for settings in supervised]) == ([1, 0], ["on"])
+
+
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []

@@ -42,7 +42,7 @@ _AWAY = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.LockNotAvailableError,
+    asyncpg.ObjectNotInPrerequisiteStateError,  # a lock is not available, or the database takes no connections
     asyncpg.TransactionRollbackError,  # a deadlock
     asyncpg.exceptions.InvalidCachedStatementError,  # another worker has changed a table
     asyncpg.InterfaceError,

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -11,7 +12,8 @@ import pytest
 from app.api import beside
 from app.settings.schema import Settings
 from tests.api.conftest import post_unread, write_keys
-from tests.search.made import served
+from tests.postgres import Server
+from tests.search.made import gateway_of, served
 from tests.support import SCENE, json
 
 DOTS = ["/ingest/%2e%2e/metrics", "/query/%2e%2e/health", "/search/%2e%2e%2fready", "/v1/query/%2e%2e/%2e%2e/livez"]
@@ -64,3 +66,34 @@ async def test_body_without_a_valid_key_is_refused_before_it_is_received(search_
         for given in ({}, {"x-api-key": "camera.wrong"}):
             refused = await post_unread(app, "/v1/ingest", {"content-length": "9", **given})
             assert (refused.status, refused.problem["code"]) == (401, "unauthorized")
+
+
+async def test_body_that_search_refuses_is_answered_before_all_of_it_is_sent(search_settings: Settings) -> None:
+    """For two seconds the rest is received, so that the client reads the answer."""
+    is_sent = False
+
+    async def send_too_much() -> AsyncIterator[bytes]:
+        nonlocal is_sent
+        yield bytes(2 << 20)
+        for _ in range(3000):
+            await asyncio.sleep(0.01)
+            yield b"more"
+        is_sent = True
+
+    async with gateway_of(msgspec.structs.replace(search_settings, max_file_size_mb=1)) as client:
+        refused = json(await client.post("/ingest", content=send_too_much()), 413)
+
+    assert refused["code"] == "body_too_large"
+    assert not is_sent
+
+
+async def test_vector_that_search_cannot_keep_is_refused_with_the_time_to_wait(search_settings: Settings, postgres: Server) -> None:
+    name = urlsplit(search_settings.database_url).path.removeprefix("/")
+    async with gateway_of(search_settings) as client:
+        json(await client.post("/embed/image?index=true", content=SCENE), 200)
+        await postgres.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")  # noqa: S608
+        refused = await client.post("/embed/image?index=true", content=SCENE)
+
+    assert json(refused, 503)["code"] == "search_unavailable"
+    assert refused.headers["retry-after"] == "1"
