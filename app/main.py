@@ -21,7 +21,7 @@ from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
-from app.embedded.folder import TritonFolder, check_private
+from app.embedded.folder import TritonFolder
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET, is_beside
@@ -211,7 +211,7 @@ def _add_options(
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     if not settings.triton_endpoints:
-        check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
+        TritonFolder(settings).check()  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.doctor import consistency, machine
 from app.doctor.finding import Severity
-from app.embedded.folder import make_private
+from app.embedded.folder import TritonFolder
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.host import ports, program
 from app.host.processes import SUPERVISED
@@ -34,7 +34,7 @@ def require_usable(settings: Settings) -> None:
     if (pillow := machine.check_pillow()).severity is Severity.WARNING and SUPERVISED not in os.environ:
         say(f"warning: {pillow.message}")
     if not settings.triton_endpoints:
-        make_private(settings.triton_folder)
+        TritonFolder(settings).make()
     if settings.search != "off" and not settings.database_url:
         EmbeddedPostgres(settings).folder.make()
     if settings.tracing and SUPERVISED not in os.environ:

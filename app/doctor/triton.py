@@ -8,7 +8,7 @@ from typing import NamedTuple
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.folder import check_private
+from app.embedded.folder import TritonFolder
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -50,7 +50,7 @@ async def examine(target: Target, settings: Settings) -> Examination:
     is_here = is_on_this_machine(target.address)
     try:
         if not settings.triton_endpoints:
-            check_private(settings.triton_folder)
+            TritonFolder(settings).check()
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)

@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from app.embedded.folder import TritonFolder, check_private
+from app.embedded.folder import TritonFolder
 from app.errors import GatewayError, UnknownModel
 from app.host.program import CommandError, NotPossible
 from app.model.reference import split_reference
@@ -23,14 +23,14 @@ _PSS = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
 
 
 def find_obstacle(settings: Settings) -> str:
-    """Tell why models cannot be loaded now, as the end of a sentence, empty if they can; raises CommandError as `check_private`."""
+    """Tell why models cannot be loaded now, to end a sentence; empty if they can. Raises CommandError as `TritonFolder.check`."""
     if settings.triton_endpoints:
         tritons = "a Triton" if settings.triton_loads_models else f"the Triton at {settings.triton_endpoints}"
         return f"when {tritons} has loaded the change"
     if settings.triton_ports:
         return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
     folder = TritonFolder(settings)
-    check_private(folder.path)
+    folder.check()
     return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs yet"
 
 
@@ -72,7 +72,7 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
 def read_usage(settings: Settings) -> dict[str, str]:
     """Return memory and speed of each model that the embedded Triton runs, as far as they are known."""
     folder = TritonFolder(settings)
-    check_private(folder.path)
+    folder.check()
     if settings.triton_endpoints or not folder.socket.exists():
         return {}
     kibibytes, prefix = Counter[str](), f"{folder.path}/models/"

@@ -25,49 +25,38 @@ _LOADED = "loaded"
 _HOMES = {"Triton": "TRITON_HOME", "PostgreSQL": "DATABASE_HOME"}
 
 
-def check_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
-    """Raise CommandError, with what to do after a semicolon, if not only this user or `owner` can listen in the folder."""
-    with suppress(FileNotFoundError):
-        found, user = path.lstat(), os.geteuid() if owner is None else owner
-        if found.st_uid != user:
-            raise CommandError(
-                f"{path}, for {program}'s socket, belongs to user {found.st_uid}, and this is user {user}; "
-                f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another "
-                f"{PREFIX}{_HOMES[program]}"
-            )
-        if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            raise CommandError(f"{path}, for {program}'s socket, is not a folder of mode 700; remove it")
-
-
-def make_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
-    """Make the folder for a program's socket, or check it; in /dev/shm, which is sticky, no other user can replace it then."""
-    try:
-        path.mkdir(mode=0o700)
-        if owner is not None:
-            os.chown(path, owner, -1)
-    except FileExistsError:
-        check_private(path, program, owner)
-    except OSError as error:
-        raise CommandError(f"{path}, for {program}'s socket, cannot be made: {error.strerror}") from error
-
-
 class PrivateFolder:
     """A folder with a socket. It belongs to one process at a time, and is never removed: an API may go on connecting to it."""
 
     def __init__(self, path: Path, home: str, program: str, owner: int | None = None) -> None:
         self.path = path
         self._home = Path(home).resolve()
-        self._program, self._owner = program, owner
+        self._program, self._owner = program, os.geteuid() if owner is None else owner
         self.descriptor = -1
         """Locks the folder, also for a program that inherits it; -1 while the folder does not belong to this process."""
 
     def make(self) -> None:
-        """Make the folder as `make_private` does."""
-        make_private(self.path, self._program, self._owner)
+        """Make the folder, or check it; in /dev/shm, which is sticky, no other user can replace it then."""
+        try:
+            self.path.mkdir(mode=0o700)
+            os.chown(self.path, self._owner, -1)
+        except FileExistsError:
+            self.check()
+        except OSError as error:
+            raise CommandError(f"{self.path}, for {self._program}'s socket, cannot be made: {error.strerror}") from error
 
     def check(self) -> None:
-        """Check the folder as `check_private` does."""
-        check_private(self.path, self._program, self._owner)
+        """Raise CommandError, with what to do after a semicolon, unless only this user, or the owner, can listen in the folder."""
+        with suppress(FileNotFoundError):
+            found = self.path.lstat()
+            if found.st_uid != self._owner:
+                raise CommandError(
+                    f"{self.path}, for {self._program}'s socket, belongs to user {found.st_uid}, and this is user {self._owner}; "
+                    f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another "
+                    f"{PREFIX}{_HOMES[self._program]}"
+                )
+            if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+                raise CommandError(f"{self.path}, for {self._program}'s socket, is not a folder of mode 700; remove it")
 
     def claim(self, attempts: int = _CLAIM_ATTEMPTS) -> None:
         """Make the folder, or take over that of an ended process; raise CommandError if it belongs to another one."""
