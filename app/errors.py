@@ -1,40 +1,4 @@
-"""Errors of requests, with their HTTP status.
-
-GatewayError
-├── MalformedRequest        400  the request body cannot be parsed
-├── InvalidParameter        400  a parameter is unknown, repeated or out of range
-├── WrongTask               400  the model is for another task
-├── NoFace                  400  an image in which a face is needed has none
-├── UrlInputDisabled        400  fetching images by URL is not enabled
-├── UrlNotAllowed           400  the URL of an image is not well formed, or its host is not allowed
-├── Unauthorized            401  the API key is missing or wrong
-├── Forbidden               403  the API key lacks the scope
-├── UnknownModel            404  the model does not exist
-├── UnknownVersion          404  the model does not have this version
-├── UnknownRecord           404  search has no such image, face, group or job
-├── NotOffered              404  the gateway does not do this, or not with its settings and extras
-├── NotAcceptable           406  `Accept` allows no format of the result
-├── BodyTimeout             408  the request body arrives too slowly
-├── BodyTooLarge            413  the body exceeds its size limit
-├── ImageTooLarge           413  the image has too many pixels according to its header
-├── UnsupportedMediaType    415  the declared content type is not supported
-├── UnsupportedFormat       415  the bytes are not a supported image format
-├── InvalidImage            422  the format is supported, but the image cannot be decoded
-├── InvalidImageDimensions  422  width, height or aspect ratio is out of range
-├── ModelRefused            422  a model cannot be added, changed or removed
-├── ImageNotFetched         424  the host of an image URL did not deliver the image
-├── GatewayFull             429  the gateway is at its capacity
-├── ClientGone              499  the client disconnected; only in the log
-├── ModelsNotManaged        501  models cannot be changed with this installation
-├── InferenceFailed         502  Triton could not run the model
-├── InvalidModelOutput      502  the model's output does not match its config
-├── UnsupportedModel        502  the format of the model's inputs or outputs is not supported
-├── TritonUnavailable       503  Triton is down, draining or full
-├── CircuitOpen             503  the model failed repeatedly in Triton, and has not recovered yet
-├── ModelNotReady           503  Triton runs, but the model is not loaded
-├── SearchUnavailable       503  the database of search cannot be reached, or does not answer in time
-├── IndexRefused            503  the database of search might damage a new index, and has to be updated
-└── DeadlinePassed          504  the request took longer than its deadline
+"""Errors of requests, in order of their HTTP status.
 
 `detail` is sent to the caller: it never contains a path, a traceback or another program's message.
 """

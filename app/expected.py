@@ -37,9 +37,6 @@ def quoted(value: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], similarity: float = 0.6, prefix: str = "") -> str:
-    """Return the end of a message that asks whether the most similar known name was meant; nothing if none is similar.
-
-    `similarity` is the minimum, 0 to 1; `prefix` is what all names begin with, and does not make them similar.
-    """
+    """Ask whether the most similar known name was meant, as the end of a message; empty if none is at least so similar, 0 to 1."""
     similar = get_close_matches(name[:_MAX_QUOTED], known, 1, similarity)
     return f"; did you mean {prefix}{similar[0]}?" if similar else ""

@@ -8,10 +8,7 @@ _OK = 200
 
 
 def failure(settings: Settings) -> str:
-    """Request `/livez` of every instance, and return a one-line error message; an empty one if all respond.
-
-    It does not depend on Triton, whose failures a restart of the API would not fix.
-    """
+    """Request `/livez` of every instance, which does not depend on Triton; return an error message, empty if all respond."""
     url = settings.local_url
     for socket in settings.sockets:
         status = get_status(f"{url}/livez", _SECONDS, socket)

@@ -21,7 +21,7 @@ from app.api.dependencies import Deployment, LimitsInForce
 from app.cache import memory as cache_memory
 from app.cache.fingerprints import Fingerprints
 from app.cache.store import Store
-from app.embedded.folder import TritonFolder, check_private
+from app.embedded.folder import TritonFolder
 from app.errors import GatewayError
 from app.host import allocator, cores, memory
 from app.host.processes import SEARCH_SOCKET, is_beside
@@ -94,7 +94,6 @@ def create_app(settings: Settings | None = None) -> application.Application:
 
 
 def _search_of(settings: Settings) -> application.OpenSearch | None:
-    """Return what opens search: here, or the connections to the process that searches; None if search is off."""
     if settings.search == "off":
         return None
     if settings.search == "on":
@@ -117,7 +116,6 @@ def _search_options(settings: Settings) -> "SearchOptions":
 
 
 def _workers(settings: Settings) -> int:
-    """Return the number of workers of the host, with the one that searches beside the others."""
     return cores.workers_of_host(settings.workers, settings.instances) + (settings.search == "on" or is_beside(settings.search))
 
 
@@ -187,7 +185,6 @@ async def open_resources(
 def _add_options(
     settings: Settings, stack: AsyncExitStack, pipeline: Pipeline, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
-    """Add to the pipeline what is off by default; return the work that goes on as long as the worker runs."""
     pool, table, works = pipeline.tritons, metrics.table, list[Coroutine[Any, Any, None]]()
     if settings.routes_file:
         routes, shadows = Routes(Path(settings.routes_file)), Shadows(pipeline, metrics)
@@ -214,7 +211,7 @@ def _add_options(
 
 def _connect(settings: Settings, tls: Credentials | None, table: WorkerTable, target: Target) -> TritonBackend:
     if not settings.triton_endpoints:
-        check_private(settings.triton_folder)  # systemd removes it when its user logs out; then another user may make it
+        TritonFolder(settings).check()  # systemd removes it when its user logs out; then another user may make it
     client = TritonClient(target.address, settings.control_key_path, credentials=tls, host=target.host, ips=target.ips)
     return TritonBackend(client, table)
 
@@ -237,7 +234,7 @@ def _open_cache(settings: Settings, pool: TritonPool, metrics: Metrics) -> "Resu
     is_loaded = partial(has_loaded, metrics.table, pool) if settings.triton_endpoints else TritonFolder(settings).has_loaded
 
     def read(name: str, version: str) -> bytes:
-        """Read the fingerprint of a model; it also changes when wrong answers are found, because some may have been kept."""
+        # Some answers may have been kept before they were found to be wrong.
         found = fingerprint.read(Path(settings.model_repository), is_loaded, name, version)
         wrong = metrics.nonzero(metrics.wrong_episodes)
         return found and found + b" %d %d" % (wrong.get(name, 0), wrong.get(refer_to(name, version), 0))
@@ -272,7 +269,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def _models(settings: Settings) -> Models:
-    """Name the models; those that could be pulled are left out without a model repository that this user can read."""
+    # Those that could be pulled are left out without a model repository that this user can read.
     repository = Path(settings.model_repository)
     known = registry.load() if os.access(repository, os.R_OK) else {}
     return Models(
@@ -305,7 +302,6 @@ def _capacity(settings: Settings) -> Capacity:
 
 
 async def _keep_house(pipeline: Pipeline) -> None:
-    """Run periodic work once a second, so that requests do not wait for it."""
     usual_bytes = memory.resident_bytes()
     while True:
         await asyncio.sleep(_HOUSEKEEPING_SECONDS)
@@ -320,7 +316,6 @@ async def _keep_house(pipeline: Pipeline) -> None:
 
 
 async def _beat(table: WorkerTable, is_started: asyncio.Event, seconds: float) -> None:
-    """Record regularly that the event loop runs, from the worker's start until its resources are closed."""
     await is_started.wait()
     while True:
         table.beat()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.doctor import consistency, machine
 from app.doctor.finding import Severity
-from app.embedded.folder import make_private
+from app.embedded.folder import TritonFolder
 from app.embedded.postgres.server import EmbeddedPostgres
 from app.host import ports, program
 from app.host.processes import SUPERVISED
@@ -16,11 +16,7 @@ from app.telemetry.logging import say
 
 
 def require_startable(settings: Settings) -> None:
-    """Check all that this module checks, and make the folder of the sockets of several instances.
-
-    Raises:
-        SettingsError, CommandError: A check failed.
-    """
+    """Check all that this module checks, and make the folder of the instances' sockets; raise SettingsError or CommandError."""
     require_usable(settings)
     if settings.instances:
         make_socket_folder(settings.socket_folder)
@@ -29,11 +25,7 @@ def require_startable(settings: Settings) -> None:
 
 
 def require_usable(settings: Settings) -> None:
-    """Check the files and packages that every worker needs.
-
-    Raises:
-        SettingsError, CommandError: A check failed.
-    """
+    """Check the files and packages that every worker needs; raise SettingsError or CommandError."""
     # Whoever detects must not wait for a dead disk.
     folders = consistency.check_search_folders(settings) if settings.search == "alone" else ()
     for finding in (*consistency.check_files(settings), *folders):
@@ -42,7 +34,7 @@ def require_usable(settings: Settings) -> None:
     if (pillow := machine.check_pillow()).severity is Severity.WARNING and SUPERVISED not in os.environ:
         say(f"warning: {pillow.message}")
     if not settings.triton_endpoints:
-        make_private(settings.triton_folder)
+        TritonFolder(settings).make()
     if settings.search != "off" and not settings.database_url:
         EmbeddedPostgres(settings).folder.make()
     if settings.tracing and SUPERVISED not in os.environ:
@@ -59,11 +51,7 @@ def _require_tracing() -> None:
 
 
 def require_address(settings: Settings) -> None:
-    """Check that the API can listen on its socket, or on its host and port; remove a stale socket.
-
-    Raises:
-        SettingsError: It cannot listen there.
-    """
+    """Raise SettingsError unless the API can listen on its socket, or its host and port; remove a stale socket."""
     path = Path(settings.socket).resolve() if settings.socket else None
     try:
         is_free = ports.remove_stale_socket(path) if path else ports.is_free(settings.host, settings.port)
@@ -80,11 +68,7 @@ def require_address(settings: Settings) -> None:
 
 
 def make_socket_folder(folder: Path) -> None:
-    """Create the folder for the sockets of several instances.
-
-    Raises:
-        SettingsError: The folder, or a socket in it, cannot be created.
-    """
+    """Create the folder for the sockets of several instances; raise SettingsError if they cannot be there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

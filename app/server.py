@@ -58,11 +58,10 @@ _MAX_PAUSE_SECONDS = 60.0
 
 
 class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on the Python version
-    """Granian with a graceful stop and replacement of workers whose event loop is blocked or that cannot start.
+    """Granian with a graceful stop and replacement of workers whose event loop is blocked or that cannot start."""
 
-    After the first stop signal, the workers report that they are not ready. After a delay for load balancers, they stop accepting
-    connections, and end when their requests have ended. A second signal kills them.
-    """
+    # After the first stop signal, the workers report that they are not ready. After a delay for load balancers, they stop accepting
+    # connections, and end when their requests have ended. A second signal kills them.
 
     def __init__(self, settings: Settings) -> None:
         self._settings = msgspec.structs.replace(settings, instances=0)  # this is one of them
@@ -103,11 +102,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
         )
 
     def startup(self, *arguments: Any) -> None:  # noqa: ANN401 - Granian's own
-        """Start the server and the supervision of its workers.
-
-        Raises:
-            SettingsError: It cannot listen.
-        """
+        """Start the server and the supervision of its workers; raise SettingsError if it cannot listen."""
         with _only_main_thread_takes_signals():
             try:
                 super().startup(*arguments)
@@ -148,10 +143,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
             os._exit(0)  # in a renewal of a worker as well, which the main thread would finish first
 
     def _respawn_workers(self, workers: list[int], spawn_target: Any, target_loader: Any, delay: float = 0) -> None:  # noqa: ANN401
-        """Renew workers, which takes a delay each for the handover, or replace those that have ended, without one.
-
-        Granian's own ends a worker whose successor cannot start, and ends itself when one worker dies twice in seconds.
-        """
+        # Granian's own ends a worker whose successor cannot start, and ends itself when one worker dies twice in seconds.
         for index in workers:
             old = self.wrks[index]
             if self._signals.count or (not delay and not self._may_restart(old)):  # renewing a worker takes seconds
@@ -175,11 +167,6 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 old.join()
 
     def _may_restart(self, ended: Any) -> bool:  # noqa: ANN401 - Granian's own
-        """Return whether to replace a worker that has ended now; if not, decide when, or end.
-
-        Raises:
-            SystemExit: No worker can start.
-        """
         if ended.is_alive():  # only its successor has ended
             return False
         index, now = ended.idx, time.monotonic()
@@ -207,7 +194,6 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                     os.kill(worker.inner.pid, DRAIN_SIGNAL)
 
     def _announce(self) -> None:
-        """Say where the API listens as soon as it answers, and that it is ready as soon as it is, unless it stops before."""
         announcement = Announcement(self._settings, "it")
         status = None
         while not announcement.is_ready and not self._signals.count:
@@ -217,10 +203,7 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
                 announcement.update(is_ready=status == _OK)
 
     def _watch_workers(self) -> None:
-        """Kill workers whose event loop is blocked or that are suspended, and retry those that could not be started.
-
-        It counts checks instead of seconds, so a suspended machine causes no false alarm. `serve` or systemd watches this process.
-        """
+        # It counts checks, not seconds, so a suspended machine causes no false alarm. `serve` or systemd watches this process.
         seen: dict[int, tuple[int, int]] = {}
         """By process id: the last count of beats, and the number of checks in which it was unchanged."""
         is_ready = False
@@ -251,10 +234,8 @@ class Server(Granian):  # type: ignore[misc, valid-type]  # the class depends on
 
 
 def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: AbstractEventLoop) -> Any:  # noqa: ANN401 - Granian's own
-    """Make a worker handle only the first stop signal: terminals and systemd signal each worker in addition to Granian.
-
-    Granian's handler puts each signal in a queue with room for one, which is read once the worker serves; the next call blocks.
-    """
+    # Terminals and systemd signal each worker in addition to Granian, whose handler puts each signal in a queue with room for one,
+    # which is read once the worker serves; the next call blocks.
     event = set_loop_signals(loop)
     stop = cache(event.set)
     for number in _STOP:
@@ -264,10 +245,8 @@ def _stop_once(set_loop_signals: Callable[[AbstractEventLoop], Any], loop: Abstr
 
 @contextmanager
 def _only_main_thread_takes_signals() -> Iterator[None]:
-    """Start threads that take no signal: one that they took, as may happen after SIGCONT, would not wake the main thread.
-
-    Workers that are started have to reset the mask, which they inherit as well.
-    """
+    # A signal that another thread took, as may happen after SIGCONT, would not wake the main thread. Workers that are started have
+    # to reset the mask, which they inherit as well.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_STOP, signal.SIGHUP})
     try:
         yield
@@ -276,14 +255,10 @@ def _only_main_thread_takes_signals() -> Iterator[None]:
 
 
 def _is_alive(worker: Any) -> bool:  # noqa: ANN401 - Granian's own
-    """Return whether a worker is running.
-
-    `multiprocessing` reports a worker as alive while another thread reaps it, and Granian has a thread waiting for each worker.
-    Granian would then report that the worker refuses to stop, and signal its former process id.
-    """
+    # `multiprocessing` reports a worker as alive while another thread reaps it, as a thread of Granian does. Granian would then
+    # report that the worker refuses to stop, and signal its former process id.
     return not wait([worker.inner.sentinel], 0)
 
 
 def _jittered(value: int, least: int = 1) -> int:
-    """Return a limit with a jitter of 10 percent; 0, no limit, stays 0."""
     return value and max(least, round(value * random.uniform(1 - _JITTER, 1 + _JITTER)))  # noqa: S311 - not a secret

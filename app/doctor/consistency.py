@@ -38,7 +38,6 @@ def check(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_listener(settings: Settings) -> Iterator[Finding]:
-    """Check who can reach the API, and whether it needs a key."""
     if settings.api_keys_file:
         with suppress(KeysError):  # reported by the check of the files
             known = keys.load(Path(settings.api_keys_file))

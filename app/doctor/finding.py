@@ -12,7 +12,6 @@ class Severity(StrEnum):
     WARNING = "warning"
     """It works, but will cause problems under load or after a failure."""
     FAILURE = "failure"
-    """It does not work."""
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -66,11 +66,6 @@ def failed_inference(name: str, error: GatewayError) -> Finding:
 
 
 async def _run(client: TritonClient, spec: ModelSpec) -> float:
-    """Run one inference of a blank image, and return its seconds.
-
-    Raises:
-        GatewayError: It failed, or its result cannot be decoded.
-    """
     start = perf_counter()
     call = asyncio.ensure_future(client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="doctor"))
     done, _ = await asyncio.wait({call}, timeout=_PATIENCE_SECONDS)

@@ -32,7 +32,6 @@ def check(settings: Settings, slot_bytes: int | None, *, maps_memory: bool) -> I
 
 
 def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
-    """Check workers and decoding threads; one worker per core is best."""
     workers, threads = cores.workers_of_host(settings.workers, settings.instances), settings.decode_threads
     best = max(1, math.floor(available) // max(1, settings.instances))
     text = f"{count(workers, 'worker')} for {count(available, 'core')}"
@@ -53,7 +52,7 @@ def _check_cores(settings: Settings, available: float) -> Iterator[Finding]:
 
 
 def _check_open_files(soft: int, hard: int) -> Finding:
-    """Check the limit of open files. A worker raises its soft limit to the hard limit."""
+    # A worker raises its soft limit to the hard limit.
     wanted = MAX_CONNECTIONS + RESERVED_FILES
     text = (
         f"a worker may open {hard} files (hard limit; soft {soft} is raised), which allows {connections_within(hard)} connections"
@@ -90,7 +89,7 @@ def _check_shared_memory(settings: Settings, arena: int, room: int | None) -> Fi
 
 
 def _check_memory(settings: Settings, available: int, arena: int) -> Iterator[Finding]:
-    """Check that images, bodies, workers and arenas fit into the memory of the host or container. Triton is not included."""
+    # Triton's memory is not included.
     try:
         from app.imaging.decode import max_decode_bytes  # noqa: PLC0415 - its dependencies may be missing
         from app.imaging.header import PixelLimits  # noqa: PLC0415

@@ -68,7 +68,7 @@ def _check_libraries() -> Iterator[Finding]:
 
 
 def _check_extras(settings: Settings) -> Iterator[Finding]:
-    """Check the extras that no setting needs, but a model."""
+    # Those that no setting needs, but a model.
     for extra, task, purpose in (("ocr", "text_detection", "finding text"), ("masks", "segmentation", "encoding masks as RLE")):
         if text := extras.lack(extra, purpose):
             if os.path.isdir(Path(settings.model_repository, task_models(settings)[task])):  # noqa: PTH112 - Path's raises if it is not readable
@@ -78,7 +78,6 @@ def _check_extras(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_repository(settings: Settings) -> Finding:
-    """Check that the embedded Triton finds the default model. A Triton elsewhere has its own repository."""
     repository = Path(settings.model_repository)
     try:
         models = loadable_models(repository)

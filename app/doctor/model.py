@@ -109,7 +109,7 @@ def _check_input(spec: ModelSpec, file: str) -> Iterator[Finding]:
 
 
 def _check_precision(spec: ModelSpec, config: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
-    """Check which graph of an added model TensorRT gets, from which it takes the precision."""
+    # TensorRT takes the precision from the graph.
     if not os.path.isfile(Path(settings.model_repository) / spec.name / DESCRIPTION):  # noqa: PTH113 - Path's raises if it is not readable
         return
     match config:

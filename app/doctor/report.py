@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from app import __version__
-from app.doctor import callers, consistency, database, gateway, limits, machine, tritons
+from app.doctor import consistency, database, gateway, limits, machine, tritons
 from app.doctor.finding import Finding, Severity, count
 from app.settings.schema import Settings
 
@@ -18,13 +18,11 @@ class Report(msgspec.Struct, frozen=True):
     """The document that `--json` prints."""
 
     version: str
-    """Version of the gateway."""
     status: Severity
     """The highest severity of the findings."""
     triton: str
     """Addresses of the Tritons, separated by commas."""
     model: str
-    """The default model."""
     warnings: int
     failures: int
     findings: list[Finding]
@@ -46,7 +44,6 @@ def _examine(settings: Settings) -> Report:
         *limits.check(settings, slot_bytes, maps_memory=examined.maps_memory),
         *examined.findings,
         gateway.check(settings),
-        *callers.check(settings),
         *asyncio.run(database.check(settings)),
     ]
     counts = Counter(finding.severity for finding in findings)

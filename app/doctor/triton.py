@@ -8,7 +8,7 @@ from typing import NamedTuple
 from app.doctor import inference, model
 from app.doctor.consistency import KEY_FIX
 from app.doctor.finding import Finding, failure, ok, warning
-from app.embedded.folder import check_private
+from app.embedded.folder import TritonFolder
 from app.embedded.server import EmbeddedTriton
 from app.errors import DeadlinePassed, GatewayError
 from app.host import ports
@@ -50,7 +50,7 @@ async def examine(target: Target, settings: Settings) -> Examination:
     is_here = is_on_this_machine(target.address)
     try:
         if not settings.triton_endpoints:
-            check_private(settings.triton_folder)
+            TritonFolder(settings).check()
         tls = credentials.load(settings.triton_tls_folder)
     except CredentialsError:  # reported by the check of the files
         return Examination([], is_here)
@@ -113,7 +113,6 @@ def _check_extensions(server: ServerInfo) -> Iterator[Finding]:
 
 
 async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_here: bool) -> tuple[bool, Finding]:
-    """Make Triton map and unmap a small file; return whether it succeeded."""
     if settings.transport == "inline":
         text = "not used, as set"
         if not is_here:
@@ -139,7 +138,6 @@ async def _check_shared_memory(client: TritonClient, settings: Settings, *, is_h
 
 
 def _find_memory_fix(reason: str) -> str:
-    """Return the fix for a Triton that rejects shared memory with this message."""
     if "restricted" in reason:
         return KEY_FIX
     if "disabled" in reason:
@@ -154,7 +152,6 @@ def _no_memory(settings: Settings, text: str, fix: str) -> Finding:
 
 
 async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[str, ModelState], list[Finding]]:
-    """Check which models are ready; return the states of all models."""
     try:
         states = await client.list_models()
     except GatewayError as error:
@@ -177,7 +174,7 @@ async def _check_models(client: TritonClient, settings: Settings) -> tuple[dict[
 
 
 async def _check_process(client: TritonClient, name: str) -> Finding | None:
-    """Run one inference, which alone shows that a process of the model has died, unless the model takes encoded files."""
+    # An inference alone shows that a process of the model has died.
     try:
         spec = from_triton_config(*await client.read_config(name))
         if spec.dtype is not None:

@@ -33,7 +33,6 @@ async def examine(settings: Settings) -> Examination:
 
 
 def _gather_findings(model: str, targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
-    """Iterate over the findings of all Tritons; if there are several, prepend the address."""
     is_usable = any(one.spec for one in examined)
     for target, one in zip(targets, examined, strict=True):
         for each in one.findings:
@@ -48,7 +47,7 @@ def _gather_findings(model: str, targets: Sequence[Target], examined: Sequence[E
 
 
 def _compare(model: str, targets: Sequence[Target], examined: Sequence[Examination]) -> Iterator[Finding]:
-    """Check that the model has the same inputs and outputs everywhere: Tritons where it differs are not used for it."""
+    # Tritons where the model differs are not used for it.
     specs = {target.address: one.spec for target, one in zip(targets, examined, strict=True) if one.spec is not None}
     if len(specs) < 2:  # noqa: PLR2004
         return

@@ -8,7 +8,6 @@ class Announcement:
     """Prints that the API is ready; before that, if it is not, that it listens."""
 
     def __init__(self, settings: Settings, stops: str) -> None:
-        """Prepare the messages; `stops` is what Ctrl-C stops."""
         self.is_ready: bool | None = None
         """The last state that was told; None before the first."""
         sockets = [str(socket) for socket in settings.sockets if socket is not None]

@@ -36,10 +36,7 @@ class ApiProcess:
     ready_seconds = 120.0
 
     def __init__(self, settings: Settings, socket: Path | None = None, search: Path | None = None) -> None:
-        """Prepare an instance that listens on a unix socket, or on host and port if `socket` is None.
-
-        It passes requests of search on to the one whose socket is `search`, or is that one.
-        """
+        """Prepare an instance at a unix socket, or at host and port; `search` is that of the one that searches, perhaps this."""
         is_search = socket is not None and socket == search
         self._settings = settings
         self.name = "search" if is_search else "the API" if socket is None else f"instance {socket.name}"

@@ -23,11 +23,7 @@ def is_complete(folder: Path, tag: str) -> bool:
 
 @contextmanager
 def lock(home: Path) -> Iterator[None]:
-    """Allow only one process at a time to install in `home`. The kernel releases the lock of a process that dies.
-
-    Raises:
-        CommandError: `home` cannot be written.
-    """
+    """Allow only one process at a time to install in `home`; raise CommandError if `home` cannot be written."""
     with ExitStack() as stack:
         try:
             home.mkdir(parents=True, exist_ok=True)

@@ -43,12 +43,7 @@ def leave_undecoded(triton: ModuleType) -> None:
 
 
 def read(tensor: Any) -> NDArray[np.object_]:  # noqa: ANN401 - Triton's classes have no types
-    """Read an undecoded input tensor; return elements of type `bytes` in the tensor's shape.
-
-    Raises:
-        RuntimeError: The memory layout is not that of the pinned Triton.
-        ValueError: The number of elements does not match the shape.
-    """
+    """Read an undecoded input tensor as `bytes` in its shape; raise RuntimeError or ValueError for another memory layout."""
     # pybind11 stores the address of the C++ object after Python's object header.
     address = ctypes.c_void_p.from_address(id(tensor) + object.__basicsize__).value
     raw = TensorMembers.from_address(address or 0)

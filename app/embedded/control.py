@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from app.embedded.folder import TritonFolder, check_private
+from app.embedded.folder import TritonFolder
 from app.errors import GatewayError, UnknownModel
 from app.host.program import CommandError, NotPossible
 from app.model.reference import split_reference
@@ -23,31 +23,19 @@ _PSS = re.compile(r"^Pss: +([0-9]+) kB", re.MULTILINE)
 
 
 def find_obstacle(settings: Settings) -> str:
-    """Return why models cannot be loaded now, as the end of a sentence; empty if they can.
-
-    Raises:
-        CommandError: The embedded Triton belongs to another user.
-    """
+    """Tell why models cannot be loaded now, to end a sentence; empty if they can. Raises CommandError as `TritonFolder.check`."""
     if settings.triton_endpoints:
         tritons = "a Triton" if settings.triton_loads_models else f"the Triton at {settings.triton_endpoints}"
         return f"when {tritons} has loaded the change"
     if settings.triton_ports:
         return f"when Triton starts again: {PREFIX}TRITON_PORTS lets it load nothing meanwhile"
     folder = TritonFolder(settings)
-    check_private(folder.path)
+    folder.check()
     return "" if folder.socket.exists() else f"when Triton starts with {settings.model_repository}; none runs yet"
 
 
 def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
-    """Load a model that was added or changed, or unload one that was removed or if `loads` is false.
-
-    Returns:
-        What `find_obstacle` returns.
-
-    Raises:
-        CommandError: Triton cannot load it.
-        NotPossible: It shall be unloaded, and the embedded Triton does not run.
-    """
+    """Load a model that was added or changed, or unload one; return as `find_obstacle`, or raise CommandError if Triton cannot."""
     folder, target = TritonFolder(settings), Path(settings.model_repository).resolve() / model
     if obstacle := find_obstacle(settings):
         if not loads:
@@ -84,7 +72,7 @@ def apply(settings: Settings, model: str, *, loads: bool = True) -> str:
 def read_usage(settings: Settings) -> dict[str, str]:
     """Return memory and speed of each model that the embedded Triton runs, as far as they are known."""
     folder = TritonFolder(settings)
-    check_private(folder.path)
+    folder.check()
     if settings.triton_endpoints or not folder.socket.exists():
         return {}
     kibibytes, prefix = Counter[str](), f"{folder.path}/models/"
@@ -101,11 +89,7 @@ def read_usage(settings: Settings) -> dict[str, str]:
 
 
 def read_spec(settings: Settings, model: str) -> ModelSpec | None:
-    """Return the spec of a model, by reference, as the repository or a Triton elsewhere describes it; None if neither has it.
-
-    Raises:
-        CommandError: The gateway cannot use the model, or that Triton does not answer.
-    """
+    """Return the spec of a model, by reference, None without such a model; raise CommandError if it cannot be used or asked for."""
     name, version = split_reference(model)
     folder = Path(settings.model_repository, name)
     try:
@@ -120,6 +104,6 @@ def read_spec(settings: Settings, model: str) -> ModelSpec | None:
 
 
 def _announce(repository: Path) -> None:
-    """Let the API's workers, which look every second, know that a model has changed."""
+    # The API's workers look every second.
     with suppress(OSError):  # the file may be another user's
         (repository / LOCK).touch()

@@ -10,10 +10,7 @@ from app.settings.task_models import default_models
 
 
 def require_not_default(name: str, version: str = "") -> None:
-    """Raise CommandError for a model that answers requests which name none; the message tells what has to be changed first.
-
-    A version counts if a route names it, for others of the model stay.
-    """
+    """Raise CommandError for a model that answers requests which name none, or for a version of it if a route names that."""
     settings = environment.load()  # with the names of routes
     try:
         known = routes.load(settings.routes_file) if settings.routes_file else {}

@@ -21,11 +21,7 @@ _OK = 200
 
 
 def run(settings: Settings, arguments: list[str]) -> int:
-    """Run the client's command with its arguments; return its exit code.
-
-    Raises:
-        CommandError: The client is not installed, or the gateway does not start.
-    """
+    """Run the client's command and return its exit code; raise CommandError if it or the gateway does not start."""
     try:
         from nereid_client import command  # noqa: PLC0415 - a distribution of its own
     except ModuleNotFoundError as error:
@@ -35,7 +31,6 @@ def run(settings: Settings, arguments: list[str]) -> int:
 
 @contextmanager
 def _gateway(settings: Settings) -> Iterator[str]:
-    """Run `serve` on a unix socket that only this user can open, and yield the socket when it answers."""
     say("starting a gateway; a first run may install Triton and download the model")
     # What another Triton lacks, the client learns from the first response.
     url = f"http://nereid/{'livez' if settings.triton_endpoints else 'readyz'}"

@@ -1,7 +1,4 @@
-"""Decode encoded files for a network that takes pixels, with the gateway's own preprocessing.
-
-Runs inside the embedded Triton; the gateway never imports it.
-"""
+"""Decode files, inside the embedded Triton, for a network that takes pixels; the gateway never imports this."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,21 +20,12 @@ class FileInput:
     """Draws files on canvases according to the parameters in a model's config."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Read the parameters in the config of a model that takes files, as Triton's JSON.
-
-        Raises:
-            UnsupportedModel: The gateway does not support the model.
-        """
+        """Read the parameters in the config of a model that takes files, as Triton's JSON; raise UnsupportedModel."""
         spec = from_triton_config(config, "")
         self._fit, self._size, self._pad = fit_for(spec), spec.input_size, spec.pad
 
     def draw(self, files: Sequence[bytes]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.int32]]]:
-        """Decode files.
-
-        Returns:
-            The canvases, UINT8 (n, height, width, 3) RGB, with only padding for a file that cannot be decoded; and the output
-            `DECODED` by name, INT32 (n, 1), 0 for such a file and 1 for the others.
-        """
+        """Decode files to canvases UINT8 (n, height, width, 3) RGB, and the output `DECODED` INT32 (n, 1), 0 for failures."""
         width, height = self._size
         canvases = np.empty((len(files), height, width, 3), np.uint8)
         decoded = [[self._draw(file, canvas)] for file, canvas in zip(files, canvases, strict=True)]

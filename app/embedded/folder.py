@@ -23,41 +23,6 @@ _CLAIM_ATTEMPTS = 150
 _POLL_SECONDS = 0.1
 _LOADED = "loaded"
 _HOMES = {"Triton": "TRITON_HOME", "PostgreSQL": "DATABASE_HOME"}
-"""Settings of the homes of programs."""
-
-
-def check_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
-    """Check that nobody but this user, or `owner`, can listen in the folder for a program's socket, if it exists.
-
-    Raises:
-        CommandError: It belongs to another user, others may enter it, or it is not a folder; what to do follows a semicolon.
-    """
-    with suppress(FileNotFoundError):
-        found, user = path.lstat(), os.geteuid() if owner is None else owner
-        if found.st_uid != user:
-            raise CommandError(
-                f"{path}, for {program}'s socket, belongs to user {found.st_uid}, and this is user {user}; "
-                f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another "
-                f"{PREFIX}{_HOMES[program]}"
-            )
-        if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
-            raise CommandError(f"{path}, for {program}'s socket, is not a folder of mode 700; remove it")
-
-
-def make_private(path: Path, program: str = "Triton", owner: int | None = None) -> None:
-    """Make the folder for a program's socket, if there is none. Because /dev/shm is sticky, no other user can replace it then.
-
-    Raises:
-        CommandError: As for `check_private`; or it cannot be made.
-    """
-    try:
-        path.mkdir(mode=0o700)
-        if owner is not None:
-            os.chown(path, owner, -1)
-    except FileExistsError:
-        check_private(path, program, owner)
-    except OSError as error:
-        raise CommandError(f"{path}, for {program}'s socket, cannot be made: {error.strerror}") from error
 
 
 class PrivateFolder:
@@ -66,26 +31,36 @@ class PrivateFolder:
     def __init__(self, path: Path, home: str, program: str, owner: int | None = None) -> None:
         self.path = path
         self._home = Path(home).resolve()
-        self._program, self._owner = program, owner
+        self._program, self._owner = program, os.geteuid() if owner is None else owner
         self.descriptor = -1
         """Locks the folder, also for a program that inherits it; -1 while the folder does not belong to this process."""
 
     def make(self) -> None:
-        """Make the folder as `make_private` does."""
-        make_private(self.path, self._program, self._owner)
+        """Make the folder, or check it; in /dev/shm, which is sticky, no other user can replace it then."""
+        try:
+            self.path.mkdir(mode=0o700)
+            os.chown(self.path, self._owner, -1)
+        except FileExistsError:
+            self.check()
+        except OSError as error:
+            raise CommandError(f"{self.path}, for {self._program}'s socket, cannot be made: {error.strerror}") from error
 
     def check(self) -> None:
-        """Check the folder as `check_private` does."""
-        check_private(self.path, self._program, self._owner)
+        """Raise CommandError, with what to do after a semicolon, unless only this user, or the owner, can listen in the folder."""
+        with suppress(FileNotFoundError):
+            found = self.path.lstat()
+            if found.st_uid != self._owner:
+                raise CommandError(
+                    f"{self.path}, for {self._program}'s socket, belongs to user {found.st_uid}, and this is user {self._owner}; "
+                    f"run this as that user (sudo -u '#{found.st_uid}'), let root remove it, or choose another "
+                    f"{PREFIX}{_HOMES[self._program]}"
+                )
+            if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != stat.S_IRWXU:
+                raise CommandError(f"{self.path}, for {self._program}'s socket, is not a folder of mode 700; remove it")
 
     def claim(self, attempts: int = _CLAIM_ATTEMPTS) -> None:
-        """Make the folder, or take over that of an ended process, unless it belongs to this one.
-
-        A program whose starter was killed ends, too, but needs a moment for that; it is waited for.
-
-        Raises:
-            CommandError: It belongs to another process or to another user, or cannot be made.
-        """
+        """Make the folder, or take over that of an ended process; raise CommandError if it belongs to another one."""
+        # A program whose starter was killed ends, too, but needs a moment for that; it is waited for.
         if self.is_held():
             return
         self._close()
@@ -126,7 +101,6 @@ class PrivateFolder:
         self._close()
 
     def _lock(self) -> bool:
-        """Lock the folder; return whether this succeeded."""
         try:
             self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,7 +115,7 @@ class PrivateFolder:
         return False
 
     def _close(self) -> None:
-        """Unlock the folder, unless a program that has inherited the descriptor still runs."""
+        # It stays locked while a program that has inherited the descriptor runs.
         with suppress(OSError):
             os.close(self.descriptor)
         self.descriptor = -1
@@ -156,11 +130,7 @@ class TritonFolder(PrivateFolder):
         self._repository = Path(settings.model_repository).resolve()
 
     def fill(self) -> None:
-        """Make the links `server` and `python`, and a link in `models` for each loadable model; remove what was in the folder.
-
-        Raises:
-            OSError: They cannot be made.
-        """
+        """Make links `server` and `python`, and one in `models` for each loadable model; remove what was there; raise OSError."""
         self.clear()
         for name in ("server", "python"):
             (self.path / name).symlink_to(self._home / name)

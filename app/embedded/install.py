@@ -25,13 +25,7 @@ _LIBPYTHON = "libpython{}.so.1.0"
 
 
 def install(home: Path) -> None:
-    """Install the server and the environment of its Python backend in `home`, unless they are installed.
-
-    Several processes may call this at once: one installs, the others wait. An existing installation is only read.
-
-    Raises:
-        CommandError: There is no suitable Python, no libpython or no disk space; `home` cannot be written; or a download failed.
-    """
+    """Install the server and the environment of its Python backend in `home`, once for all processes, or raise CommandError."""
     libpython_folder()
     server, python = home / "server", home / "python"
     version = _python().version
@@ -54,7 +48,6 @@ def install(home: Path) -> None:
 
 
 def _unpack(wheel: Path, folder: Path) -> None:
-    """Extract the server, its libraries, and the Python backend with the stub for the current Python."""
     triton = "pytriton/tritonserver"
     stub = f"{triton}/python_backend_stubs/{_python().version}/triton_python_backend_stub"
     wanted = (f"{triton}/bin/", f"{triton}/backends/python/", "nvidia_pytriton.libs/", "nvidia_pytriton-0.7.0.dist-info/", stub)
@@ -69,11 +62,8 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _use_own_libpython(libraries: Path) -> None:
-    """Replace the wheel's libpython by that of the current Python.
-
-    The stub for Python 3.13 is linked to the one in the wheel, which is not compatible with every standard library of the same
-    version: Debian's, for example, expects a built-in `_datetime`.
-    """
+    # The stub for Python 3.13 is linked to the one in the wheel, which is not compatible with every standard library of the same
+    # version: Debian's, for example, expects a built-in `_datetime`.
     own, version = libpython_folder(), _python().version
     for bundled in libraries.glob(f"libpython3-*.{version.removeprefix('3.')}.so.1.0"):
         if own is not None:
@@ -82,11 +72,7 @@ def _use_own_libpython(libraries: Path) -> None:
 
 
 def libpython_folder() -> Path | None:
-    """Return the folder of the libpython that the backend's stub is linked to; None if the loader finds it by itself.
-
-    Raises:
-        CommandError: There is no suitable Python, or it has no libpython.
-    """
+    """Return the folder of the libpython that the stub needs, None if the loader finds it; raise CommandError if there is none."""
     python = _python()
     name = _LIBPYTHON.format(python.version)
     found = next((folder for folder in python.library_folders if (folder / name).is_file()), None)

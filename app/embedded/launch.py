@@ -93,7 +93,7 @@ def shm_prefix(settings: Settings) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Replace a file atomically, because a running Triton of the same installation may read it."""
+    # At once, because a running Triton of the same installation may read it.
     if path.is_file() and path.read_bytes() == content:
         return
     written = path.with_name(f".{path.name}.{os.getpid()}")

@@ -68,7 +68,7 @@ class TritonPythonModel:
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))]
 
     def _read(self, request: "pb_utils.InferenceRequest") -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the inputs of the network, and the outputs that do not depend on it."""
+        # The second ones are outputs that do not depend on the network.
         if self._files is None:
             return {name: self._input(request, name) for name in self._inputs}, {}
         files = bytes_tensor.read(pb_utils.get_input_tensor_by_name(request, self._file_name))
@@ -80,7 +80,6 @@ class TritonPythonModel:
         return bytes_tensor.read(tensor) if self._inputs[name] == _STRING else np.from_dlpack(tensor)
 
     def _run_batch(self, feeds: Sequence[dict[str, np.ndarray]], names: list[str]) -> list[list[np.ndarray]]:
-        """Run requests, each with one or more images, as one batch; split the results by request."""
         sizes = [len(next(iter(feed.values()))) for feed in feeds]
         together = self._session.run(names, {name: np.concatenate([feed[name] for feed in feeds]) for name in self._inputs})
         parts = [np.split(tensor, np.cumsum(sizes)[:-1]) for tensor in together]

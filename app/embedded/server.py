@@ -56,7 +56,6 @@ class EmbeddedTriton:
     ready_seconds = _READY_SECONDS
 
     def __init__(self, settings: Settings) -> None:
-        """Prepare the server without starting it."""
         self._settings = settings
         self._repository = Path(settings.model_repository).resolve()
         self._folder = TritonFolder(settings)
@@ -66,11 +65,7 @@ class EmbeddedTriton:
         self._client = BlockingClient(f"unix:{self._folder.socket}")
 
     def claim(self) -> None:
-        """Reserve the folder of the server's socket until `stop`; other processes cannot start it meanwhile.
-
-        Raises:
-            CommandError: It, or a TCP port in the settings, is used by another program; the message names the setting.
-        """
+        """Reserve the folder of the socket until `stop`; raise CommandError if it, or a TCP port in the settings, is in use."""
         with self._folder.unclaimed_on_error():
             self._folder.claim()
             first = self._settings.triton_ports
@@ -84,11 +79,7 @@ class EmbeddedTriton:
                 raise CommandError(f"Triton cannot listen on port {port}: {reason}; choose others with {PREFIX}TRITON_PORTS")
 
     def start(self) -> None:
-        """Start the server and wait until the default model has returned a result.
-
-        Raises:
-            CommandError: As for `spawn`; or it did not become ready, with its log in the message.
-        """
+        """Start the server and wait until the default model has returned a result; raise CommandError if it does not."""
         try:
             self.spawn()
             self._wait()
@@ -162,7 +153,6 @@ class EmbeddedTriton:
         return {model: reason.replace(links, str(self._repository)) for model, reason in failures.items()}
 
     def _forget(self) -> None:
-        """Remove the files of the ended process."""
         self._process = None
         self._sweep()
         self._folder.clear()
@@ -192,7 +182,7 @@ class EmbeddedTriton:
         raise CommandError(f"{model} could not be loaded: {self.load_failures().get(model, unknown)}; Triton's log is {self.log}")
 
     def _sweep(self) -> None:
-        """Remove the shared memory of this process or a previous one; other users may make files with such names."""
+        # Of a previous process, too; other users may make files with such names.
         for path in Path("/dev/shm").glob(f"{shm_prefix(self._settings)}*"):  # noqa: S108 - where Triton puts them
             with suppress(OSError):  # Triton has just removed it
                 status = path.lstat()
@@ -201,15 +191,8 @@ class EmbeddedTriton:
 
 
 def check_inference(client: BlockingClient, model: str, seconds: float) -> None:
-    """Run a model once: Triton itself does not report a backend with empty outputs or a model whose process has died.
-
-    A model that takes encoded files gets an empty file if it has the output `DECODED`; otherwise it is not run, because its valid
-    inputs are unknown.
-
-    Raises:
-        CheckError: The inference failed, or an output is empty. It is final if a process of the model has died, because other
-            processes of the model may still respond to another check.
-    """
+    """Run a model once; raise CheckError if this fails, or an output is empty, which Triton itself does not report."""
+    # Without the output `DECODED`, valid encoded files are unknown. Other processes of a model than a dead one may pass a check.
     try:
         spec = client.read_spec(model)
         if spec.dtype is None and not spec.tells_decoded:

@@ -42,7 +42,6 @@ class Program(Protocol):
     """The program of a service."""
 
     name: str
-    """Name in messages."""
     ready_seconds: float
     """Maximum time until it passes its first check."""
 
@@ -63,10 +62,7 @@ class Service:
     """Watches a program without blocking."""
 
     def __init__(self, program: Program, *, is_ready: bool = False, gives_up: bool = True) -> None:
-        """Watch a program. It is already running if `is_ready`; otherwise the first `tick` starts it.
-
-        Unless it `gives_up`, it is started again and again, however often that fails.
-        """
+        """Watch a program, which runs already if `is_ready`; unless it `gives_up`, it is started however often that fails."""
         self.program = program
         self.is_ready = is_ready
         """Whether the program has passed a check since its start."""
@@ -84,11 +80,7 @@ class Service:
         self._started_at = monotonic()
 
     def tick(self) -> None:
-        """Start, check or restart the program as needed. Call this several times a second.
-
-        Raises:
-            ServiceError: The program failed before it ever worked, or in several consecutive starts.
-        """
+        """Start, check or restart the program, several times a second; raise ServiceError if it fails for good."""
         if self._start_at is not None:
             if monotonic() >= self._start_at:
                 self._spawn()
@@ -108,10 +100,8 @@ class Service:
             self._note_check(error)
 
     def note_defect(self, reason: str) -> None:
-        """Restart the program because of what others have found, but not too soon again: meanwhile the rest of it works.
-
-        The pause is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
-        """
+        """Restart the program because of what others have found, after a pause, in which the rest of it works."""
+        # It is a minute, and doubles, up to an hour, with each restart that comes as soon as it may.
         waited = monotonic() - self._defect_at
         if self.is_ready and waited >= self._pause:
             self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS) if waited < 2 * self._pause else _MEMORY_SECONDS

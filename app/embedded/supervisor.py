@@ -6,7 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,19 +31,13 @@ _SEARCH_FOLDER = "nereid-search-"
 
 
 def supervise(settings: Settings, triton: Program | None, database: Program | None = None) -> int:
-    """Run and supervise the API and Triton until a stop signal or a permanent failure; SIGHUP renews the workers.
-
-    The embedded Triton has been started; it is None with an external one. Search and its database are started here, and whatever
-    becomes of them, the API goes on. The exit code is returned: 0 after a stop signal.
-    """
-    if settings.search != "on":
-        return _supervise(settings, triton, database, None)
-    with _search_folder() as folder:
-        return _supervise(settings, triton, database, folder / "search.sock")
+    """Run the API, search and Triton, which has been started, until a signal or a permanent failure; return the exit code."""
+    # Whatever becomes of search and its database, the API goes on.
+    with _search_folder() if settings.search == "on" else nullcontext() as folder:
+        return _supervise(settings, triton, database, folder and folder / "search.sock")
 
 
 def _supervise(settings: Settings, triton: Program | None, database: Program | None, socket: Path | None) -> int:
-    """Supervise all programs; `socket` is where search listens, None if it does not run beside the API."""
     signals = StopSignals()
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda number, _: signals.note(number))
@@ -90,7 +84,6 @@ def _supervise(settings: Settings, triton: Program | None, database: Program | N
 
 @contextmanager
 def _search_folder() -> Iterator[Path]:
-    """Make the folder of search's socket, with a file that is locked until the block ends; remove those of killed supervisors."""
     for left in shared_memory.SHM.glob(f"{_SEARCH_FOLDER}*/lock"):
         with suppress(OSError), _opening(left, os.O_RDONLY):  # a living process has locked it, or it is another user's
             shutil.rmtree(left.parent)
@@ -107,7 +100,6 @@ def _search_folder() -> Iterator[Path]:
 
 @contextmanager
 def _opening(lock: Path, flags: int) -> Iterator[None]:
-    """Open and lock a file during the block; raise OSError if that is not possible."""
     descriptor = os.open(lock, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)  # another user may have put a pipe there
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +123,6 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
     table: TableView,
     announcement: Announcement,
 ) -> None:
-    """Keep all services running until a signal arrives."""
     defects: dict[tuple[str, str], int] = {}
     while not signals.count:
         notify("WATCHDOG=1")
@@ -151,7 +142,6 @@ def _look_after(  # noqa: PLR0913, PLR0917 - all that is looked after
 
 
 def _count_defects(table: TableView) -> dict[tuple[str, str], int]:
-    """Count for each kind of defect and each model how often workers have found it."""
     keys = {key: key.split(SEPARATOR) for key in table.keys(COUNTER)}
     return {
         (names[0], names[1]): table.total_ever(table.column(COUNTER + key)) for key, names in keys.items() if names[0] in _DEFECTS
@@ -159,7 +149,6 @@ def _count_defects(table: TableView) -> dict[tuple[str, str], int]:
 
 
 def _drain(instances: list[ApiProcess], signals: StopSignals, until: float) -> None:
-    """Wait until all instances have ended their requests, or another signal or this time of the clock arrives."""
     for instance in instances:
         instance.send(signals.first or signal.SIGTERM)
     while any(instance.is_running for instance in instances) and time.monotonic() < until:

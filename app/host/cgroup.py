@@ -10,10 +10,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def limits(controller: str, *files: str) -> Iterator[list[int]]:
-    """Yield the numbers in files of each group around this process, together one limit; nothing for a group without such a limit.
-
-    The controller has its name in version 1, such as `cpu`.
-    """
+    """Yield the numbers in files of each group around this process; the controller has its name of version 1, such as `cpu`."""
     for folder in _folders(controller):
         with suppress(OSError, ValueError):  # not there, or "max"
             if numbers := [int(number) for file in files for number in (folder / file).read_text(encoding="ascii").split()]:
@@ -21,7 +18,7 @@ def limits(controller: str, *files: str) -> Iterator[list[int]]:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Yield the folders of the groups: those of version 2 and of version 1. A container sees its own group as the root."""
+    # Of version 2 and of version 1. A container sees its own group as the root.
     yield from (_GROUPS, _GROUPS / controller)
     with suppress(OSError):
         for line in os.fsdecode(_OWN_GROUPS.read_bytes()).splitlines():

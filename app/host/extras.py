@@ -38,11 +38,7 @@ def command(extra: str) -> str:
 
 
 def require(extra: str, purpose: str) -> None:
-    """Check that an extra is installed; log once if it is not.
-
-    Raises:
-        NotOffered: It is not.
-    """
+    """Raise NotOffered if an extra is not installed, and log that once."""
     if lacking := lack(extra, purpose):
         warn_once(lacking, command(extra))
         raise NotOffered(f"{lacking}; {command(extra)}")

@@ -13,10 +13,7 @@ def get_status(url: str, seconds: float, unix_socket: Path | None = None) -> int
 
 
 def get(url: str, seconds: float, unix_socket: Path | None = None, key: str = "") -> tuple[int, str] | None:
-    """GET an http URL without any proxy, over a unix socket if one is given; return status and text, or None without a response.
-
-    The seconds are the timeout of each step; a key is sent as API key.
-    """
+    """GET an http URL without any proxy, at most so long in each step; return status and text, or None without a response."""
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:

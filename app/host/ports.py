@@ -13,11 +13,7 @@ NEREID = re.compile(r"^nereid|^\S+ worker-\d+$|^\S*(python\S* .*(-m app|/nereid)
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server can listen on the port.
-
-    Raises:
-        OSError: The host is not an address of this machine.
-    """
+    """Return whether a server can listen on the port; raise OSError if the host is not an address of this machine."""
     family, kind, protocol, _, address = socket.getaddrinfo(resolve(host), port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,20 +27,13 @@ def is_free(host: str, port: int) -> bool:
 
 
 def resolve(host: str) -> str:
-    """Return the IP address of a host, preferably IPv4.
-
-    Raises:
-        OSError: The host is unknown.
-    """
+    """Return the IP address of a host, preferably IPv4; raise OSError for an unknown host."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def holder(port: int) -> tuple[int, str] | None:
-    """Find the process that listens on a port: its id and command line; None if this user may not see it.
-
-    For Nereid, it is the first process, which starts the others.
-    """
+    """Find id and command line of the process that listens on a port, of Nereid the first; None if this user may not see it."""
     sockets = _listeners(port)
     for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda process: int(process.name)):
         with suppress(OSError):  # the process has ended, or belongs to another user
@@ -56,7 +45,7 @@ def holder(port: int) -> tuple[int, str] | None:
 
 
 def _listeners(port: int) -> set[str]:
-    """Return the names, as in /proc/PID/fd, of the sockets that listen on a port."""
+    # Named as in /proc/PID/fd.
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):  # a dual-stack server has an IPv6 socket
         for line in Path(table).read_text(encoding="ascii").splitlines()[1:] if Path(table).exists() else ():
@@ -79,11 +68,7 @@ def _parent(process: Path) -> Path:
 
 
 def remove_stale_socket(path: Path) -> bool:
-    """Remove a unix socket without a listener; return whether a server can listen there now.
-
-    Raises:
-        OSError: The path cannot be accessed, or is not a socket.
-    """
+    """Remove a unix socket without a listener; return whether a server can listen there now, or raise OSError."""
     if path.exists() and not path.is_socket():
         raise OSError(errno.EEXIST, "something else is there", str(path))
     with socket.socket(socket.AF_UNIX) as probe:
@@ -98,11 +83,7 @@ def remove_stale_socket(path: Path) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a server that listens on the address can be reached only from this machine.
-
-    Raises:
-        OSError: The host is not an address.
-    """
+    """Return whether only this machine can reach a server that listens on the address; raise OSError if it is none."""
     return all(ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
 
 

@@ -41,10 +41,8 @@ def die_with_parent(parent: int, how: signal.Signals = signal.SIGTERM) -> None:
 
 
 def become_worker(parent: int) -> None:
-    """Restore the default signal handlers in a new worker, and make the kernel kill it when its parent ends.
-
-    The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
-    """
+    """Restore the default signal handlers in a new worker, and make the kernel kill it when its parent ends."""
+    # The inherited handlers only record a signal, and a starting worker may ignore SIGTERM.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, signal.SIG_DFL)
     signal.signal(DRAIN_SIGNAL, signal.SIG_IGN)  # until the application handles it

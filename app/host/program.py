@@ -52,10 +52,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment(inherited: Collection[int] = ()) -> dict[str, str]:
-    """Return the environment in which `command` finds the module, and the one file its libraries.
-
-    `inherited` are the descriptors that the child gets by `pass_fds`.
-    """
+    """Return the environment for `command`; `inherited` are the descriptors that the child gets by `pass_fds`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DESCRIPTORS) or value in map(str, inherited)}
     if IS_ONE_FILE:
         original = {f"{_LIBRARIES}_ORIG": kept[_LIBRARIES]} if _LIBRARIES in kept else {}

@@ -26,13 +26,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def answer(calls: Sequence[str], error: int) -> None:
-    """Answer the system calls of these names with an error number, or with success if that is 0, without making them.
-
-    Foreign programs, such as those of 32 bits, can make none.
-
-    Raises:
-        OSError: The kernel does not filter, or the machine is neither x86-64 nor aarch64.
-    """
+    """Answer these system calls with an error number, 0 for success, without making them; raise OSError where this cannot be."""
+    # Foreign programs, such as those of 32 bits, can make none.
     if not _NUMBERS:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     # Each step jumps over as many steps as its second number says if its condition holds, otherwise as its third says.

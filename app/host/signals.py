@@ -6,10 +6,7 @@ _SAME_SECONDS = 0.5
 
 
 class StopSignals:
-    """Counts stop signals. Signals in quick succession count as one.
-
-    `timeout`, for example, sends one signal to its child and another to the child's process group.
-    """
+    """Counts stop signals; those in quick succession, such as the two of `timeout`, count as one."""
 
     def __init__(self) -> None:
         self.count = 0

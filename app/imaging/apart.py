@@ -73,15 +73,8 @@ class Decoders:
         self._requests = socket.socket()
 
     def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Decode a file, a TIFF as `tiff.rewrite` returns it, in the memory for the size in its boxes or tags.
-
-        Returns:
-            The image, (height, width, 3) RGB; that of an AVIF or HEIC is upright.
-
-        Raises:
-            InvalidImage: The file is truncated or corrupt, or takes more memory or time than its size should.
-            GatewayFull: This host cannot run another process.
-        """
+        """Decode a file to (height, width, 3) RGB, an AVIF or HEIC upright; a TIFF is as `tiff.rewrite` returns it."""
+        # Raises InvalidImage if that takes more memory or time than its size should, GatewayFull if this host cannot run a process.
         pixels = prod(tiff.read_size(data) if name == "TIFF" else find_size(data))
         if not pixels:
             raise InvalidImage(f"the {name} has no image, or is truncated")
@@ -130,7 +123,7 @@ DECODERS = Decoders()
 
 
 def _main() -> None:
-    """Fork for each request, until the other end is closed. The one who stops this process's group still needs the images."""
+    # Signals to this process's group are ignored: the one who stops the group still needs the images.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_IGN)
     cv2.setNumThreads(1)
@@ -149,7 +142,6 @@ def _main() -> None:
 
 
 def _answer(client: socket.socket, name: str, nbytes: str, cpu_seconds: str) -> None:
-    """Limit this process, decode a file, and send the pixels."""
     in_use = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
     for kind, limit in (
         (resource.RLIMIT_DATA, in_use + int(nbytes)),
@@ -186,10 +178,8 @@ def _decode_avif(data: bytes) -> NDArray[np.uint8]:
 
 
 def _crop(pixels: NDArray[np.uint8], aperture: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Crop to a clean aperture of whole pixels in the upper left corner, as Chromium does, which ignores others.
-
-    It is given by width, height, and the distances of its centre from that of the image, each as a fraction.
-    """
+    # To a clean aperture of whole pixels in the upper left corner, as Chromium, which ignores others. It is given by width, height,
+    # and the distances of its centre from that of the image, each as a fraction.
     height, width = pixels.shape[:2]
     with suppress(ZeroDivisionError):
         columns, rows, right, down = (Fraction(*aperture[at : at + 2]) for at in range(0, 8, 2))
@@ -208,7 +198,7 @@ def _decode_heic(data: bytes) -> NDArray[np.uint8]:
 
 
 def _decode_tiff(data: bytes) -> NDArray[np.uint8]:
-    """Decode a TIFF of which libtiff has nothing to say: it leaves black what is missing, and goes on."""
+    # libtiff leaves black what is missing, says so, and goes on.
     log = os.memfd_create("log")
     os.dup2(log, 2)  # also if stderr was closed at the start
     tiff.set_log_level(_DEBUG)

@@ -73,20 +73,10 @@ def decode(
     *,
     allows_truncated: bool = False,
 ) -> NDArray[np.uint8]:
-    """Decode, convert to RGB and turn upright.
-
-    Args:
-        header: From `read_header`.
-        min_decode_size: Minimum width and height, upright. A larger JPEG may be decoded at a reduced size, many times faster.
-        out: UINT8 (height, width, 3) to decode into, used and returned for a JPEG that is stored upright and gets this size.
-        allows_truncated: Whether what is missing in a JPEG is grey, and no error.
-
-    Returns:
-        UINT8 (height, width, 3) RGB, upright, of the true size or smaller.
-
-    Raises:
-        InvalidImage: The data is truncated or corrupt.
-    """
+    """Decode to UINT8 (height, width, 3) RGB, upright, of the true size or smaller; raise InvalidImage for corrupt data."""
+    # A JPEG larger than `min_decode_size`, width and height, upright, may be decoded at a reduced size, many times faster.
+    # One that is stored upright is decoded into `out` (height, width, 3), if it gets this size. `allows_truncated` makes grey what
+    # is missing.
     size = header.width, header.height
     if header.orientation in exif.SIDEWAYS:
         size, min_decode_size = size[::-1], min_decode_size[::-1]
@@ -115,7 +105,7 @@ def decode(
 
 
 def _check_png_pixels(data: bytes) -> None:
-    """Raise InvalidImage if a checksum is wrong, because Pillow ignores those of pixels."""
+    # Pillow ignores the checksums of pixels.
     view = memoryview(data)
     for kind, start, end in png_chunks(data):
         if kind == b"IDAT" and zlib.crc32(view[start - 4 : end]) != int.from_bytes(view[end : end + 4]):
@@ -123,7 +113,7 @@ def _check_png_pixels(data: bytes) -> None:
 
 
 def _to_array(file: Image.Image) -> NDArray[np.uint8]:
-    """Convert a loaded image; a large one in bands, because intermediate copies would take more memory than the image."""
+    # A large image is converted in bands, because intermediate copies would take more memory than the image.
     file.info.pop("transparency", None)  # convert() would warn about it
     width, height = file.size
     if width * height <= _SMALL_PIXELS:

@@ -43,16 +43,13 @@ _FAR = 1 << 30
 
 
 class Marks(NamedTuple):
-    """The n detections to draw, by descending score."""
+    """The n detections to draw, by descending score, each with a class id and a name."""
 
     boxes: NDArray[np.float32]
     """(n, 4) x1 y1 x2 y2, pixels of the image."""
     scores: NDArray[np.float32]
-    """(n,)."""
     class_ids: NDArray[np.int32]
-    """(n,)."""
     names: Sequence[str]
-    """(n,)."""
     masks: Sequence[Sequence[NDArray[np.float32]]] | None = None
     """(n,) polygons of each mask: (vertices, 2) x y, pixels of the image."""
     keypoints: NDArray[np.float32] | None = None
@@ -171,29 +168,22 @@ def _to_anchors(marks: Marks) -> NDArray[np.float32]:
 def _place(
     labels: Sequence[Label | None], anchors: NDArray[np.int64], boxes: NDArray[np.int64], width: int, height: int
 ) -> NDArray[np.int64]:
-    """Place each label at its anchor, in the image, where it hides the least of labels with higher scores and of small boxes.
-
-    Anchors, boxes and places of labels are (n, 4) in pixels, with exclusive ends.
-    """
+    # Anchors, boxes and places are (n, 4) in pixels, with exclusive ends. A label hides as little as possible of labels with higher
+    # scores and of small boxes.
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     places = np.zeros((len(labels), 4), np.int64)
     for index, (label, anchor) in enumerate(zip(labels, anchors, strict=True)):
         if label is not None:
-            small = boxes[areas < _SMALL_BOX_LABELS * label.width * label.height]
-            candidates = _candidates(label, anchor, width, height)
+            size = np.array((label.width, label.height))
+            small = boxes[areas < _SMALL_BOX_LABELS * size.prod()]
+            left, top, right, bottom = anchor.tolist()
+            lefts, tops = (left, right - label.width), (top - label.height, top, bottom, bottom - label.height)
+            corners = np.array([(x, y) for x in lefts for y in tops])  # best first
+            corners = np.maximum(0, np.minimum(corners, (width, height) - size))
+            candidates = np.hstack((corners, corners + size))
             hidden = _LABEL_WEIGHT * _overlaps(candidates, places[:index]) + _overlaps(candidates, small)
             places[index] = candidates[np.argmin(hidden)]
     return places
-
-
-def _candidates(label: Label, anchor: NDArray[np.int64], width: int, height: int) -> NDArray[np.int64]:
-    """Return the possible rectangles (8, 4) of a label at its anchor, best first, moved into the image if necessary."""
-    size = np.array((label.width, label.height))
-    left, top, right, bottom = anchor.tolist()
-    lefts, tops = (left, right - label.width), (top - label.height, top, bottom, bottom - label.height)
-    corners = np.array([(x, y) for x in lefts for y in tops])
-    corners = np.maximum(0, np.minimum(corners, (width, height) - size))
-    return np.hstack((corners, corners + size))
 
 
 def _overlaps(candidates: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -24,11 +24,8 @@ _NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 13: "L"}
 
 
 def read_orientation(exif: bytes) -> int:
-    """Read the orientation, 1 to 8, from an EXIF block; 1 if it has none.
-
-    Pillow is not used, because it copies the data of every tag, which may be gigabytes for a small malicious block.
-    Source: CIPA DC-008 (EXIF), 4.6.2; TIFF 6.0, section 2.
-    """
+    """Read the orientation, 1 to 8, from an EXIF block; 1 if it has none. Source: CIPA DC-008 (EXIF), 4.6.2; TIFF 6.0, 2."""
+    # Pillow copies the data of every tag, which may be gigabytes for a small malicious block.
     exif = exif.removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:

@@ -40,19 +40,14 @@ class Letterbox(NamedTuple):
     """Width and height, pixels."""
     placement: Literal["center", "top_left"]
     enlarge: bool
-    """Whether small images are enlarged to the canvas."""
     pad: int
     """Value of every byte around the image."""
     interpolation: Interpolation = "bilinear"
-    """See `resize_into`."""
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Return where an image of this size lies on the canvas.
-
-        Sizes are rounded as in the detectors' own code, so that boxes agree to the pixel: Ultralytics, which centres images,
-        rounds to the nearest pixel; YOLOX, which places them at the top left, truncates.
-        Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
-        """
+        """Return where an image of this size lies on the canvas."""
+        # Rounded as by the detectors, so that boxes agree to the pixel: Ultralytics, which centres, to the nearest; YOLOX down.
+        # Source: LetterBox in ultralytics/data/augment.py; preproc in yolox/data/data_augment.py.
         is_centred = self.placement == "center"
         canvas_width, canvas_height = self.canvas_size
         scale = min(canvas_width / width, canvas_height / height)
@@ -66,10 +61,7 @@ class Letterbox(NamedTuple):
         return ImageTransform(left, top, inner_width, inner_height, width, height)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize an image into its area of the canvas, and write the padding around it.
-
-        Both are UINT8 (height, width, 3) RGB. The pixels are upright, and may be a view of that area.
-        """
+        """Resize upright UINT8 (height, width, 3) RGB, perhaps a view of its area of the canvas, into that; write the padding."""
         left, top, width, height = transform[:4]
         rows = canvas[top : top + height]
         canvas[:top] = self.pad
@@ -80,13 +72,9 @@ class Letterbox(NamedTuple):
 
 
 class CenterCrop(NamedTuple):
-    """Keeps the centre of an image with the aspect ratio of the canvas.
-
-    The result is that of torchvision and timm for classifiers, which resize the image with antialiasing and then crop it.
-    """
+    """Keeps the centre of an image with the aspect ratio of the canvas: as torchvision and timm, which resize and then crop."""
 
     canvas_size: tuple[int, int]
-    """Width and height, pixels."""
     fraction: float
     """Fraction to keep of the side that limits the crop, for a square canvas the shorter one; above 0, at most 1."""
     interpolation: Interpolation
@@ -100,10 +88,7 @@ class CenterCrop(NamedTuple):
         return ImageTransform(0, 0, canvas_width, canvas_height, width, height, crop)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize the centre of an image to the canvas, as if the whole image were resized first.
-
-        Both are UINT8 (height, width, 3) RGB. The pixels are upright and contiguous, possibly decoded at a reduced size.
-        """
+        """Resize the centre of UINT8 (height, width, 3) RGB, upright and contiguous, as if the whole image were resized first."""
         (start_x, end_x, left, right), (start_y, end_y, top, bottom) = self._middle(pixels.shape[1::-1], transform)
         # Pillow makes one copy. Without the stride, the part would have to be copied before.
         data = pixels[top:bottom].reshape(-1)[3 * left :]
@@ -120,7 +105,7 @@ class CenterCrop(NamedTuple):
         return decoded_size[0] * decoded_size[1] * _RGB_BYTES + copied
 
     def _middle(self, decoded_size: tuple[int, ...], transform: ImageTransform) -> list[tuple[float, float, int, int]]:
-        """Return, for columns and rows of the decoded image, the ends of what becomes the canvas and of what the filter reads."""
+        # For columns and rows of the decoded image: the ends of what becomes the canvas, and of what the filter reads.
         size = transform.image_width, transform.image_height
         scale = max(map(truediv, self.canvas_size, size)) / self.fraction
         found = []
@@ -137,7 +122,6 @@ class Stretch(NamedTuple):
     """Resizes each axis of an image separately."""
 
     canvas_size: tuple[int, int]
-    """Width and height, pixels."""
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
@@ -159,10 +143,7 @@ class Page(NamedTuple):
     interpolation: Interpolation
 
     def fit(self, width: int, height: int) -> ImageTransform:
-        """Return the transform of an image of this size; its crop is what covers the canvas, with the black around it.
-
-        Sides of the canvas are multiples of 32. Source: DetPreProcess in rapidocr/ch_ppocr_det/utils.py.
-        """
+        """Return the transform of an image; its crop covers the canvas. Source: DetPreProcess in rapidocr/ch_ppocr_det/utils.py."""
         page_width, page_height = page_size(width, height)
         padding = _padding(page_width, page_height)
         padded = page_height + 2 * padding
@@ -176,10 +157,8 @@ class Page(NamedTuple):
         return ImageTransform(0, 0, columns, rows, width, height, crop)
 
     def draw(self, pixels: NDArray[np.uint8], transform: ImageTransform, canvas: NDArray[np.uint8]) -> None:
-        """Resize an image to its page, and that to the canvas; the arguments are those of `Letterbox.draw`.
-
-        What this copies has at most 4 million pixels: a page with a shorter side of at least `min_side` is the canvas itself.
-        """
+        """Resize an image to its page, and that to the canvas; the arguments are those of `Letterbox.draw`."""
+        # It copies at most 4 million pixels: a page with a shorter side of at least `min_side` is the canvas itself.
         page = page_size(transform.image_width, transform.image_height)
         if page not in {pixels.shape[1::-1], canvas.shape[1::-1]}:
             pixels = cv2.resize(pixels, page, interpolation=_METHODS[self.interpolation])  # type: ignore[assignment]
@@ -189,10 +168,8 @@ class Page(NamedTuple):
 
 
 def page_size(width: int, height: int) -> tuple[int, int]:
-    """Return the size that RapidOCR gives to an image before all else, in whose pixels it rounds what it finds.
-
-    Source: resize_image_within_bounds in rapidocr/utils/process_img.py, which rejects some images that are thinner than a pixel.
-    """
+    """Return the size that RapidOCR gives to an image before all else, in whose pixels it rounds what it finds."""
+    # Source: resize_image_within_bounds in rapidocr/utils/process_img.py, which rejects some images that are thinner than a pixel.
     if max(width, height) > _MAX_PAGE_SIDE:
         ratio = _MAX_PAGE_SIDE / max(width, height)
         width, height = _to_stride(int(width * ratio)), _to_stride(int(height * ratio))
@@ -203,7 +180,7 @@ def page_size(width: int, height: int) -> tuple[int, int]:
 
 
 def _padding(page_width: int, page_height: int) -> int:
-    """Return the height of the black above a page, and of that below it. Source: rapidocr/utils/process_img.py."""
+    # The height of the black above a page, and of that below it. Source: rapidocr/utils/process_img.py.
     if page_height > _MIN_PAGE_SIDE and page_width <= _MAX_PAGE_RATIO * page_height:
         return 0
     return (max(page_width // _MAX_PAGE_RATIO, _MIN_PAGE_SIDE) * 2 - page_height) // 2
@@ -261,10 +238,7 @@ def canvas_size(fit: Fit, transform: ImageTransform) -> tuple[int, int]:
 
 
 def shrink(pixels: NDArray[np.uint8], min_size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Return pixels (height, width, 3) contiguous and, as a JPEG is decoded, at a half, a quarter or an eighth of their size.
-
-    Each of them is a mean of those in its place. Width and height stay at least `min_size`. Pillow would copy all of them.
-    """
+    """Return pixels (height, width, 3), contiguous and, as a JPEG is decoded, reduced by 2, 4 or 8, but not below `min_size`."""
     size = pixels.shape[1], pixels.shape[0]
     smaller = reduced_size(size, min_size)
     if smaller == size:
@@ -273,11 +247,8 @@ def shrink(pixels: NDArray[np.uint8], min_size: tuple[int, int]) -> NDArray[np.u
 
 
 def resize_into(pixels: NDArray[np.uint8], area: NDArray[np.uint8], interpolation: Interpolation) -> None:
-    """Resize an image into an area of a canvas without antialiasing, as in the training of most detectors.
-
-    Antialiasing, as for classifiers, would change scores and boxes. Both are UINT8 (height, width, 3) RGB; the pixels may be a view
-    of the area.
-    """
+    """Resize UINT8 (height, width, 3) RGB into an area of a canvas, of which it may be a view, without antialiasing."""
+    # So most detectors are trained; antialiasing, as for classifiers, would change scores and boxes.
     if np.may_share_memory(pixels, area):
         return
     if pixels.shape == area.shape:

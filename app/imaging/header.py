@@ -85,9 +85,8 @@ class ImageHeader(NamedTuple):
     file: Image.Image | None
     """Opened by Pillow; otherwise None."""
     width: int
-    """Pixels, upright."""
     height: int
-    """Pixels, upright."""
+    """Of the upright image, as the width; pixels."""
     orientation: int
     """EXIF, 1 to 8."""
     is_single_scan: bool = True
@@ -99,10 +98,7 @@ class ImageHeader(NamedTuple):
 
 
 def count_pixels(data: bytes, limits: PixelLimits) -> int:
-    """Return width x height according to the header, within microseconds and without other checks.
-
-    It is 0 for a small JPEG, and if the image is not supported or exceeds its limit.
-    """
+    """Return width x height by the header, within microseconds; 0 for a small JPEG, or what is not supported or above its limit."""
     found = _MAGIC.match(data)
     name = found and found.lastgroup
     if not name or (name == "JPEG" and len(data) < _SMALL_JPEG_BYTES):
@@ -122,17 +118,9 @@ def is_decoded_apart(data: bytes) -> bool:
 
 
 def read_header(data: bytes, limits: PixelLimits, reserve: Callable[[int], None] = lambda _: None) -> ImageHeader:
-    """Read format, size and orientation; decode an AVIF, a HEIC, or a TIFF that is decoded in a process of its own.
-
-    Before it decodes an image, it calls `reserve` with the bytes that this takes.
-
-    Raises:
-        UnsupportedFormat: The bytes are not an image in a supported format, or an unsupported variant.
-        ImageTooLarge: The image exceeds its format's pixel limit.
-        InvalidImageDimensions: A side exceeds `MAX_SIDE` pixels, or the aspect ratio exceeds `MAX_ASPECT`.
-        InvalidImage: The header cannot be read, or the file is crafted to exhaust CPU time or memory.
-        GatewayFull: This host cannot run another process.
-    """
+    """Read format, size and orientation; decode, after a call of `reserve` with its bytes, what a process of its own decodes."""
+    # Raises UnsupportedFormat, ImageTooLarge, InvalidImageDimensions, InvalidImage also for a file that is crafted to exhaust CPU
+    # time or memory, GatewayFull if this host cannot run another process.
     name = identify(data)
     max_pixels = limits.of(name)
     exif_block, scans, is_single_scan, size = jpeg.read_header(data) if name == "JPEG" else _NO_JPEG
@@ -180,12 +168,7 @@ def require_format(data: bytes, formats: str) -> None:
 
 
 def identify(data: bytes) -> str:
-    """Return the format, a group of `_MAGIC`, according to the first bytes.
-
-    Raises:
-        UnsupportedFormat: The bytes are of no supported format.
-        InvalidImage: A PNG, WebP or GIF is crafted to exhaust CPU time or memory.
-    """
+    """Return the format, a group of `_MAGIC`; raise UnsupportedFormat, or InvalidImage for too many chunks."""
     found = _MAGIC.match(data)
     if found is None and _JPEG_2000_OR_XL.match(data):
         raise UnsupportedFormat("the image is a JPEG 2000 or JPEG XL, which is not supported; convert it to JPEG or PNG")
@@ -220,7 +203,7 @@ def _open(data: bytes, name: str, max_pixels: int) -> Image.Image:
 
 
 def _restore_palette(file: ImageFile.ImageFile, data: bytes) -> None:
-    """Undo that Pillow takes indices into a palette of greys for pixels of one or eight bits, however many bits they have."""
+    # Pillow takes indices into a palette of greys for pixels of one or eight bits, however many bits they have.
     file.palette = ImagePalette.raw("RGB", bytes(grey for grey in _BMP_GREYS[file.mode] for _ in range(3)))
     file._mode, raw_mode = BmpImagePlugin.BIT2MODE[data[24 if data[14] == _OLD_BMP else 28]]  # noqa: SLF001 - it cannot be set
     file.tile = [tile._replace(args=(raw_mode, *tile.args[1:])) for tile in file.tile]  # type: ignore[index]  # a raw mode first
@@ -248,7 +231,6 @@ def _has_too_many_png_chunks(data: bytes) -> bool:
 
 
 def _has_too_many_webp_chunks(data: bytes) -> bool:
-    """Count the chunks of a WebP up to its end or the limit."""
     at = 12
     chunks = 0
     while at + 8 <= len(data) and chunks <= _MAX_WEBP_CHUNKS:
@@ -259,7 +241,6 @@ def _has_too_many_webp_chunks(data: bytes) -> bool:
 
 
 def _has_too_many_extensions(data: bytes) -> bool:
-    """Count the bytes and blocks before a GIF's first frame, up to its end or the limits."""
     at = 13
     if len(data) > at and data[10] & 0x80:  # a palette precedes the blocks
         at += 3 << ((data[10] & 7) + 1)

@@ -66,12 +66,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader:
-    """Read the segments as libjpeg does, up to the first scan if it contains the whole image, otherwise all.
-
-    Raises:
-        UnsupportedFormat: The JPEG is lossless, hierarchical or a JPEG-LS, or has more than 8 bits per sample.
-        InvalidImage: The file is crafted to exhaust CPU time.
-    """
+    """Read the segments as libjpeg does, to the first scan if it has the whole image; raise UnsupportedFormat or InvalidImage."""
     exif, components, scans, is_single_scan, size = b"", -1, 0, False, (0, 0)
     for marker, at in _iterate(data):
         if marker == _START_OF_SCAN:
@@ -82,7 +77,10 @@ def read_header(data: bytes) -> JpegHeader:
             if scans > _MAX_SCANS:
                 raise InvalidImage(_TOO_MUCH)
         elif marker in _FRAMES or marker in _UNSUPPORTED_FRAMES:
-            _check_frame(marker, data[at + 2])
+            depth = data[at + 2]
+            kind = _UNSUPPORTED_FRAMES.get(marker, f"{depth}-bit" if _DEPTH < depth <= _MAX_DEPTH else None)
+            if kind is not None:
+                raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
             if size == (0, 0) and data[at + 7] in _COMPONENTS:
                 size = _frame_size(data, at)
             if marker in _SEQUENTIAL:
@@ -92,15 +90,8 @@ def read_header(data: bytes) -> JpegHeader:
     return JpegHeader(exif, scans, is_single_scan, size if all(size) else None)
 
 
-def _check_frame(marker: int, depth: int) -> None:
-    """Reject valid types of frames that are not supported."""
-    kind = _UNSUPPORTED_FRAMES.get(marker, f"{depth}-bit" if _DEPTH < depth <= _MAX_DEPTH else None)
-    if kind is not None:
-        raise UnsupportedFormat(f"the image is a {kind} JPEG; send a baseline or progressive one of 8 bits, or a PNG")
-
-
 def _iterate(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the marker of each segment that may matter and the position after it, if at least eight bytes follow there."""
+    # At least eight bytes follow each position.
     at, junk, is_after_scan = 2, 0, False
     last = len(data) - 8
     for _ in range(_MAX_MARKERS):
@@ -144,11 +135,7 @@ def profile_segments(data: bytes) -> list[bytes]:
 
 
 def read_frame_size(data: bytes) -> tuple[int, int]:
-    """Return width and height in pixels from the frame header; zeros if no frame header precedes the pixels.
-
-    Raises:
-        InvalidImage: The file is crafted to exhaust CPU time.
-    """
+    """Return width and height by the frame header, zeros if the pixels come first; raise InvalidImage for too many segments."""
     for marker, at in _iterate(data):
         if marker in _FRAMES:
             return _frame_size(data, at)
@@ -158,7 +145,6 @@ def read_frame_size(data: bytes) -> tuple[int, int]:
 
 
 def _frame_size(data: bytes, at: int) -> tuple[int, int]:
-    """Return width and height from the frame header whose length is at a position."""
     return data[at + 5] << 8 | data[at + 6], data[at + 3] << 8 | data[at + 4]
 
 
@@ -177,15 +163,9 @@ def decode(
     *,
     allows_truncated: bool = False,
 ) -> NDArray[np.uint8] | None:
-    """Decode to RGB, at the size that `reduced_size` returns.
-
-    Sizes are width and height, as stored. UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of
-    exactly the decoded size. The result is None for a file that Pillow should decode.
-
-    Raises:
-        InvalidImage: The pixels are not all there, unless `allows_truncated`; a file may lack the marker of its end, and have
-            bytes that mean nothing.
-    """
+    """Decode to RGB, at the size that `reduced_size` returns; None for a file that Pillow should decode. Sizes are as stored."""
+    # UINT8 `out` (height, width, 3) is decoded into, and returned, if it is contiguous and of exactly the decoded size. Raises
+    # InvalidImage if pixels are missing; a file may lack the marker of its end, and have bytes that mean nothing.
     width, height = reduced_size(size, min_decode_size)
     if out is not None and not (out.flags.c_contiguous and out.shape[:2] == (height, width)):
         out = None
@@ -204,7 +184,6 @@ def require_whole(data: bytes) -> None:
 
 
 def _decode(data: bytes, colors: str, **wanted: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - simplejpeg's options
-    """Decode with simplejpeg; raise InvalidImage if pixels are missing, or else what it raises."""
     try:
         try:
             pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colors, **wanted)

@@ -1,7 +1,4 @@
-"""Render the label of a box: a name and a score on a filled background.
-
-OpenCV's wheels contain the fonts: Latin, Greek, Cyrillic, Chinese, Japanese, Korean and more. The machine needs none.
-"""
+"""Render the label of a box: a name and a score on a filled background, in fonts that OpenCV's wheels contain."""
 
 import unicodedata
 from bisect import bisect_right
@@ -50,10 +47,7 @@ class Label(NamedTuple):
 
 
 def fit(name: str, score: str, text_size: int, max_width: int, max_height: int) -> Label | None:
-    """Make a label of a name from `readable_name` and a score; return None if there is no room for the score.
-
-    The name is truncated if there is no room for it. Sizes are in pixels; `text_size` is the height of a line.
-    """
+    """Make a label, sizes in pixels, of a name from `readable_name`, perhaps truncated, and a score; None without room for it."""
     height, margins = round(text_size * _LINE_HEIGHT), 2 * _margin(text_size)
     if height > max_height:
         return None
@@ -88,7 +82,6 @@ def _width(text: str, text_size: int) -> int:
 
 @lru_cache(4096)
 def _can_draw(text: str) -> bool:
-    """Return whether OpenCV draws each character correctly."""
     missing = _draw_character(_REPLACEMENT)
     return not any(
         unicodedata.bidirectional(character) in _RIGHT_TO_LEFT or np.array_equal(_draw_character(character), missing)
@@ -105,5 +98,5 @@ def _draw_character(character: str) -> NDArray[np.uint8]:
 
 @cache
 def _face() -> cv2.FontFace:
-    """Return the font, which is loaded at first use. It is thread-safe."""
+    # Loaded at first use; thread-safe.
     return cv2.FontFace("sans")

@@ -47,10 +47,7 @@ class Patch(NamedTuple):
 
 
 def _straighten(image: NDArray[np.uint8], corners: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return what lies between four corners as a rectangle; a vertical line is turned by 90 degrees.
-
-    Source: get_rotate_crop_image in rapidocr/utils/process_img.py.
-    """
+    # A vertical line is turned by 90 degrees. Source: get_rotate_crop_image in rapidocr/utils/process_img.py.
     top, right, bottom, left = (float(np.linalg.norm(corners[n] - corners[(n + 1) % 4])) for n in range(4))
     longest = math.hypot(*image.shape[:2])  # of what is beyond the image there are no pixels, however large the model says it is
     sides = [min(max(pair), longest) for pair in ((top, bottom), (left, right))]
@@ -63,10 +60,7 @@ def _straighten(image: NDArray[np.uint8], corners: NDArray[np.float32]) -> NDArr
 
 
 def _align(image: NDArray[np.uint8], landmarks: NDArray[np.float32], spec: ModelSpec) -> NDArray[np.uint8]:
-    """Return an image of the model's input size in which the landmarks lie as near as possible to where the model wants them.
-
-    The transform turns, scales equally and moves (least squares; Umeyama 1991).
-    """
+    # The transform turns, scales equally and moves (least squares; Umeyama 1991).
     wanted = np.array(spec.landmarks, np.float64).reshape(-1, 2) * spec.input_size
     points = landmarks.astype(np.float64)
     source, target = points - points.mean(axis=0), wanted - wanted.mean(axis=0)

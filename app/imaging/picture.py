@@ -13,7 +13,6 @@ from app.imaging.drawing import Marks
 from app.imaging.header import ImageHeader
 
 PictureType = Literal["image/jpeg", "image/png"]
-"""Media type of a picture."""
 
 _JPEG_QUALITY = 90
 # Where other segments and chunks may begin in encoded pictures: after the JFIF segment, and after IHDR.
@@ -33,11 +32,7 @@ def estimate_picture_bytes(header: ImageHeader) -> int:
 
 
 def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -> bytes:
-    """Draw detections on an image at its full size, and return the encoded picture. A JPEG's profile of RGB colours stays.
-
-    Raises:
-        InvalidImage: The data is truncated or corrupt.
-    """
+    """Draw detections on an image at its full size, and encode it with its profile if that is of RGB; raise InvalidImage."""
     pixels = decode(header, (header.width, header.height), allows_truncated=True)
     if not pixels.flags.writeable:  # a view of Pillow's memory
         pixels = pixels.copy()
@@ -55,6 +50,5 @@ def draw_picture(header: ImageHeader, marks: Marks, picture_type: PictureType) -
 
 
 def _to_chunk(profile: bytes) -> bytes:
-    """Return the chunk of a PNG with a colour profile."""
     content = b"iCCPicc\0\0" + zlib.compress(profile)
     return struct.pack(">L", len(content) - 4) + content + struct.pack(">L", zlib.crc32(content))

@@ -11,10 +11,7 @@ _QUALITY = 80
 
 
 def to_thumbnail(pixels: NDArray[np.uint8], side: int, box: Sequence[float] = (0, 0, 1, 1)) -> bytes:
-    """Return a JPEG of a part of (height, width, 3) RGB pixels, whose longer side is at most `side`.
-
-    The box is x1 y1 x2 y2 as fractions of the image.
-    """
+    """Return a JPEG of a box, x1 y1 x2 y2 as fractions, of (height, width, 3) RGB pixels; its longer side is at most `side`."""
     height, width = pixels.shape[:2]
     left, top = min(round(box[0] * width), width - 1), min(round(box[1] * height), height - 1)
     part = pixels[top : max(top + 1, round(box[3] * height)), left : max(left + 1, round(box[2] * width))]

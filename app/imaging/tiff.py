@@ -70,9 +70,8 @@ class TiffHeader(NamedTuple):
     """The first image of a TIFF."""
 
     width: int
-    """Pixels, as stored."""
     height: int
-    """Pixels, as stored."""
+    """As stored, as the width; pixels."""
     orientation: int
     """As in EXIF, 1 to 8."""
     order: str
@@ -91,12 +90,7 @@ class TiffHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> TiffHeader:
-    """Read the first directory.
-
-    Raises:
-        UnsupportedFormat: The variant of TIFF is not supported.
-        InvalidImage: The file is truncated or corrupt.
-    """
+    """Read the first directory; raise UnsupportedFormat, or InvalidImage if it is truncated or corrupt."""
     if data.startswith(_BIG_MAGIC):
         raise UnsupportedFormat("the image is a BigTIFF; send a plain TIFF, a PNG or a JPEG")
     try:
@@ -106,11 +100,7 @@ def read_header(data: bytes) -> TiffHeader:
 
 
 def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
-    """Decode to UINT8 (height, width, 3) RGB, as stored.
-
-    Raises:
-        InvalidImage: The data is truncated or corrupt.
-    """
+    """Decode to UINT8 (height, width, 3) RGB, as stored; raise InvalidImage for truncated or corrupt data."""
     if header.tags[_COMPRESSION][0] in {_DEFLATE, _OLD_DEFLATE}:  # of which libtiff leaves black what is missing
         view = memoryview(data)
         for (at, size), needed in zip(header.parts, header.needed, strict=True):
@@ -126,10 +116,7 @@ def decode(data: bytes, header: TiffHeader) -> NDArray[np.uint8]:
 
 
 def _require_inflated(part: memoryview, needed: int, full: int) -> None:
-    """Raise InvalidImage unless zlib finds as many bytes, and the right checksum if it is there.
-
-    The last part may be as long as a full one, but zeros or changed bits may decode to any number of bytes.
-    """
+    # The last part may be as long as a full one, but zeros or changed bits may decode to any number of bytes.
     inflater = zlib.decompressobj()
     try:
         length = len(inflater.decompress(part, needed))
@@ -153,11 +140,7 @@ def rewrite(data: bytes, header: TiffHeader) -> bytes:
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return width and height in pixels, as stored, without other checks; zeros if they are missing.
-
-    Raises:
-        struct.error, InvalidImage: The header is truncated or corrupt.
-    """
+    """Return width and height in pixels, as stored, or zeros; raise struct.error or InvalidImage for a corrupt header."""
     found = _read_directory(data, _order(data), {_WIDTH: 1, _HEIGHT: 1})
     return _one(found, _WIDTH, 0), _one(found, _HEIGHT, 0)
 
@@ -202,7 +185,6 @@ def _read(data: bytes) -> TiffHeader:
 
 
 def _check_pixels(found: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Check size, layout and compression, and return their tags for the rewritten file."""
     width, height = _one(found, _WIDTH, 0), _one(found, _HEIGHT, 0)
     if not width or not height:
         raise InvalidImage("the TIFF has no pixels")
@@ -241,7 +223,7 @@ def _one(found: dict[int, tuple[int, ...]], tag: int, default: int) -> int:
 
 
 def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int, tuple[int, ...]]:
-    """Return the values of the wanted tags, given with their maximum numbers of values; the first of equal tags counts."""
+    # `wanted` has the maximum numbers of values; the first of equal tags counts.
     (at,) = struct.unpack_from(order + "L", data, 4)
     (entries,) = struct.unpack_from(order + "H", data, at)
     if entries > _MAX_ENTRIES:
@@ -262,7 +244,6 @@ def _read_directory(data: bytes, order: str, wanted: dict[int, int]) -> dict[int
 
 
 def _write_directory(tags: dict[int, tuple[int, ...]], order: str) -> bytes:
-    """Return file header, directory, and the values that do not fit into the directory."""
     start = 8
     behind = start + 2 + 12 * len(tags) + 4
     entries = b""

@@ -1,7 +1,4 @@
-"""The position of an image on the canvas, and the mapping of boxes back to the image.
-
-The mapping uses the rounded size of the image on the canvas, per axis, never the unrounded scale.
-"""
+"""The position of an image on the canvas, and the mapping of boxes back by its rounded size, per axis."""
 
 from typing import NamedTuple
 
@@ -32,11 +29,8 @@ class ImageTransform(NamedTuple):
 
     @property
     def min_decode_size(self) -> tuple[int, int]:
-        """Minimum width and height in pixels for decoding at a reduced size.
-
-        Reduced decoding is faster, but averages pixels. From four times the size on the canvas, boxes hardly change
-        (docs/explanation/decisions.md).
-        """
+        """Minimum width and height in pixels for decoding at a reduced size, which is faster, but averages pixels."""
+        # From four times the size on the canvas, boxes hardly change (docs/explanation/decisions.md).
         width, height = 4 * self.width, 4 * self.height
         if self.crop is None:
             return width, height

@@ -9,7 +9,8 @@ from weakref import WeakValueDictionary
 
 from app.errors import DeadlinePassed, SearchUnavailable
 from app.pipeline.call import CallContext
-from app.search.engine import Family, SearchEngine
+from app.search.engine import Family
+from app.search.postgres.engine import PostgresEngine
 from app.telemetry.metrics import Metrics
 from app.telemetry.timing import SEARCH
 
@@ -20,9 +21,9 @@ _LATE = "the database did not answer in time"
 class Database:
     """The engine, in one worker."""
 
-    def __init__(self, engine: SearchEngine, checking: SearchEngine, metrics: Metrics, connections: int) -> None:
-        """Ask `engine`, which has so many connections; by `checking`, which has one of its own, find out whether it answers."""
-        self.engine = cast("SearchEngine", _Measured(engine, metrics))
+    def __init__(self, engine: PostgresEngine, checking: PostgresEngine, metrics: Metrics, connections: int) -> None:
+        # `checking` has a connection of its own, to find out whether the engine answers.
+        self.engine = cast("PostgresEngine", _Measured(engine, metrics))
         self._to_check = checking
         self._share = connections // 2
         """Requests of a caller that ask at a time, so that slow ones leave some connections to others."""
@@ -33,7 +34,7 @@ class Database:
         self._active: dict[Family, tuple[float, str]] = {}
 
     @asynccontextmanager
-    async def asking(self, call: CallContext) -> AsyncIterator[SearchEngine]:
+    async def asking(self, call: CallContext) -> AsyncIterator[PostgresEngine]:
         """Ask one question after the other, as the stage `search` of a request; raise DeadlinePassed."""
         call.timing.start_lap()
         call.timing.begin(SEARCH)
@@ -75,9 +76,7 @@ class Database:
 
 
 class _Measured:
-    """An engine, whose operations are measured by their names."""
-
-    def __init__(self, engine: SearchEngine, metrics: Metrics) -> None:
+    def __init__(self, engine: PostgresEngine, metrics: Metrics) -> None:
         self._engine, self._seconds = engine, metrics.search_seconds
 
     def __getattr__(self, operation: str) -> Any:  # noqa: ANN401 - a method of the engine

@@ -70,9 +70,7 @@ class SearchOptions(NamedTuple):
     """The settings of search."""
 
     database_url: str
-    """Of PostgreSQL; of the embedded one, that of its socket."""
     folders: tuple[Path, ...]
-    """From which images may be indexed by their path."""
     keeps_thumbnails: bool
     has_faces: bool
     max_image_bytes: int
@@ -116,10 +114,7 @@ class Describer:
         return [part for part in _read_objects(found) if part.vectors]
 
     async def faces(self, image: bytes, call: CallContext, confidence: float = FACE_CONFIDENCE) -> Sequence[FacePart]:
-        """Return the faces in an image by descending score, with vectors but for those beyond the limit of crops.
-
-        Errors are those of `run_cascade`.
-        """
+        """Return the faces in an image by descending score, within the limit of crops with vectors; errors as `run_cascade`."""
         cascade = await self._of_models(self._faces_cascade().vary(faces={"confidence": confidence}), call)
         found = await run_cascade(self.pipeline, cascade, image, call, self.metrics)
         found.require("descriptions")
@@ -133,10 +128,7 @@ class Describer:
         return spec.match_distance
 
     async def describe(self, new: NewImage, image: bytes, call: CallContext, wanted: Parts = ALL) -> Described:
-        """Fill in all that models say of an image, also vectors of the next model while there is one.
-
-        Parts whose model is not there are left out, but for the vector of the image. Errors are those of `run_cascade`.
-        """
+        """Fill in all that models say of an image, but for parts whose model is not there; errors are those of `run_cascade`."""
         wanted = wanted._replace(faces=wanted.faces and self.options.has_faces)
         cascade = await self._of_models(await self._cascade(wanted, call), call, has_next=True)
         if [*cascade.steps] == ["image"] and not self.options.keeps_thumbnails:  # decoded at a reduced size
@@ -183,7 +175,6 @@ class Describer:
         return await self.pipeline.prepare(self.pipeline.refer_to(*split_reference(reference)), call.deadline, call.caller)
 
     async def _cascade(self, wanted: Parts, call: CallContext) -> Cascade:
-        """Put the steps together; of objects, only vehicles and people get vectors, none if the detector knows neither."""
         detector = Step(model=self.pipeline.default_for(DetectionHead.task), confidence=_OBJECT_CONFIDENCE)
         objects, faces = detector if wanted.objects else None, FACE_CONFIDENCE if wanted.faces else None
         steps = all_parts(self, objects, has_vectors=wanted.vectors, face_confidence=faces, has_text=wanted.text)
@@ -201,7 +192,7 @@ class Describer:
         return named_cascade(self, "faces", "faces", "descriptions")
 
     async def _of_models(self, cascade: Cascade, call: CallContext, *, has_next: bool = False) -> Cascade:
-        """Let the models that are searched answer; with `has_next`, also those to which search changes, in steps of their own."""
+        # With `has_next`, the models to which search changes get steps of their own.
         steps, named = dict(cascade.steps), {name: _FAMILIES[name] for name in cascade.steps if name in _FAMILIES}
         async with self.database.asking(call) as engine:
             used = {family: await engine.models(family) for family in {*named.values()}}
@@ -224,7 +215,7 @@ def _to_vector(found: StepResult) -> Vector:
 
 
 def _vectors(found: CascadeAnswer, step: str) -> Mapping[int, list[Vector]]:
-    """Return the vectors that a step and that of the next model have given, by the index of the object; of an image at 0."""
+    # By the index of the object; of an image at 0.
     vectors: dict[int, list[Vector]] = defaultdict(list)
     for answer in filter(None, map(found.steps.get, (step, step + _NEXT))):
         for index, result in zip(answer.objects or (0,), answer.results, strict=False):
@@ -274,7 +265,6 @@ _READERS: Mapping[str, tuple[str, Callable[[CascadeAnswer], Sequence[Any]]]] = {
 
 
 def _fill(new: NewImage, found: CascadeAnswer) -> Described:
-    """Fill in what a cascade has answered; raise the error of a step that may succeed at the next attempt."""
     errors: dict[str, str] = {}
     new.width, new.height = found.width, found.height
     for name in found.steps:

@@ -1,12 +1,8 @@
-"""The port of search: what an engine keeps of images, and what it finds. `app.search.postgres` is the engine on PostgreSQL.
-
-Everything belongs to a tenant, the first argument; nobody sees the records of another one. Every method raises SearchUnavailable if
-the engine cannot be reached or does not answer in time. Scores of vectors are cosines, -1 to 1.
-"""
+"""What the engine of search, `app.search.postgres`, keeps of images, and what it finds; scores of vectors are cosines, -1 to 1."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -92,9 +88,7 @@ class Duplicate(NamedTuple):
     score: float
     """1 for the same content."""
     group_id: str | None = None
-    """Of near duplicates."""
     is_new_group: bool = False
-    """Whether the group was made for the two."""
 
 
 class Added(NamedTuple):
@@ -108,13 +102,11 @@ class Added(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which images count. The default: all."""
+    """Which images count, by default all; `after` and `before` are times at which they were added."""
 
     metadata: Mapping[str, Any] = {}
-    """What the metadata contain."""
     after: datetime | None = None
     before: datetime | None = None
-    """When they were added."""
     classes: Collection[str] = ()
     """Names of classes of objects; all if empty. Only for `vehicles` and `people`."""
     is_registered: bool = False
@@ -141,7 +133,6 @@ class Hit(msgspec.Struct, kw_only=True):
     score: float
     metadata: dict[str, Any]
     part_id: str | None = None
-    """Of the object or face."""
     box: Sequence[float] | None = None
     part_score: float | None = None
     """Of the detector."""
@@ -224,116 +215,3 @@ class ModelsInUse(NamedTuple):
     """Its vectors are searched."""
     next: str | None
     """Its vectors are being made; new images get both."""
-
-
-class SearchEngine(Protocol):
-    """An engine."""
-
-    async def open(self) -> None:
-        """Connect, and bring the schema up to date."""
-
-    async def close(self) -> None:
-        """Give back everything."""
-
-    # Models, of all tenants
-
-    async def models(self, family: Family) -> ModelsInUse:
-        """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
-
-    async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
-        """Keep vectors of another model beside those of the active one.
-
-        Raises:
-            InvalidParameter: Yet another model is being added.
-            IndexRefused: The database would damage its index.
-        """
-
-    async def images_without(self, family: Family, after: str, limit: int) -> Sequence[tuple[str, str, str | None]]:
-        """Return tenant, id and path of images that have a vector of the active model, but none of the next one.
-
-        They are in a fixed order; `after` is the last one of the page before, as `tenant/image_id`.
-        """
-
-    async def add_vectors(self, tenant: str, image_id: str, content_hash: bytes, parts: Mapping[str | None, Vector]) -> bool:
-        """Add vectors of the next model: of the image (None), and of its parts by their ids; False if it has changed meanwhile."""
-
-    async def parts(self, tenant: str, image_id: str, family: Family) -> Mapping[str | None, Sequence[float]]:
-        """Return the box of each part of an image that has a vector of a family, and None for the image itself.
-
-        For faces, it is followed by the landmarks.
-        """
-
-    async def end_model(self, family: Family, *, switch: bool) -> None:
-        """Search the vectors of the next model and drop those of the active one; or, without `switch`, the reverse."""
-
-    # Images
-
-    async def add(self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None) -> Added:
-        """Add an image. The same id with the same content is a duplicate of itself; with other content, it is replaced.
-
-        `near`: cosine from which it joins the group of the nearest image.
-        """
-
-    async def find_content(self, tenant: str, content_hash: bytes) -> Duplicate | None:
-        """Return the image with this content, so that no model need be asked about it again."""
-
-    async def image(self, tenant: str, image_id: str) -> StoredImage:
-        """Return an image; raise UnknownRecord."""
-
-    async def delete(self, tenant: str, image_id: str) -> Mapping[Index, int]:
-        """Delete an image with its objects, faces, text and vectors; return how many there were. Raise UnknownRecord."""
-
-    async def thumbnail(self, tenant: str, image_id: str, part_id: str | None = None) -> bytes:
-        """Return the thumbnail of an image or a face; raise UnknownRecord."""
-
-    # Search
-
-    async def nearest(  # noqa: PLR0913 - the parts of a question
-        self, tenant: str, index: VectorIndex, vector: Vector, page: Page, *, min_score: float = -1, where: Filter = EVERYTHING
-    ) -> Sequence[Hit]:
-        """Return what is nearest, by descending score; SearchUnavailable if the index has vectors of other models only."""
-
-    async def match_text(self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING) -> Found:
-        """Return the images whose text contains the words, best first; `is_fuzzy`: or similar ones, also of Chinese."""
-
-    async def statistics(self, tenant: str) -> Sequence[IndexStatistics]:
-        """Return the size of each index."""
-
-    # Near duplicates
-
-    async def duplicate_groups(self, tenant: str, page: Page, min_size: int) -> Found:
-        """Return groups, largest first."""
-
-    async def duplicate_group(self, tenant: str, group_id: str) -> DuplicateGroup:
-        """Return a group; raise UnknownRecord."""
-
-    async def duplicate_statistics(self, tenant: str) -> tuple[int, int]:
-        """Return the number of groups, and that of the images in them."""
-
-    # Names of faces
-
-    async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> bool:
-        """Add images whose faces get a name, in place of those with their ids; all or none. Return whether the name was there."""
-
-    async def names(self, tenant: str) -> Sequence[str]:
-        """Return the names of faces, in order."""
-
-    async def forget(self, tenant: str, name: str) -> None:
-        """Delete the images that have a face with a name."""
-
-    # Jobs
-
-    async def add_job(self, tenant: str, kind: Literal["directory", "reindex"], options: dict[str, Any]) -> Job:
-        """Add a job, which waits; GatewayFull if too many have not ended. Those that ended a month ago are forgotten."""
-
-    async def claim_job(self, seconds: float) -> Job | None:
-        """Take the job, of any tenant, that has waited longest, or was not saved for so many seconds; None if there is none."""
-
-    async def save_job(self, job: Job) -> bool:
-        """Save state, position and counts, and with that say that it is being worked on; False if another worker has taken it."""
-
-    async def job(self, tenant: str, job_id: str) -> Job:
-        """Return a job; raise UnknownRecord."""
-
-    async def jobs(self, tenant: str, page: Page) -> Found:
-        """Return jobs, newest first."""

@@ -1,7 +1,4 @@
-"""Work that goes on without a request: indexing a folder, and making an index anew with another model.
-
-A job is done in a fixed order, in chunks after each of which it is saved; if its worker dies, another one goes on from there.
-"""
+"""Work without a request, in chunks after which another worker can go on: indexing a folder, making an index with another model."""
 
 import asyncio
 import os
@@ -32,7 +29,6 @@ from app.telemetry.timing import Timing
 
 CHUNK = 64
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".avif", ".heic", ".heif", ".tif", ".tiff"))
-"""Of files that are indexed."""
 _CALLER = Caller("jobs", priority=LOW)
 # A job that was not saved for so long belongs to nobody; it is saved more often, and looked for so often.
 _LEASE_SECONDS, _BEAT_SECONDS, _POLL_SECONDS = 20.0, 4.0, 2.0
@@ -128,15 +124,12 @@ async def run_jobs(search: Search) -> None:
 
 
 class _Work:
-    """A job that is being worked on."""
-
     def __init__(self, search: Search, job: Job) -> None:
         self._search, self._engine, self._job, self._limits = search, search.engine, job, search.pipeline.limits
         self._slots = asyncio.Semaphore(2 * self._limits.decode_threads)  # while some are decoded, models answer about others
         self._turn_end = monotonic() + _TURN_SECONDS
 
     async def run(self) -> None:
-        """Work on the job until its end, or until another worker has taken it; give it back if this is cancelled."""
         job = self._job
         try:
             job.error = await (self._index_directory() if job.kind == "directory" else self._reindex())
@@ -163,7 +156,6 @@ class _Work:
         LOG.info("a job has ended", job=job.job_id, kind=job.kind, state=job.state, error=job.error, **job.counts)
 
     async def _save(self) -> None:
-        """Save the job, and with that say that it is being worked on; wait while the database is away."""
         while True:
             with suppress(SearchUnavailable):
                 if await self._engine.save_job(self._job):
@@ -172,7 +164,6 @@ class _Work:
             await asyncio.sleep(1)
 
     async def _go_on(self, position: str) -> None:
-        """Save that the job has come to a position; raise _TurnOverError if others have waited long enough."""
         self._job.position = position
         if monotonic() >= self._turn_end:
             raise _TurnOverError
@@ -204,7 +195,6 @@ class _Work:
         return (await self._search.ingest(self._job.tenant, image, image_id, call, options, path=path)).counts()
 
     async def _reindex(self) -> str | None:
-        """Describe all images by the next model; return why it is not used, if it is not."""
         job, wanted = self._job, msgspec.convert(self._job.options, ReindexOptions)
         is_changed = True
         while is_changed:  # meanwhile, images may have been added that were described before
@@ -245,7 +235,7 @@ class _Work:
         return await asyncio.to_thread(read_allowed, path, options.folders, options.max_image_bytes)
 
     async def _do(self, items: Iterable[T], work: Callable[[T, CallContext], Awaitable[Mapping[str, int]]]) -> None:
-        """Work on items, a few at a time; add to the counts once all are done, because a part of a chunk is done again."""
+        # The counts change once all items are done, because a part of a chunk is done again.
         counts = Counter[str]()
 
         async def one(item: T) -> None:
@@ -259,7 +249,6 @@ class _Work:
         self._job.counts = dict(Counter(self._job.counts) + counts)
 
     async def _wait(self, tasks: set[asyncio.Task[T]]) -> None:
-        """Wait for tasks, and keep the job meanwhile."""
         pending = tasks
         try:
             while pending:
@@ -272,7 +261,6 @@ class _Work:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _try(self, work: Callable[[CallContext], Awaitable[Mapping[str, int]]]) -> Mapping[str, int]:
-        """Return what an attempt adds to the counts; repeat it as long as its failure may pass."""
         code = ""
         for attempt in count(1):
             call = CallContext(Deadline.after(self._limits.max_timeout_seconds), Timing(), f"job-{self._job.job_id}", _CALLER)
@@ -293,10 +281,7 @@ class _Work:
 
 
 async def begin_reindex(search: Search, family: Family, call: CallContext) -> str:
-    """Keep vectors of the newest default model of a family beside those that are searched; return its reference.
-
-    Raise InvalidParameter if there is nothing to be made anew, or yet another model is being added.
-    """
+    """Keep vectors of the newest default model beside those that are searched; return its reference, or raise InvalidParameter."""
     active, following = await search.engine.models(family)
     spec = await search.newest_model(family, call)
     reference = refer_to(spec.name, spec.version)

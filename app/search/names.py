@@ -5,7 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from app.search.engine import EVERYTHING, FacePart, Filter, Hit, Page, SearchEngine
+from app.search.engine import EVERYTHING, FacePart, Filter, Hit, Page
+from app.search.postgres.engine import PostgresEngine
 
 LEAST_QUALITY = 0.15
 """Below it, faces are not told apart: see docs/how-to/faces.md."""
@@ -13,13 +14,10 @@ PersonName = Annotated[str, Meta(max_length=128, pattern=r"\A(?=.*\S)[^\x00-\x1f
 
 
 async def find_names(
-    engine: SearchEngine, tenant: str, faces: Sequence[FacePart], least: float, where: Filter = EVERYTHING
+    engine: PostgresEngine, tenant: str, faces: Sequence[FacePart], least: float, where: Filter = EVERYTHING
 ) -> list[Hit | None]:
-    """Return for each face of an image the nearest registered one, whose `name` it gets; None if it gets no name.
-
-    No face gets a name below the cosine `least` or below `LEAST_QUALITY`. Of two faces that are nearest to the same name, the more
-    similar one gets it.
-    """
+    """Return for each face the nearest registered one, whose `name` it gets; None below the cosine `least` or `LEAST_QUALITY`."""
+    # Of two faces that are nearest to the same name, the more similar one gets it.
     where, nearest = where._replace(is_registered=True), list[Hit | None]()
     for face in faces:
         hits: Sequence[Hit] = ()

@@ -14,6 +14,7 @@ from app.pipeline.pipeline import Pipeline
 from app.search.database import Database
 from app.search.describe import ALL, Described, Describer, Parts, SearchOptions
 from app.search.engine import Added, NewImage
+from app.search.postgres.engine import PostgresEngine
 from app.telemetry.metrics import Metrics
 
 # Hashing a larger file may take a millisecond or more.
@@ -99,7 +100,6 @@ async def hash_content(image: bytes) -> bytes:
 async def open_search(options: SearchOptions, pipeline: Pipeline, catalog: Catalog, metrics: Metrics) -> AsyncIterator[Search]:
     """Open search; without its database it opens, too, and answers as soon as that can be reached."""
     from app.search.jobs import run_jobs  # noqa: PLC0415 - it uses this module
-    from app.search.postgres.engine import PostgresEngine  # noqa: PLC0415 - asyncpg takes time to load
 
     engine = PostgresEngine(options.database_url, options.connections)
     checking = PostgresEngine(options.database_url, 1)  # a connection of its own: all others may be in use

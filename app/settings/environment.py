@@ -18,11 +18,7 @@ _OF_CLIENTS = "KEY"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the settings. An empty variable counts as unset.
-
-    Raises:
-        SettingsError: A variable with the prefix is unknown, or its value has the wrong type or is out of range.
-    """
+    """Read the settings; an empty variable counts as unset. Raises SettingsError for an unknown variable or a wrong value."""
     given = {name.removeprefix(PREFIX): value for name, value in environ.items() if name.startswith(PREFIX)}
     given = {name: value for name, value in given.items() if not name.startswith(_INTERNAL) and name != _OF_CLIENTS}
     known = {name.upper() for name in Settings.__struct_fields__}
@@ -36,7 +32,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         return msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         name = str(error).rpartition(" - at `$.")[2].rstrip("`")
-        expected = expected_value(Settings, name, _unit(name))
+        unit = next((unit for part, unit in _UNITS.items() if part in name), "")
+        expected = expected_value(Settings, name, unit)
         raise SettingsError(f"{PREFIX}{name.upper()}: Expected {expected}{quoted(values[name])}") from error
 
 
@@ -46,8 +43,3 @@ def data_folders(environ: Mapping[str, str]) -> dict[str, str]:
     data = environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")  # noqa: PTH111 - Path's fails without a home
     folders = "model_repository", "triton_home", "database_home"
     return {name: str(Path(data, "nereid", getattr(defaults, name))) for name in folders}
-
-
-def _unit(name: str) -> str:
-    """Return the unit of a setting according to its name; none for a number without one."""
-    return next((unit for part, unit in _UNITS.items() if part in name), "")

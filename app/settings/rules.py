@@ -24,11 +24,7 @@ _USUAL_PORTS = {("http", "80"), ("https", "443")}
 
 
 def check(settings: Settings) -> None:
-    """Check settings read from the environment.
-
-    Raises:
-        SettingsError: A setting breaks a rule; the message names it.
-    """
+    """Raise SettingsError, which names the setting, if one breaks a rule."""
     _check_addresses(settings)
     if settings.triton_tls_folder and not settings.triton_endpoints:
         raise SettingsError(f"{PREFIX}TRITON_TLS_FOLDER: {PREFIX}TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS")
@@ -62,7 +58,7 @@ def check(settings: Settings) -> None:
 
 
 def _check_addresses(settings: Settings) -> None:
-    """Check the addresses of Tritons: gRPC accepts a URL, but cannot resolve it."""
+    # gRPC accepts a URL, but cannot resolve it.
     if not settings.triton_endpoints:
         return
     addresses = [address.strip() for address in settings.triton_endpoints.split(",")]
@@ -100,7 +96,7 @@ def _check_loading(settings: Settings) -> None:
 
 
 def _check_database(url: str) -> None:
-    """Check the URL of the database, which is not quoted, because it may contain a password."""
+    # The URL is not quoted, because it may contain a password.
     with suppress(ValueError):  # of a port, or of an IPv6 address
         address = urlsplit(url)
         if not url or ((address.hostname or "host=" in address.query) and address.port != 0 and address.path.strip("/")):

@@ -199,21 +199,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def trusted_networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
-        """The networks of trusted proxies.
-
-        Raises:
-            ValueError: A name is neither an address nor a network.
-        """
+        """The networks of trusted proxies; raises ValueError if a name is neither an address nor a network."""
         named = filter(None, map(str.strip, self.trusted_proxies.split(",")))
         return tuple(ip_network(name) for name in named)
 
     @property
     def triton_folder(self) -> Path:
-        """The folder of the embedded Triton's socket: each `triton_home` has one, whoever looks for it.
-
-        It is in /dev/shm, because that is the same for all programs, unlike the temporary folder and `XDG_RUNTIME_DIR`, and because
-        the path of a socket has at most 107 bytes.
-        """
+        """The folder of the embedded Triton's socket; each `triton_home` has one."""
+        # /dev/shm is the same for all programs, unlike the temporary folder and `XDG_RUNTIME_DIR`, and a socket's path has at most
+        # 107 bytes.
         home = os.fsencode(Path(self.triton_home).resolve())
         return Path("/dev/shm", f"nereid-triton-{sha256(home).hexdigest()[:12]}")  # noqa: S108 - its users check its owner
 

@@ -20,11 +20,7 @@ def default_models(settings: Settings) -> dict[str, str]:
 
 
 def task_models(settings: Settings) -> dict[str, str]:
-    """Return the default model of each task that has one of its own.
-
-    Raises:
-        ValueError: The setting `task_models` is not valid.
-    """
+    """Return the default model of each task that has one of its own; raise ValueError if the setting is not valid."""
     models = _DEFAULTS.copy()
     for given in filter(None, map(str.strip, settings.task_models.split(","))):
         task, _, model = map(str.strip, given.partition("="))

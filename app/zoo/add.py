@@ -64,7 +64,6 @@ class Request(NamedTuple):
     """Folder of images for the check; None for the photos of the page."""
     options: Options
     is_untrusted: bool = False
-    """Whether the file may be hostile."""
     published: PublishedModel | None = None
     """Entry of the registry, which says what the others leave out; without a source, it is downloaded."""
     sha256: str | None = None
@@ -79,11 +78,7 @@ class Request(NamedTuple):
 
 
 def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Options:
-    """Read the options of the command line, of which `labels` may name a file.
-
-    Raises:
-        CommandError: One is not valid.
-    """
+    """Read the options of the command line, of which `labels` may name a file; raise CommandError if one is not valid."""
     texts = {name: given[name] for name in Options.__struct_fields__ if given.get(name) is not None}
     if "labels" in texts:
         path = Path(texts["labels"])
@@ -103,14 +98,7 @@ def read_options(given: Mapping[str, Any], *, may_read_files: bool = True) -> Op
 
 
 def add(request: Request, repository: Repository, apply: Callable[[str], str]) -> tuple[str, str]:
-    """Add a network as a new model, or as the next version of an added one.
-
-    Returns:
-        The name of the model, and what `apply` returns: see `Repository.load_into`.
-
-    Raises:
-        CommandError: It cannot be added; nothing has changed.
-    """
+    """Add a network as a new model or version; return its name and what `apply` returns. After CommandError all is as before."""
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]+", "_", Path(urlsplit(request.source).path).stem)
     load = partial(repository.load, name, is_published=request.published is not None)
     load()  # says what is wrong with the name before a download
@@ -137,10 +125,7 @@ def add(request: Request, repository: Repository, apply: Callable[[str], str]) -
 
 @interruptible()
 def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: Description | None) -> Description:
-    """Compose and check the model of a network, write it to `scratch`, a folder of the repository, and return its description.
-
-    The reference names its version, unless an old version has the same network.
-    """
+    # Into `scratch`. The reference names the version, unless an old version has the same network.
     content = _read(file, request)
     recognized = _recognize(content, file, request)
     without_floor, batch = _compose(content, recognized, request.title)
@@ -170,7 +155,7 @@ def _prepare(reference: str, request: Request, file: Path, scratch: Path, old: D
 
 
 def _prepare_half(name: str, request: Request, scratch: Path, new: Description) -> None:
-    """Write the model in `scratch` in FP16 beside it, or say why not: also if it takes too long, the model is added."""
+    # Also if this takes too long, the model is added.
     work = partial(_write_half, name, scratch, new, request.samples)
     try:
         reason = sandbox.run(work, str) if request.is_untrusted else work()
@@ -187,7 +172,6 @@ def _write_half(name: str, scratch: Path, new: Description, samples: Path | None
 
 
 def _find(request: Request, scratch: Path) -> Path:
-    """Return the path of the file that a source names; download it if necessary."""
     source = request.source
     if request.published:
         return download(request.published, scratch, source=Path(source) if source else None, sha256=request.sha256)
@@ -210,7 +194,6 @@ def _find(request: Request, scratch: Path) -> Path:
 
 
 def _read(file: Path, request: Request) -> bytes:
-    """Return a network with all of its weights."""
     title = request.title
     try:
         import onnx  # noqa: PLC0415 - heavy, and not installed if only the API runs
@@ -238,7 +221,7 @@ def _read(file: Path, request: Request) -> bytes:
 
 
 def _tensors(message: Any) -> "Iterator[onnx.TensorProto]":  # noqa: ANN401 - any message of ONNX
-    """Yield all tensors in a message, also those in nested graphs and functions."""
+    # Also in nested graphs and functions.
     for field, value in message.ListFields():
         for part in (value if field.is_repeated else [value]) if field.message_type else ():
             if field.message_type.name == "TensorProto":
@@ -262,11 +245,7 @@ def _recognize(content: bytes, file: Path, request: Request) -> Recognized:
 
 
 def _compose(content: bytes, recognized: Recognized, title: str) -> "tuple[InferenceSession, int | None]":
-    """Load the model to check, without a floor and with one class for each box.
-
-    Returns:
-        The model, and 1 if it takes one image at a time because the network has a fixed batch.
-    """
+    # Without a floor and with one class for each box. 1: a network of a fixed batch takes one image at a time.
     reason = ""
     for batch in (None, 1):
         try:
@@ -292,7 +271,6 @@ def _compare(old: str, file: Path, new: str, model: Path, canvases: Sequence[che
 
 
 def _describe(reference: str, request: Request, recognized: Recognized, digest: str, old: Description | None) -> Description:
-    """Return the description with this network as the default version."""
     name, number = split_reference(reference)
     entry, licence = request.published, _printable(request.licence or recognized.licence)
     name_of_file = "" if request.source == "-" else Path(urlsplit(request.source).path).name
@@ -348,11 +326,7 @@ def spec_of(name: str, new: Description, scratch: Path) -> ModelSpec:
 
 
 def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
-    """Run a model on a blank image, as the embedded Triton does when it loads it, and on several at once if it may get them.
-
-    Returns:
-        What it finds in the golden picture.
-    """
+    # On a blank image, as the embedded Triton runs it when it loads it, and on several at once if it may get them.
     width, height = new.recipe.size
     try:
         session = open_session(model)
@@ -368,7 +342,6 @@ def _run(model: Path, new: Description, spec: ModelSpec, title: str) -> Golden:
 def _check(
     network: "InferenceSession", model: "InferenceSession", recognized: Recognized, canvases: Sequence[check.Canvas]
 ) -> check.Report:
-    """Check the model; raise `CommandError` if it finds something else than the network, or something that cannot be served."""
     recipe, labels = recognized.recipe, len(recognized.labels)
     report = check.check(network, model, recipe, labels, canvases)
     if not report.is_plausible:
@@ -399,5 +372,5 @@ def _summary(reference: str, new: Description, report: check.Report, *, is_singl
 
 
 def _printable(text: str) -> str:
-    """Return a text without characters that a terminal or a config may not bear; Chinese texts have a space of their own."""
+    # What a terminal or a config may not bear is replaced; Chinese texts have a space of their own.
     return "".join(character if character.isprintable() or character == "\u3000" else "?" for character in text)

@@ -25,13 +25,8 @@ RESERVED = re.compile(
 
 
 def add(source: Path, name: str | None, repository: Repository, find_spec: Callable[[str], ModelSpec | None]) -> None:
-    """Add the cascade in a file, or replace the one of this name, which is by default that of the file.
-
-    `find_spec` returns the spec of a model by its reference, None if there is none.
-
-    Raises:
-        CommandError: The cascade is not valid, or does not fit its models; nothing has changed.
-    """
+    """Add the cascade in a file, or replace that of its name; raise CommandError if it is not valid, or does not fit its models."""
+    # `find_spec` returns the spec of a model by its reference, None if there is none.
     name, cascade = require_name(name or source.stem), catalog.read_one(source)
     if name in catalog.BUILT_IN:
         raise CommandError(f"{name} is a cascade of the program; choose another --name, or edit {repository.path / catalog.FILE}")
@@ -66,7 +61,6 @@ def put(name: str, cascade: Cascade | None, repository: Repository) -> bool:
 
 
 def _find_fault(name: str, step: Step, specs: dict[str, ModelSpec]) -> str:
-    """Return what is wrong with a step, given the models of it and of those before it; empty if nothing is."""
     own, source = specs[name], specs[step.of or next(iter(specs))]
     if RESERVED.fullmatch(name):
         return "the answer has a field of this name; choose another one"

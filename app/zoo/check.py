@@ -85,10 +85,7 @@ class Report(NamedTuple):
 
 
 def separates_images(session: "InferenceSession", size: tuple[int, int], images: int) -> bool:
-    """Return whether a model, composed without a floor, gives each image of a batch the results that it has alone.
-
-    Raises what ONNX Runtime raises.
-    """
+    """Return whether a model, composed without a floor, gives each image of a batch the results that it has alone."""
     batch = np.random.default_rng(0).integers(0, 256, (images, size[1], size[0], 3), np.uint8)
     together = run(session, {"image": batch})
     return all(
@@ -100,11 +97,7 @@ def separates_images(session: "InferenceSession", size: tuple[int, int], images:
 
 
 def draw_samples(folder: Path, spec: ModelSpec) -> list[Canvas]:
-    """Fit the images in a folder to a model's input, UINT8 (height, width, 3).
-
-    Raises:
-        CommandError: It contains none.
-    """
+    """Fit the images in a folder to a model's input, UINT8 (height, width, 3); raise CommandError if there are none."""
     canvases = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         try:
@@ -150,7 +143,7 @@ def check(
 
 
 def _agree(found: Tensors, own: NDArray[Any], recipe: ClassificationRecipe | NamedRecipe) -> float:
-    """Return the share of a model's values for one image that are those of the network's output, of a classifier 0 or 1."""
+    # The share of the values that are those of the network's output, of a classifier 0 or 1.
     if isinstance(recipe, ClassificationRecipe):
         expected = own if recipe.head == "probabilities" else softmax(own)
         return float(np.allclose(found["probabilities"][0], expected, rtol=0.01, atol=1e-4))
@@ -216,10 +209,7 @@ def textbook(outputs: Tensors, recipe: DetectionRecipe, classes: int) -> Candida
 
 
 def golden(session: "InferenceSession", spec: ModelSpec) -> Golden:
-    """Return what a composed model finds in the golden picture, as far as noise does not change it; `spec` is that of its pixels.
-
-    Raises what ONNX Runtime raises.
-    """
+    """Return what a composed model finds in the golden picture, as far as noise does not change it; `spec` is of its pixels."""
     pixels = picture(*smallest_size(spec))[None]
     found, noisy = (read_golden(spec, run(session, {spec.input_name: each})) for each in (pixels, pixels ^ 1))
     samples = (found.sample, found.sample[-MEANS:], ())
@@ -255,7 +245,6 @@ def agreement(  # noqa: PLR0913 - what is equal
 
 
 def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[str, NDArray[Any]]:
-    """Return the network's inputs for one image, as its training had them."""
     rgb = canvas if recipe.channels == "RGB" else canvas[:, :, ::-1]
     normalized = (rgb / np.float64(recipe.scale) - recipe.mean) / recipe.std
     feed: dict[str, NDArray[Any]] = {}
@@ -269,7 +258,7 @@ def _feed(network: "InferenceSession", canvas: Canvas, recipe: Recipe) -> dict[s
 
 
 def _overlaps(box: NDArray[np.float32], others: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the intersection over union of a box (4,) with boxes (n, 4); 1 for equal boxes without an area."""
+    # Intersection over union of a box (4,) with boxes (n, 4); 1 for equal boxes without an area.
     with np.errstate(over="ignore", invalid="ignore"):  # areas of huge boxes may overflow
         sides = np.clip(np.minimum(box[2:], others[:, 2:]) - np.maximum(box[:2], others[:, :2]), 0, None)
         shared, areas = sides.prod(axis=1), (others[:, 2:] - others[:, :2]).prod(axis=1)

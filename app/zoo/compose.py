@@ -1,8 +1,4 @@
-"""Compose a Triton model from a published or a user's own network.
-
-Graphs of standard operators before and after the network convert RGB bytes to its input, and its head to the results of the
-task. The batch dimension is dynamic, if the network's can be made so.
-"""
+"""Compose a Triton model: standard operators from RGB bytes to a network's input, and from its head to the results of its task."""
 
 import hashlib
 import re
@@ -32,11 +28,7 @@ _INPUTS = {"before/pixels": "before/pixels", "before/sizes": SIZES}
 
 
 def load_network(file: Path, architecture: Architecture | None) -> onnx.ModelProto:
-    """Read a network, or build that of an architecture from the file of its weights.
-
-    Raises:
-        ValueError: The weights cannot be read, or do not match the architecture.
-    """
+    """Read a network, or build that of an architecture from the file of its weights; raise ValueError if they do not fit."""
     return onnx.load(file) if architecture is None else _ARCHITECTURES[architecture](file)
 
 
@@ -48,23 +40,14 @@ def compose_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     batch: int | None = None,
 ) -> onnx.ModelProto:
-    """Build the checked model of a recipe around a network, which is changed.
+    """Build the checked model of a recipe around a network, which is changed; raise ValueError if it does not fit.
 
     The network has one FP32 or FP16 input (1 or batch, 3, height, width), for the head `dfine` a second one, and the outputs of
     `recipe.head`, for segmentation also prototypes; the model has the input `image`, UINT8 (batch, height, width, 3), and the
-    outputs of its graph in `heads`.
-
-    Args:
-        network: The network.
-        recipe: Its recipe.
-        classes: Number of classes, where the shapes allow two: `rfdetr`.
-        shapes: Shapes of the network's outputs by name, without the batch; by default those in its graph, if they are not dynamic.
-        batch: 1 keeps a batch of one, for a network whose graph contains it in a way that cannot be made dynamic: the model for
-            any batch is then rejected here, or fails when it runs with a batch of two.
-
-    Raises:
-        ValueError: The network's inputs or outputs do not match the recipe, or its opset cannot be converted.
+    outputs of its graph in `heads`. `classes` and `shapes` are as there, by default the shapes in the network's graph.
     """
+    # A batch of 1 is kept in a network whose graph contains it in a way that cannot be made dynamic: the model for any batch is
+    # rejected here, or fails when it runs with a batch of two.
     _check(network, recipe)
     sizes = [(shapes or {}).get(value.name) or dims(value)[1:] for value in network.graph.output]
     after = heads.build(sizes, recipe, classes)
@@ -88,11 +71,7 @@ def compose_model(
 
 
 def extract_network(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the network in a composed model, with its own names, FP32 inputs and outputs, and batches as there.
-
-    Raises:
-        ValueError: The model was not composed here.
-    """
+    """Return the network in a composed model, with its own names, FP32 inputs and outputs; raise ValueError for other models."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     prefix = next((match[0] for node in graph.node for name in node.output if (match := _PREFIX.match(name))), None)
     if prefix is None:
@@ -117,7 +96,6 @@ def extract_network(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rename(message: Any, rename: Callable[[str], str]) -> None:  # noqa: ANN401 - any message of ONNX
-    """Rename nodes and values of a graph, also in nested graphs."""
     for field, value in message.ListFields():
         if field.message_type:
             for part in value if field.is_repeated else [value]:
@@ -134,10 +112,7 @@ def dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 def _digest(*parts: onnx.ModelProto) -> str:
-    """Return the digits that tell a model from all others in the names of its graph.
-
-    ONNX Runtime finds a TensorRT engine in its cache by names only, not by weights or shapes: source: `TRTGenerateId`, issue 32254.
-    """
+    # ONNX Runtime finds a TensorRT engine in its cache by names only, not by weights or shapes: `TRTGenerateId`, issue 32254.
     sha256 = hashlib.sha256()
     for part in parts:
         sha256.update(part.SerializeToString(deterministic=True))
@@ -145,7 +120,6 @@ def _digest(*parts: onnx.ModelProto) -> str:
 
 
 def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
-    """Return the graph from bytes to the network's inputs in FP32; steps without effect are omitted."""
     shape = [side if side > 0 else name for side, name in zip(recipe.input_shape, ("height", "width"), strict=True)]
     graph = Graph()
     image = graph.input("image", *shape, 3, kind="UINT8")
@@ -163,7 +137,7 @@ def _preprocessing(recipe: Recipe) -> onnx.ModelProto:
 
 
 def _convert(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
-    """Convert a model to a newer opset; to an older one, many operators cannot be converted."""
+    # To an older opset, many operators cannot be converted.
     if _opset(model) != version:
         try:
             model = version_converter.convert_version(model, version)
@@ -179,7 +153,6 @@ def _opset(model: onnx.ModelProto) -> int:
 
 
 def _free_batch(network: onnx.ModelProto) -> None:
-    """Make the batch dimension dynamic in a network that was exported for a batch of one."""
     graph = network.graph
     is_fixed = graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
     for value in (*graph.input, *graph.output):
@@ -195,7 +168,6 @@ def _free_batch(network: onnx.ModelProto) -> None:
 
 
 def _use_fp32(network: onnx.ModelProto) -> None:
-    """Let a network of another precision take and give FP32."""
     graph = network.graph
     for is_input, values in ((True, graph.input), (False, graph.output)):
         for value in values:
@@ -209,7 +181,6 @@ def _use_fp32(network: onnx.ModelProto) -> None:
 
 
 def _check(network: onnx.ModelProto, recipe: Recipe) -> None:
-    """Check that a network has the recipe's inputs and outputs, put them in order, and write the recipe's size into the first."""
     inputs, outputs = network.graph.input, network.graph.output
     names = TENSORS.get(recipe.head, ())
     due_outputs = len(names) or 1 + isinstance(recipe, SegmentationRecipe)

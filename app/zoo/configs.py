@@ -70,10 +70,8 @@ ensemble_scheduling {{
 
 
 def runs_half(folder: Path, description: Description) -> bool:
-    """Return whether production runs a model in FP16: if each version has the graph, because all have the same config.
-
-    Triton also loads versions that the description does not name, such as one that is being added.
-    """
+    """Return whether production runs a model in FP16: if each version has the graph, because all have the same config."""
+    # Triton also loads versions that the description does not name, such as one that is being added.
     versions = {*description.versions, *(path.parent.name for path in folder.glob("[0-9]*/*.onnx"))}
     return all((folder / version / HALF).is_file() for version in versions)
 
@@ -88,11 +86,7 @@ def generate(name: str, description: Description, *, is_half: bool = False) -> d
 
 
 def outdated(folder: Path, name: str, description: Description, *, is_half: bool | None = None) -> dict[Path, str]:
-    """Return the texts of the configs that a model's folder has in another form; `is_half` is by default what `runs_half` returns.
-
-    Raises:
-        CommandError: One of them was written by hand.
-    """
+    """Return the texts of the configs that a model's folder has in another form; raise CommandError if one was written by hand."""
     texts, is_half = {}, runs_half(folder, description) if is_half is None else is_half
     for path, text in generate(name, description, is_half=is_half).items():
         target = folder / path
@@ -139,8 +133,8 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
         "crop": recipe.crop,
         "interpolation": recipe.interpolation,
         "pad": recipe.pad,
-        "widths": _join(recipe.widths or ()),
-        "landmarks": _join(recipe.landmarks) if isinstance(recipe, EmbeddingRecipe) else None,
+        "widths": ",".join(map(str, recipe.widths or ())),
+        "landmarks": ",".join(map(str, recipe.landmarks)) if isinstance(recipe, EmbeddingRecipe) else None,
         "match_distance": recipe.match_distance if isinstance(recipe, EmbeddingRecipe) else None,
         "iou": recipe.iou if isinstance(recipe, DetectionRecipe) else None,
         "scores": "probabilities" if isinstance(recipe, ClassificationRecipe) else None,
@@ -159,20 +153,15 @@ def _config(name: str, description: Description, serving: Serving, *, is_embedde
 
 
 def _pixels(height: int, width: int) -> str:
-    """Return the type and shape of the canvas, without the batch."""
     return f"TYPE_UINT8 dims: [ {height}, {width}, 3 ]"
 
 
-def _join(values: Iterable[float]) -> str:
-    return ",".join(map(str, values))
-
-
 def _maps(inputs: Iterable[str], outputs: Iterable[str]) -> str:
-    """Return the tensors of a step of an ensemble, which have the same names everywhere."""
+    # The tensors of a step of an ensemble have the same names everywhere.
     tensors = [("input", name) for name in inputs] + [("output", name) for name in outputs]
     return " ".join(f'{kind}_map {{ key: "{name}" value: "{name}" }}' for kind, name in tensors)
 
 
 def _quote(text: str) -> str:
-    """Return a string of protobuf's text format, which has the same escape sequences as JSON."""
+    # Protobuf's text format has the same escape sequences as JSON.
     return json.dumps(text, ensure_ascii=False)

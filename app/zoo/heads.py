@@ -32,25 +32,12 @@ _MAX_PAIRS = 30_000
 
 
 def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) -> onnx.ModelProto:
-    """Build the graph that follows a network, with its outputs as the inputs, in the order of `TENSORS`, and prototypes last.
+    """Build the graph that follows a network with outputs of these shapes; raise ValueError if they are not the recipe's head.
 
-    Args:
-        shapes: Shapes of the outputs, without the batch; 0 for dynamic dimensions.
-        recipe: Recipe of the model.
-        classes: Number of classes, where the shapes allow two: `rfdetr`.
-
-    Returns:
-        For a detector, a graph with the outputs `num_dets` INT32 (batch, 1), `det_boxes` FP32 (batch, 300, 4) x1 y1 x2 y2 in pixels
-        of the input, `det_scores` FP32 (batch, 300) descending, `det_classes` INT32 (batch, 300). Rows past `num_dets` are zero.
-        For segmentation also `det_masks` FP32 (batch, 300, coefficients), `prototypes` FP16 (batch, coefficients, height, width);
-        for poses `det_keypoints` FP32 (batch, 300, keypoints, 2 or 3), as in `PoseRecipe`;
-        for oriented boxes `det_angles` FP32 (batch, 300) in radians, and `det_boxes` are those before the rotation;
-        for all of these `SAMPLE` of the raw values, as in `DetectionRecipe`.
-        For a classifier, one with the output `probabilities`, FP32 (batch, classes); each row sums to 1.
-        For other tasks, one with the `outputs` of the recipe.
-
-    Raises:
-        ValueError: The outputs are not the recipe's head.
+    The inputs are in the order of `TENSORS`, prototypes last; shapes are without the batch, with 0 for dynamic dimensions.
+    `classes` is their number where the shapes allow two: `rfdetr`. The outputs are those of the recipe. A detector also has
+    `DETECTIONS`, x1 y1 x2 y2 in pixels of the input, for oriented boxes before the rotation, by descending score, with zeros past
+    `num_dets`, and `SAMPLE`; a classifier `probabilities` FP32 (batch, classes), of which each row sums to 1.
     """
     graph, kinds = Graph(), recipe.outputs
     if isinstance(recipe, DetectionRecipe):
@@ -77,7 +64,7 @@ def build(shapes: Sequence[Sequence[int]], recipe: Recipe, classes: int | None) 
 
 
 def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe, classes: int | None) -> list[Value]:
-    """Add what finds objects; return the results in the order of `DETECTIONS`, the outputs of the recipe and its sample."""
+    # The results are in the order of `DETECTIONS`, the outputs of the recipe and its sample.
     head, features = recipe.head, recipe.features
     is_obb = isinstance(recipe, ObbRecipe)
     found = measure(shapes[:1] if features else shapes, head, recipe.size, features)
@@ -125,10 +112,7 @@ def _find(graph: Graph, shapes: Sequence[Sequence[int]], recipe: DetectionRecipe
 def _pick(
     cells: "_Cells", recipe: DetectionRecipe, counts: tuple[int, int], candidates: int, limit: int
 ) -> tuple[Value, Value, Value, Value]:
-    """Return boxes (batch, n, 4), scores, classes and anchors (batch, n) of the best candidates; suppressed ones have a score of 0.
-
-    The counts are those of the anchors and of the classes.
-    """
+    # Boxes (batch, n, 4), scores, 0 if suppressed, classes and anchors (batch, n) of the best candidates. Counts: anchors, classes.
     anchors, classes = counts
     # The number of candidates is limited before the NMS to bound its cost.
     if recipe.multi_label:
@@ -149,8 +133,6 @@ def _text(shapes: Sequence[Sequence[int]]) -> str:
 
 
 class _Cells(NamedTuple):
-    """What a raw head says of each anchor."""
-
     centre: Value
     """(batch, 2, anchors) x y."""
     size: Value
@@ -173,10 +155,8 @@ def _decode_cells(graph: Graph, recipe: DetectionRecipe, classes: int) -> _Cells
 
 
 def _decode_rows(graph: Graph, recipe: DetectionRecipe, classes: int, limit: int) -> tuple[Value, Value, Value, Value | None]:
-    """Return boxes (batch, rows, 4), scores and classes (batch, rows), and features (batch, features, rows).
-
-    A row of several scores counts only for its best class, as in the detectors' own post-processing, except that of `rfdetr`.
-    """
+    # Boxes (batch, rows, 4), scores and classes (batch, rows), features (batch, features, rows). A row of several scores counts
+    # only for its best class, as in the detectors' own post-processing, except that of `rfdetr`.
     if recipe.head == "dfine":
         label = graph.input("label", "rows", kind="INT64")
         return graph.input("boxes", "rows", 4), graph.input("score", "rows"), label, None
@@ -208,7 +188,6 @@ def _to_corners(centre: Value, size: Value) -> Value:
 
 
 def _suppress(boxes: Value, score: Value, label: Value, classes: int, recipe: DetectionRecipe, limit: int) -> Value:  # noqa: PLR0913, PLR0917
-    """Return the scores, those of suppressed boxes as zero."""
     # Each class has its own row of scores, so boxes of different classes never suppress each other.
     membership = label.op("OneHot", [classes], [0.0, 1.0], axis=1)
     class_scores = membership * score.op("Unsqueeze", [1])

@@ -15,10 +15,8 @@ _EPSILON = 1e-7
 
 
 def suppress_oriented(geometry: Value, score: Value, label: Value, recipe: ObbRecipe, limit: int) -> Value:
-    """Return the scores (batch, n) of the best candidates, at least `limit` of them, those of suppressed boxes as zero.
-
-    The geometry (batch, 5, candidates) is the centre, the size and the angle of each, by descending score.
-    """
+    """Return the scores (batch, n) of the best candidates, at least `limit` of them, those of suppressed boxes as zero."""
+    # The geometry (batch, 5, candidates) is the centre, the size and the angle of each, by descending score.
     floor, epsilon = recipe.floor, np.float64(_EPSILON)
     # As many candidates are compared as are above the floor in one of the images, but enough for the last TopK. In DOUBLE, because
     # TensorRT would compute FP32 as FP16, which cannot hold products of areas.
@@ -49,11 +47,10 @@ def suppress_oriented(geometry: Value, score: Value, label: Value, recipe: ObbRe
 
 
 def _combine(operator: str, value: Value, axis: int) -> Value:
-    """Apply an operator to each two elements along the last axis, which is that before this one."""
     return value.op("Unsqueeze", [axis]).op(operator, value.op("Unsqueeze", [axis - 1]))
 
 
 def _max_distance(iou: float) -> float:
-    """Return the Bhattacharyya distance of an IoU: 1 - sqrt(1 - exp(-distance) + epsilon); no two boxes have an IoU of 1."""
+    # Bhattacharyya distance of an IoU: 1 - sqrt(1 - exp(-distance) + epsilon); no two boxes have an IoU of 1.
     distance = -log1p(_EPSILON - (1 - iou) ** 2) if iou > 0 else 100.0
     return distance if distance >= _EPSILON else -100.0

@@ -23,14 +23,7 @@ def pull(  # noqa: PLR0913 - those of `add` and `download`
     sha256: str | None = None,
     is_production: bool = False,
 ) -> str:
-    """Add a published network as a model, or the same one again. Source and SHA-256 are as for `download`, the others as for `add`.
-
-    Returns:
-        What `apply` returns.
-
-    Raises:
-        CommandError: As for `download` and `add`.
-    """
+    """Add a published network, or the same one again; return what `apply` returns. Errors are those of `download` and `add`."""
     say(f"{name}: {entry.title}")
     say(f"licence: {entry.licence}")
     if entry.note:

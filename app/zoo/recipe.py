@@ -77,7 +77,6 @@ class _Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def task(self) -> str:
-        """Task of the model."""
         return str(self.__struct_config__.tag)
 
     @property
@@ -111,11 +110,9 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
 
     @property
     def sample(self) -> Outputs:
-        """Raw values, which tell nothing where nothing is found from zeros.
-
-        Of a raw head, the widths and heights of some anchors, and the mean of all. The order of the rows of other heads follows
-        from rounding: their mean, x1 y1 x2 y2, and the share of rows with a score.
-        """
+        """Raw values, which tell nothing where nothing is found from zeros."""
+        # Of a raw head, widths and heights of some anchors, and the mean of all. The order of other heads' rows follows from
+        # rounding: their mean, x1 y1 x2 y2, and the share of rows with a score.
         return {SAMPLE: ("FP32", (2 * ANCHORS_OF_SAMPLE + MEANS if self.head in RAW_HEADS else ROWS,))}
 
     @property
@@ -124,7 +121,6 @@ class DetectionRecipe(_Recipe, frozen=True, kw_only=True, tag="detection"):
         return next((prod(shape[1:]) for _, shape in self.outputs.values()), 0)
 
     def __post_init__(self) -> None:
-        """Let heads that find each object once keep all boxes; these heads have no anchors."""
         if self.resize in {"text", "line"}:
             raise ValueError(f"resize {self.resize} is for text")
         if self.head not in RAW_HEADS:
@@ -225,17 +221,8 @@ Recipe = DetectionRecipe | SegmentationRecipe | PoseRecipe | ObbRecipe | Classif
 
 
 def measure(shapes: Sequence[Sequence[int]], head: str, size: tuple[int, int], features: int = 0) -> tuple[int, int] | None:
-    """Return the numbers of rows and classes of a detector's outputs; None if they cannot be this head.
-
-    Args:
-        shapes: Shapes of the outputs without the batch and prototypes, in the order of `TENSORS`; 0 for dynamic dimensions.
-        head: The head.
-        size: Width and height of the input.
-        features: Number of features of each object, of the heads that have them.
-
-    Returns:
-        0 rows if their number is dynamic, and 0 classes if the shapes do not tell their number.
-    """
+    """Return the numbers of rows and classes of a detector's outputs, 0 if they are not known; None if they cannot be this head."""
+    # The shapes, with 0 for dynamic dimensions, are those without the batch and prototypes, in the order of `TENSORS`.
     anchors, found = possible_anchors(size), None
     match head, [tuple(shape) for shape in shapes]:
         case "yolo", [(channels, rows)] if rows in (0, *anchors):

@@ -1,7 +1,4 @@
-"""Recognise the head, the input and the classes of a user's exported network.
-
-From the names, types and shapes of its tensors and from the exporter's metadata, never from values. The user is asked for the rest.
-"""
+"""Recognise head, input and classes of an exported network by names, types, shapes and metadata, never by values."""
 
 import ast
 from collections.abc import Mapping
@@ -93,7 +90,6 @@ class Recognized(NamedTuple):
 
     recipe: Recipe
     labels: tuple[str, ...]
-    """Class names in the order of the ids."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shapes of the outputs by name, without the batch."""
     licence: str
@@ -103,11 +99,7 @@ class Recognized(NamedTuple):
 
 
 def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
-    """Recognise a network; it runs once, on a blank image.
-
-    Raises:
-        Unrecognized: As described there.
-    """
+    """Recognise a network, which runs once, on a blank image; raise Unrecognized."""
     metadata = {entry.key: _literal(entry.value) for entry in network.metadata_props}
     hints = read_hints(network)
     if hints.task not in (None, *TASKS):
@@ -139,7 +131,6 @@ def recognize(network: "onnx.ModelProto", options: Options) -> Recognized:
 
 
 def _name(network: "onnx.ModelProto", shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int], options: Options) -> Recognized:
-    """Return what is known of a network whose task the user has named."""
     metadata = {entry.key: entry.value for entry in network.metadata_props}
     found: dict[str, Any] = {**_NAMED[options.task], "size": size}
     labels: tuple[str, ...] = ()
@@ -162,7 +153,6 @@ def _name(network: "onnx.ModelProto", shapes: Mapping[str, tuple[int, ...]], siz
 
 
 def _to_recipe(defaults: Mapping[str, Any], options: Options, **known: Any) -> Recipe:  # noqa: ANN401
-    """Make a recipe from defaults, what the user says instead, and what is known in any case."""
     given = {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None and name != "labels"}
     try:
         recipe: Recipe = msgspec.convert({**defaults, **given, **known}, Recipe)
@@ -178,14 +168,13 @@ def read_hints(network: "onnx.ModelProto") -> ModelParameters:
 
 
 def _literal(text: str) -> Any:  # noqa: ANN401
-    """Return the value of a Python literal, as which Ultralytics writes all but plain texts."""
+    # Ultralytics writes all but plain texts so.
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return ast.literal_eval(text)
     return text
 
 
 def _input_size(session: Any, options: Options, hints: ModelParameters) -> tuple[int, int]:  # noqa: ANN401
-    """Return width and height of the image that a network takes."""
     images = [value for value in session.get_inputs() if value.name != SIZES]
     shape: list[Any] = images[0].shape if len(images) == 1 and images[0].type in ("tensor(float)", "tensor(float16)") else []
     if len(shape) != 4 or (isinstance(shape[1], int) and shape[1] != 3):  # noqa: PLR2004
@@ -221,7 +210,6 @@ def output_shapes(session: Any, size: tuple[int, int]) -> dict[str, tuple[int, .
 
 
 def _find_features(shapes: Mapping[str, tuple[int, ...]], hints: ModelParameters) -> tuple[str, int, dict[str, Any]]:
-    """Return the task, the number of features of each object, and the properties of the recipe that tell their kind."""
     prototypes = [shape for shape in shapes.values() if len(shape) == 3]  # noqa: PLR2004
     match hints.task, prototypes:
         case None | "segmentation", [shape] if len(shapes) == 2:  # noqa: PLR2004
@@ -246,7 +234,7 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
     metadata: Mapping[str, Any],
     features: int,
 ) -> dict[str, tuple[int, ...]]:
-    """Return the heads that fit the shapes, each with the possible numbers of classes; () if the shapes do not tell them."""
+    # With the possible numbers of classes of each; () if the shapes do not tell them.
     fits: dict[str, tuple[int, ...]] = {}
     match [shape for shape in shapes.values() if not features or len(shape) == 2]:  # noqa: PLR2004 - no prototypes
         case [(classes,)] if classes > 1 and not features:
@@ -267,7 +255,6 @@ def _fit_heads(  # noqa: PLR0913, PLR0917 - what tells heads apart
 
 
 def _ends_in_softmax(network: "onnx.ModelProto") -> bool:
-    """Return whether the output is that of a softmax, perhaps in another shape or type."""
     makers = {name: node for node in network.graph.node for name in node.output}
     node = makers.get(network.graph.output[0].name)
     while node is not None and node.op_type in ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
@@ -278,7 +265,7 @@ def _ends_in_softmax(network: "onnx.ModelProto") -> bool:
 def _plausible(
     found: Mapping[str, tuple[int, int]], shape: tuple[int, int], size: tuple[int, int], metadata: Mapping[str, Any]
 ) -> dict[str, tuple[int, int]]:
-    """Return the heads that a shape without `--head` stands for: objects found once have few rows, and not one for each anchor."""
+    # Without `--head`, objects found once have few rows, and not one for each anchor.
     anchors, (rows, columns) = possible_anchors(size), shape
     implausible = set[str]()
     if rows in {*anchors, *(3 * count for count in anchors)}:
@@ -298,7 +285,6 @@ def _plausible(
 
 
 def _choose(fits: Mapping[str, tuple[int, ...]], hints: ModelParameters, options: Options) -> tuple[str, tuple[str, ...]]:
-    """Return the one head that also fits the class names, and these."""
     possible = sorted({count for counts in fits.values() for count in counts}) if all(fits.values()) else ()
     classes = f"{' or '.join(map(str, possible)) or 'its'} classes"
     labels = options.labels or hints.class_names()

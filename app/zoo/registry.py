@@ -40,7 +40,6 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     class_names: tuple[str, ...] = ()
     """Those in the file `labels`."""
     pixel_model: str | None = None
-    """As in the description of a model."""
     group: str | None = msgspec.field(default=None, name="set")
     """Name of the models of one task; `pull` takes it for all of them."""
     production: Serving | None = None
@@ -53,11 +52,7 @@ class PublishedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         return (self.member or self.url or "").rpartition("/")[2]
 
     def vary(self, changes: Mapping[str, object]) -> "PublishedModel":
-        """Return the model with other values, which may be texts, in its recipe.
-
-        Raises:
-            CommandError: A value is not valid, or not for this model.
-        """
+        """Return the model with other values, which may be texts, in its recipe; raise CommandError if one is not valid."""
         try:
             recipe = msgspec.convert({**msgspec.to_builtins(self.recipe), **changes}, Recipe, strict=False)
         except msgspec.ValidationError as error:

@@ -32,21 +32,14 @@ def require_name(name: str) -> str:
 
 
 class Repository:
-    """A model repository in which added models are written, one writer at a time, also of several hosts that share it.
-
-    A writer that is killed leaves the previous state.
-    """
+    """Writes added models to a model repository, one writer at a time, also of several hosts; a killed one changes nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def load(self, name: str, *, is_published: bool = False) -> Description | None:
-        """Return the description of a model; None if it is not in the repository.
-
-        Raises:
-            CommandError: The name is not allowed, the model has no description, or one that is not valid. A published model may
-                have a version without a description, because earlier programs pulled it so.
-        """
+        """Return the description of a model, or None; raise CommandError for a wrong name, or without a valid description."""
+        # A published model may have a version without a description, because earlier programs pulled it so.
         folder = self.path / require_name(name)
         found = description.load(folder)
         if found is None and any(
@@ -57,11 +50,7 @@ class Repository:
         return found
 
     def models(self) -> dict[str, Description]:
-        """Return the descriptions of all added models by name; warn of those that are not valid.
-
-        Raises:
-            CommandError: The repository cannot be read.
-        """
+        """Return the descriptions of all added models by name; warn of those that are not valid. Raises CommandError."""
         try:
             folders = model_folders(self.path)
         except OSError as error:
@@ -77,11 +66,7 @@ class Repository:
 
     @contextmanager
     def writing(self, *, waits: bool = False) -> Iterator[Path]:
-        """Keep other writers out; yield a folder on the same disk for unfinished files.
-
-        Raises:
-            CommandError: Another process writes, and this one does not wait for it; or the disk cannot be locked or written.
-        """
+        """Keep other writers out; yield a folder on the same disk for unfinished files. Raises CommandError, Busy."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = _open_lock(self.path / LOCK)
@@ -135,27 +120,16 @@ class Repository:
             raise
 
     def replace(self, name: str, scratch: Path, new: Description) -> None:
-        """Replace versions by those in `scratch / name`, which find the same; keep them in `scratch / PREVIOUS`.
-
-        A version without the graph in FP16 loses its own. Call it while `writing`.
-        """
+        """Replace versions by those in `scratch / name`, which find the same; keep them in `scratch / PREVIOUS`."""
+        # A version without the graph in FP16 loses its own. Call it while `writing`.
         folder = self.path / name
         for version in (scratch / name).iterdir():
             shutil.copytree(folder / version.name, scratch / PREVIOUS / version.name)
         _swap(scratch / name, folder, name, new)
 
     def load_into(self, apply: Callable[[str], str], name: str, old: Description | None, previous: Path | None = None) -> str:
-        """Let a Triton load a changed model; restore its previous description if that fails. Call it while `writing`.
-
-        Args:
-            apply: Loads the model, and returns why this is not possible now, if so.
-            name: Name of the model.
-            old: Its previous description; None for a new model.
-            previous: Previous versions that were replaced, if any.
-
-        Returns:
-            What `apply` returns.
-        """
+        """Let `apply` load a changed model, and return why it cannot now; restore the previous description if it raises."""
+        # `previous` is the folder of versions that were replaced. Call it while `writing`.
         try:
             return apply(name)
         except BaseException:
@@ -179,11 +153,7 @@ class Repository:
             raise
 
     def use(self, reference: str) -> Description:
-        """Make a version the default one; without a version, write the configs again. Call it while `writing`.
-
-        Raises:
-            CommandError: There is no such model or version.
-        """
+        """Make a version the default one, or write the configs again, while `writing`; raise CommandError if there is none."""
         name, version = split_reference(reference)
         found = self._find(name, version)
         new = msgspec.structs.replace(found, default_version=int(version)) if version else found
@@ -193,11 +163,7 @@ class Repository:
         return new
 
     def remove(self, reference: str) -> None:
-        """Remove a version, or all that was added of a model; call it while `writing`.
-
-        Raises:
-            CommandError: There is no such model or version, or it is the default one among others.
-        """
+        """Remove a version, or all that was added of a model, while `writing`; raise CommandError, also for the default version."""
         name, version = split_reference(reference)
         found = self._find(name, version)
         rest = {number: sha256 for number, sha256 in found.versions.items() if version and number != version}
@@ -228,11 +194,7 @@ class Repository:
         _write(self.path / name, name, new)
 
     def write_configs(self) -> None:
-        """Write the configs that differ from the descriptions, after a change by hand or an interruption.
-
-        Raises:
-            CommandError: A description is not valid, or a config cannot be written.
-        """
+        """Write configs that differ from the descriptions, after a change by hand or an interruption; raise CommandError."""
         pending = {name: found for name, found in self.models().items() if configs.outdated(self.path / name, name, found)}
         if pending:
             with self.writing():
@@ -251,14 +213,14 @@ class Repository:
 
 
 def _write(folder: Path, name: str, new: Description, *, is_half: bool | None = None) -> None:
-    """Write the description and the configs, as far as they differ; the description first, so that no config has a version more."""
+    # The description first, so that no config has a version more.
     texts = {} if description.load(folder) == new else {Path(DESCRIPTION): description.dump(new)}
     texts |= configs.outdated(folder, name, new, is_half=is_half)
     _write_files({folder / path: text for path, text in texts.items()})
 
 
 def _write_files(texts: Mapping[Path, str]) -> None:
-    """Write files in this order, each in full or not at all, and none if the disk is full."""
+    # Each in full or not at all, and none if the disk is full.
     unfinished = {path: path.with_name(f".{path.name}.unfinished") for path in texts}
     try:
         for path, text in texts.items():
@@ -273,12 +235,11 @@ def _write_files(texts: Mapping[Path, str]) -> None:
 
 
 def _swap(versions: Path, folder: Path, name: str, new: Description) -> None:
-    """Replace versions by those in another folder, at no time with a config that names a missing file."""
+    # At no time with a config that names a missing file.
     replaced = [path.name for path in versions.iterdir()]
     is_half = all(((versions if version in replaced else folder) / version / configs.HALF).is_file() for version in new.versions)
-    configs.outdated(
-        folder, name, new, is_half=is_half
-    )  # raises for a config that was written by hand, before anything is replaced
+    # It raises for a config that was written by hand, before anything is replaced.
+    configs.outdated(folder, name, new, is_half=is_half)
     if not is_half:
         _write(folder, name, new, is_half=False)
     for version, file in product(replaced, (configs.HALF, NETWORK)):
@@ -292,7 +253,6 @@ def _swap(versions: Path, folder: Path, name: str, new: Description) -> None:
 
 
 def _open_lock(path: Path) -> int:
-    """Open the file of the lock, which may not be a link, and return its descriptor."""
     flags = os.O_CREAT | os.O_NOFOLLOW
     try:
         return os.open(path, os.O_RDWR | flags, 0o644)  # NFS locks only what is open for writing

@@ -33,12 +33,8 @@ class _Answer(msgspec.Struct):
 
 
 def run(work: Callable[[], T], kind: type[T]) -> T:
-    """Run work in a child process, which has none of this process's threads; return its result, which msgspec can encode.
-
-    Raises:
-        CommandError: As the work raises, or it takes too long or too much memory, or has crashed.
-        NotPossible: As the work raises, or this machine cannot keep a process from the network.
-    """
+    """Run work in a child process; return its result, which msgspec can encode. Raises CommandError also if it crashes."""
+    # NotPossible is also raised if this machine cannot keep a process from the network.
     with TemporaryFile() as file:
         child = multiprocessing.get_context("fork").Process(target=partial(_answer, work, file, os.getpid()))
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of a fork beside threads

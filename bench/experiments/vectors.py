@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.search.engine import EVERYTHING, Filter, NewImage, Page, SearchEngine, Vector
+from app.search.engine import EVERYTHING, Filter, NewImage, Page, Vector
 from app.search.postgres.engine import PostgresEngine
 from app.search.postgres.vectors import active, is_small
 from bench.experiments.options import Commands, add_shared, count
@@ -197,7 +197,7 @@ async def _sizes(engine: PostgresEngine) -> list[str]:
     return [f"{row['relname']}: {row['whole'] / MIB:.0f} MiB" for row in rows]
 
 
-async def _add(engine: SearchEngine, vectors: Vectors, numbers: NDArray[np.intp], tenant: str, clients: int) -> float:
+async def _add(engine: PostgresEngine, vectors: Vectors, numbers: NDArray[np.intp], tenant: str, clients: int) -> float:
     """Add images as POST /ingest does; return how many a second."""
     left = iter(numbers.tolist())
     started = perf_counter()

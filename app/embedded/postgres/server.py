@@ -41,7 +41,6 @@ class EmbeddedPostgres:
     name = "PostgreSQL"
     ready_seconds = _READY_SECONDS
     version = "18"
-    """The major version."""
     installed = "pginstall18"
     """The folder of the wheel."""
     locale: tuple[str, ...] = ("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C")
@@ -63,11 +62,7 @@ class EmbeddedPostgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def prepare(self) -> None:
-        """Reserve the folder of the socket until `stop`; then install the programs and make the database, unless that is done.
-
-        Raises:
-            CommandError: Another process runs this PostgreSQL; it cannot be installed; or its user cannot use the folder.
-        """
+        """Reserve the folder of the socket until `stop`; then install the programs and make the database, or raise CommandError."""
         with self.folder.unclaimed_on_error():
             self.folder.claim()  # before the installation, which may take a while
             install(self._home, self.installed)
@@ -129,7 +124,6 @@ class EmbeddedPostgres:
         self._unlock_data()
 
     def _make_database(self) -> None:
-        """Make the folder of the data, with an empty database, in full or not at all; raise CommandError as `prepare` does."""
         try:
             if self._data.exists():
                 version = (self._data / "PG_VERSION").read_text(encoding="ascii").strip()
@@ -151,10 +145,7 @@ class EmbeddedPostgres:
 
     @contextmanager
     def _locking_data(self) -> Iterator[None]:
-        """Lock the data against processes that do not see the folder of the socket, such as those in another container.
-
-        They are unlocked by `stop`, or if the block raises.
-        """
+        # Processes in another container do not see the folder of the socket.
         if self._data_lock < 0:
             self._data_lock = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -198,14 +189,12 @@ class EmbeddedPostgres:
             time.sleep(_POLL_SECONDS)
 
     def _own_processes(self) -> Iterator[int]:
-        """Find the processes of this PostgreSQL's program that work on its data."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # another user's, or ended meanwhile
                 if (process / "cwd").samefile(self._data) and (process / "exe").samefile(self._programs / "postgres"):
                     yield int(process.name)
 
     def _settings(self) -> dict[str, str]:
-        """Return the settings of PostgreSQL, whose memory is a part of the machine's or the container's."""
         available, shared = memory.available_bytes(), os.statvfs("/dev/shm")  # noqa: S108 - where it builds indexes in parallel
         building = min(available // 16, shared.f_bavail * shared.f_frsize // 4, 2048 * _MIB)
         return {
@@ -244,11 +233,7 @@ class EmbeddedPostgres:
 
 
 def embedded_database(settings: Settings, stack: ExitStack, *, is_required: bool) -> EmbeddedPostgres | None:
-    """Prepare the embedded PostgreSQL, which is stopped at the end of the stack; None without search, or with another.
-
-    Raises:
-        CommandError: It is required and cannot be run. If it is not, that is only told, because it is tried again later.
-    """
+    """Prepare the embedded PostgreSQL until the end of the stack, if there is one; raise CommandError only if it is required."""
     if settings.search == "off" or settings.database_url:
         return None
     database = None
@@ -271,11 +256,7 @@ def environment() -> dict[str, str]:
 
 
 def _unprivileged_user() -> pwd.struct_passwd:
-    """Return who runs PostgreSQL, which refuses root.
-
-    Raises:
-        CommandError: There is no such user.
-    """
+    # PostgreSQL refuses root.
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name)

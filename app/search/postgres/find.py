@@ -16,7 +16,6 @@ _SHARE_OF_GRAMS = 0.5
 """Of the words, that a text must have to be similar."""
 
 _HIT = "i.image_id, i.path, i.metadata, p.part_id, p.box, p.score AS part_score, p.class_id, p.class_name, p.name"
-"""Columns of a hit without its score."""
 
 
 class Find(Images):
@@ -25,6 +24,7 @@ class Find(Images):
     async def nearest(  # noqa: PLR0913 - the parts of a question
         self, tenant: str, index: VectorIndex, vector: Vector, page: Page, *, min_score: float = -1, where: Filter = EVERYTHING
     ) -> Sequence[Hit]:
+        """Return what is nearest, by descending score; raise SearchUnavailable if the index has vectors of other models only."""
         condition, values = _where(where, first=2)
         if where.classes:
             values.append([check_text(name, "A class") for name in where.classes])
@@ -44,6 +44,7 @@ class Find(Images):
         return [record(Hit, row) for row in rows if row["score"] >= min_score]
 
     async def match_text(self, tenant: str, words: str, page: Page, *, is_fuzzy: bool = False, where: Filter = EVERYTHING) -> Found:
+        """Return the images whose text contains the words, best first; `is_fuzzy`: or similar ones, also of Chinese."""
         check_text(words, "The words", _MAX_QUERY)
         grams = grams_of(words)
         condition, values = _where(where, first=3 if is_fuzzy else 2)
@@ -63,6 +64,7 @@ class Find(Images):
         return Found(await asyncio.to_thread(lambda: [_text_hit(row, grams) for row in rows]), total)
 
     async def statistics(self, tenant: str) -> Sequence[IndexStatistics]:
+        """Return the size of each index."""
         names: tuple[Index, ...] = (*FAMILY, "ocr")
         found = {name: IndexStatistics(name, 0, 0) for name in names}
         async with self.as_tenant(tenant) as connection:
@@ -80,7 +82,6 @@ class Find(Images):
 
 
 def _where(where: Filter, first: int) -> tuple[str, list[object]]:
-    """Return conditions for images, and the values of their parameters; `first` is the number of the first one."""
     given = {
         "metadata @>": check_metadata(where.metadata) or None,
         "added_at >=": where.after,

@@ -12,6 +12,7 @@ class Groups(Images):
     """Groups of near duplicates."""
 
     async def duplicate_groups(self, tenant: str, page: Page, min_size: int) -> Found:
+        """Return groups, largest first."""
         async with self.as_tenant(tenant) as connection:
             rows, total = await fetch_page(
                 connection,
@@ -24,6 +25,7 @@ class Groups(Images):
         return Found([DuplicateGroup(row["group_id"], [record(Hit, row)], row["size"]) for row in rows], total)
 
     async def duplicate_group(self, tenant: str, group_id: str) -> DuplicateGroup:
+        """Return a group; raise UnknownRecord."""
         async with self.as_tenant(tenant) as connection:
             table = await active(connection, "image")  # its vectors have made the groups
             rows = table and await connection.fetch(
@@ -38,6 +40,7 @@ class Groups(Images):
         return DuplicateGroup(group_id, [record(Hit, row) for row in rows], rows[0]["size"])
 
     async def duplicate_statistics(self, tenant: str) -> tuple[int, int]:
+        """Return the number of groups, and that of the images in them."""
         query = "SELECT count(*) AS size FROM images WHERE group_id IS NOT NULL GROUP BY group_id HAVING count(*) > 1"
         async with self.as_tenant(tenant) as connection:
             row = await connection.fetchrow(f"SELECT count(*), coalesce(sum(size), 0)::bigint FROM ({query}) groups")

@@ -25,12 +25,15 @@ class Images(Vectors):
     """Images and what is in them."""
 
     async def add(self, tenant: str, image: NewImage, *, skip_duplicates: bool = True, near: float | None = None) -> Added:
+        """Add an image, replacing other content of its id; from the cosine `near` on, it joins the group of the nearest one."""
+
         async def write(connection: Connection, known: Sequence[Table]) -> Added:
             return await _add(connection, known, image, skip_duplicates=skip_duplicates, near=near)
 
         return await self._write(tenant, [image], write)
 
     async def register(self, tenant: str, name: str, images: Sequence[NewImage]) -> bool:
+        """Add images whose faces get a name, in place of those with their ids; all or none. Return whether the name was there."""
         check_text(name, "The name of a person")
 
         async def write(connection: Connection, known: Sequence[Table]) -> bool:
@@ -49,11 +52,13 @@ class Images(Vectors):
         return await self._write(tenant, images, write)
 
     async def names(self, tenant: str) -> Sequence[str]:
+        """Return the names of faces, in order."""
         async with self.as_tenant(tenant) as connection:
             rows = await connection.fetch("SELECT DISTINCT name FROM parts WHERE name IS NOT NULL")
         return sorted(row["name"] for row in rows)
 
     async def forget(self, tenant: str, name: str) -> None:
+        """Delete the images that have a face with a name."""
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "name", check_text(name, "The name of a person")))
             await connection.execute("DELETE FROM images WHERE number IN (SELECT image FROM parts WHERE name = $1)", name)
@@ -61,7 +66,6 @@ class Images(Vectors):
     async def _write(
         self, tenant: str, images: Sequence[NewImage], write: Callable[[Connection, Sequence[Table]], Awaitable[T]]
     ) -> T:
-        """Write images in one transaction, in which there are tables of their vectors, and nobody else writes the same ones."""
         for image in images:
             _check(image)
         vectors = [each for image in images for each in _vectors(image)]
@@ -78,10 +82,12 @@ class Images(Vectors):
             await self.begin_model(family, vector.model, len(vector.values))
 
     async def find_content(self, tenant: str, content_hash: bytes) -> Duplicate | None:
+        """Return the image with this content, so that no model need be asked about it again."""
         async with self.as_tenant(tenant) as connection:
             return await _find_content(connection, content_hash)
 
     async def image(self, tenant: str, image_id: str) -> StoredImage:
+        """Return an image; raise UnknownRecord."""
         async with self.as_tenant(tenant) as connection:
             row = await _find(connection, image_id)
             parts = await connection.fetch("SELECT * FROM parts WHERE image = $1 ORDER BY position", row["number"])
@@ -102,6 +108,7 @@ class Images(Vectors):
         )
 
     async def delete(self, tenant: str, image_id: str) -> Mapping[Index, int]:
+        """Delete an image with all of its parts; return how many records there were, or raise UnknownRecord."""
         async with self.as_tenant(tenant) as connection:
             await lock(connection, (tenant, "id", image_id))
             number = (await _find(connection, image_id))["number"]
@@ -110,6 +117,7 @@ class Images(Vectors):
         return counts
 
     async def thumbnail(self, tenant: str, image_id: str, part_id: str | None = None) -> bytes:
+        """Return the thumbnail of an image or a face; raise UnknownRecord."""
         part = None if part_id is None else to_uuid(part_id, "face")
         async with self.as_tenant(tenant) as connection:
             found = await connection.fetchval(
@@ -184,7 +192,6 @@ async def _find(connection: Connection, image_id: str) -> Any:  # noqa: ANN401 -
 async def _find_content(
     connection: Connection, content_hash: bytes, image_id: str = "", *, others: bool = True
 ) -> Duplicate | None:
-    """Return the image with a content, that with this id before others."""
     row = await connection.fetchrow(
         "SELECT image_id, path, 1::double precision, group_id::text FROM images WHERE content_hash = $1 AND (image_id = $2 OR $3)"
         " ORDER BY image_id = $2 DESC, number LIMIT 1",
@@ -194,7 +201,6 @@ async def _find_content(
 
 
 async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequence[Vector], near: float) -> Duplicate | None:
-    """Return the nearest image, if that is near enough; it then has a group."""
     for table in known:
         for vector in vectors:
             if (table.family, table.model, table.state) == ("image", vector.model, "active"):
@@ -212,7 +218,6 @@ async def _nearest(connection: Connection, known: Sequence[Table], vectors: Sequ
 
 
 async def _count(connection: Connection, number: int) -> Mapping[Index, int]:
-    """Return how many records of an image each index has, without those that have none."""
     counts: Counter[Index] = Counter()
     for table in await tables(connection):
         if table.state == "active":

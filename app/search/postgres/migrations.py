@@ -48,12 +48,7 @@ _LACKING = (
 
 
 async def migrate(url: str, up_to: int | None = None) -> None:
-    """Create the schema in the database at a URL, or bring it up to a version, the newest by default; others may do so, too.
-
-    Raises:
-        SearchUnavailable: The server, its pgvector or the schema is not of a version that fits, or the user may not do this.
-        OSError, asyncpg.PostgresError, asyncpg.InterfaceError: The server cannot be reached.
-    """
+    """Bring the schema to a version, the newest by default; raise SearchUnavailable if it does not fit, or what asyncpg raises."""
     connection = await asyncpg.connect(url, timeout=5, command_timeout=300)
     try:
         async with connection.transaction():
@@ -94,11 +89,7 @@ async def refuse_damage(connection: Any) -> None:  # noqa: ANN401 - asyncpg's co
 
 
 async def examine(url: str) -> tuple[str, list[str], Doubt | None]:
-    """Return what a database is, what search lacks there, and why it should be updated, if so, in sentences.
-
-    Raises:
-        ConnectionError: It does not answer, or refuses its user.
-    """
+    """Return what a database is, what search lacks there, and why it should be updated, if so; raise ConnectionError."""
     try:
         connection = await asyncpg.connect(url, timeout=5, command_timeout=5)
         try:

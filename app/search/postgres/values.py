@@ -83,10 +83,7 @@ def folded(text: str) -> str:
 
 
 def grams_of(text: str) -> set[str]:
-    """Return the trigrams of words, with two blanks before and one behind; and of Chinese the characters and pairs of them.
-
-    Japanese and Korean count as Chinese.
-    """
+    """Return the trigrams of words, with two blanks before and one behind; of Chinese, Japanese, Korean characters and pairs."""
     grams: set[str] = set()
     for ideographs, word in _WORDS.findall(folded(text)):
         grams.update(ideographs, map("".join, pairwise(ideographs)))

@@ -64,11 +64,13 @@ class Vectors(Database):
     """Models and their tables."""
 
     async def models(self, family: Family) -> ModelsInUse:
+        """Return the models whose vectors are kept. The first vector that is added makes its model the active one."""
         async with self.connected() as connection:
             known = await by_state(connection, family)
         return ModelsInUse(*(known[state].model if state in known else None for state in ("active", "next")))
 
     async def begin_model(self, family: Family, model: str, dimensions: int) -> None:
+        """Keep vectors of another model beside those of the active one; raise InvalidParameter for a third one, or IndexRefused."""
         if dimensions > _MAX_DIMENSIONS:
             raise InvalidParameter(
                 f"An index of vectors has at most {_MAX_DIMENSIONS} dimensions; those of {model} have {dimensions}"
@@ -91,6 +93,7 @@ class Vectors(Database):
             await connection.execute(_TABLE.format(n=number, type=kind, dimensions=dimensions) + indexes)
 
     async def end_model(self, family: Family, *, switch: bool) -> None:
+        """Search the vectors of the next model and drop those of the active one; or, without `switch`, the reverse."""
         async with self.as_owner() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", VECTORS_LOCK)
             await lock(connection, ("models",))
@@ -103,6 +106,7 @@ class Vectors(Database):
             await connection.execute("UPDATE models SET state = 'active' WHERE number = $1", known["next"].number)
 
     async def images_without(self, family: Family, after: str, limit: int) -> Sequence[tuple[str, str, str | None]]:
+        """Return tenant, id and path of images without a vector of the next model, in order, from after `tenant/image_id` on."""
         async with self.as_owner() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock_shared($1)", VECTORS_LOCK)
             known = await by_state(connection, family)
@@ -118,6 +122,7 @@ class Vectors(Database):
         return [tuple(row) for row in rows]
 
     async def parts(self, tenant: str, image_id: str, family: Family) -> Mapping[str | None, Sequence[float]]:
+        """Return the box of each part of an image that has a vector, None for the image itself; landmarks follow that of a face."""
         async with self.as_tenant(tenant) as connection:
             table = await active(connection, family)
             rows = table and await connection.fetch(
@@ -129,6 +134,7 @@ class Vectors(Database):
         return {row["part"] and str(row["part"]): row["values"] for row in rows or ()}
 
     async def add_vectors(self, tenant: str, image_id: str, content_hash: bytes, parts: Mapping[str | None, Vector]) -> bool:
+        """Add vectors of the next model: of the image (None), and of its parts; return False if it has changed meanwhile."""
         async with self.as_tenant(tenant) as connection:
             image = await connection.fetchval(
                 "SELECT number FROM images WHERE image_id = $1 AND content_hash = $2 FOR SHARE", image_id, content_hash
@@ -178,10 +184,8 @@ async def insert(connection: Connection, known: Sequence[Table], image: int, new
 
 
 async def is_small(connection: Connection, table: Table, index: VectorIndex, *, is_filtered: bool = False) -> bool:
-    """Return whether the tenant has so few vectors that all are compared; for more, the transaction walks the index.
-
-    What the planner knows of filters does not get through row-level security: it would sort half a table.
-    """
+    """Return whether the tenant has so few vectors that all are compared; for more, the transaction walks the index."""
+    # What the planner knows of filters does not get through row-level security: it would sort half a table.
     row = await connection.fetchrow(
         f"SELECT set_config('enable_sort', 'off', true), set_config('hnsw.ef_search', '{100 if is_filtered else 64}', true),"
         f" (SELECT count(*) FROM (SELECT FROM vectors_{table.number} WHERE index = '{index}' LIMIT {_SMALL + 1}) few)"
@@ -201,10 +205,8 @@ async def nearest(  # noqa: PLR0913 - the parts of a question
     values: Sequence[object] = (),
     is_exact: bool = False,
 ) -> Sequence[Any]:
-    """Return what `select` makes of the nearest, `n (image, part, score)`; `values` are the parameters from $2 on.
-
-    `is_exact`: compare all that `where` leaves, because these are few, among which a walk through the index may not come.
-    """
+    """Return what `select` makes of the nearest, `n (image, part, score)`; `values` are the parameters from $2 on."""
+    # `is_exact` compares all that `where` leaves: a walk through the index may not come to them, if they are few.
     wanted = page.size + page.offset
     # What the index returns is nearly in order, and the nearest are among a few more: with a filter that leaves 1 % of 1,000
     # clusters, 98 % of them; 64 % if it returns them in order, as it then leaves out what it comes to too late.

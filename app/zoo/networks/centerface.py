@@ -25,14 +25,7 @@ _METADATA = {
 
 
 def load(file: Path) -> onnx.ModelProto:
-    """Read the published network, and let it give boxes and landmarks instead of maps.
-
-    Returns:
-        A network with the input FP32 (batch, 3, 640, 640), RGB bytes, and the output of `decode`.
-
-    Raises:
-        ValueError: The network has other outputs, or cannot be converted.
-    """
+    """Let the published network, FP32 (batch, 3, 640, 640) RGB bytes, give the output of `decode`; raise ValueError for others."""
     network = onnx.load(file)
     graph = network.graph
     weights = {tensor.name for tensor in graph.initializer}

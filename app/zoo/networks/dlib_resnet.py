@@ -22,20 +22,12 @@ _LAST = "256_down_out"
 
 
 def load(file: Path) -> onnx.ModelProto:
-    """Build the network from the file of its weights, with the manifest beside it; see `build_network`.
-
-    Raises:
-        ValueError: They cannot be read, or are those of another network.
-    """
+    """Build the network from the file of its weights, with the manifest beside it; raise ValueError if they do not fit."""
     return build_network(read_weights(file, file.with_name(_MANIFEST)))
 
 
 def read_weights(file: Path, manifest: Path) -> Weights:
-    """Read tensors from a file of TensorFlow.js: FP32, kernels (outputs, inputs, height, width).
-
-    Raises:
-        ValueError: The files are damaged, or do not belong together.
-    """
+    """Read tensors from a file of TensorFlow.js: FP32, kernels (outputs, inputs, height, width); raise ValueError for others."""
     try:
         numbers, weights, start = file.read_bytes(), {}, 0
         for entry in json.loads(manifest.read_bytes())[0]["weights"]:
@@ -52,14 +44,9 @@ def read_weights(file: Path, manifest: Path) -> Weights:
 
 
 def build_network(weights: Weights) -> onnx.ModelProto:
-    """Build the network, with its scale layers folded into the convolutions.
-
-    The model has the input `images` FP32 (batch, 3, 150, 150), RGB: (value - mean) / 256 of each byte, with the mean 122.782
-    117.001 104.298; and the output `embedding` FP32 (batch, 128).
-
-    Raises:
-        ValueError: A weight is missing.
-    """
+    """Build the network, with its scale layers folded into the convolutions; raise ValueError if a weight is missing."""
+    # The model has the input `images` FP32 (batch, 3, 150, 150), RGB: (value - mean) / 256 of each byte, with the mean 122.782
+    # 117.001 104.298; and the output `embedding` FP32 (batch, 128).
     try:
         layers = _Layers(weights)
         x = layers.convolve(layers.graph.input("images", 3, _SIDE, _SIDE), "conv32_down", stride=2)
@@ -73,8 +60,6 @@ def build_network(weights: Weights) -> onnx.ModelProto:
 
 
 class _Layers:
-    """Adds layers to a graph."""
-
     def __init__(self, weights: Weights) -> None:
         self.graph = Graph()
         self._weights = weights
@@ -82,7 +67,7 @@ class _Layers:
         self._channels = 32
 
     def add_residual(self, x: Value, name: str, *, is_down: bool) -> Value:
-        """Add two convolutions and a shortcut. If `is_down`, both have half of the side, and zeros fill what one of them lacks."""
+        # If `is_down`, both have half of the side, and zeros fill what one of them lacks.
         deep = self.convolve(x, f"{name}/conv1", stride=2 if is_down else 1)
         deep = self.convolve(deep, f"{name}/conv2", is_linear=True)
         if is_down:
@@ -94,7 +79,7 @@ class _Layers:
         return (deep + x).op("Relu")
 
     def convolve(self, x: Value, name: str, *, stride: int = 1, is_linear: bool = False) -> Value:
-        """Add a convolution, its scale layer, and ReLU unless it is linear; with a stride it has no padding."""
+        # With a stride it has no padding.
         factor, shift = (self._weights[f"{name}/scale/{part}"] for part in ("weights", "biases"))
         kernel = self._weights[f"{name}/conv/filters"] * factor[:, None, None, None]
         bias = self._weights[f"{name}/conv/bias"] * factor + shift
@@ -104,5 +89,4 @@ class _Layers:
 
 
 def _pad(x: Value, *after: int) -> Value:
-    """Add zeros after the channels, rows and columns."""
     return x.op("Pad", [0, 0, 0, 0, 0, *after]) if any(after) else x

@@ -17,7 +17,6 @@ _BLOCKS = 16
 _HALVING = (1, 3, 5, 11)
 """Blocks with stride 2, which the first convolution also has."""
 _EPSILON = 1e-3
-"""Epsilon of the batch normalization."""
 
 
 def load(file: Path, *, has_classes: bool = True) -> onnx.ModelProto:
@@ -26,14 +25,9 @@ def load(file: Path, *, has_classes: bool = True) -> onnx.ModelProto:
 
 
 def build_lite0(weights: Weights, *, has_classes: bool = True) -> onnx.ModelProto:
-    """Build the network, with batch normalization folded into the convolutions.
-
-    The weights have the names in EfficientNet implementations for PyTorch. The model has the input `images` FP32 (batch, 3, 224,
-    224) and the output `logits` FP32 (batch, classes), or without the classes `features` FP32 (batch, 1280).
-
-    Raises:
-        ValueError: A weight is missing.
-    """
+    """Build the network, with batch normalization folded into the convolutions; raise ValueError if a weight is missing."""
+    # The weights have the names in EfficientNet implementations for PyTorch. The model has the input `images` FP32 (batch, 3, 224,
+    # 224) and the output `logits` FP32 (batch, classes), or without the classes `features` FP32 (batch, 1280).
     layers = _Layers(weights)
     try:
         x = layers.convolve(layers.graph.input("images", 3, _SQUARE, _SQUARE), "_conv_stem", "_bn0", stride=2)
@@ -49,14 +43,11 @@ def build_lite0(weights: Weights, *, has_classes: bool = True) -> onnx.ModelProt
 
 
 class _Layers:
-    """Adds layers to a graph."""
-
     def __init__(self, weights: Weights) -> None:
         self.graph = Graph()
         self._weights = weights
 
     def transform(self, x: Value, block: str, *, stride: int) -> Value:
-        """Add a block, with a shortcut if input and output have the same shape."""
         expand, project = f"{block}_expand_conv", f"{block}_project_conv"
         has_expansion = f"{expand}.weight" in self._weights
         wide = self.convolve(x, expand, f"{block}_bn0") if has_expansion else x
@@ -67,7 +58,6 @@ class _Layers:
         return result + x if is_same_shape else result
 
     def convolve(self, x: Value, name: str, norm: str, *, stride: int = 1, is_linear: bool = False) -> Value:
-        """Add a convolution, its batch normalization, and ReLU6 unless it is linear."""
         kernel = self._weights[f"{name}.weight"]
         factor = self._weights[f"{norm}.weight"] / np.sqrt(self._weights[f"{norm}.running_var"] + _EPSILON)
         bias = self._weights[f"{norm}.bias"] - self._weights[f"{norm}.running_mean"] * factor

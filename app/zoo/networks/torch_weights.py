@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Weights = dict[str, NDArray[Any]]
-"""Tensors by name."""
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LENGTH_BYTES = 8
 
 
 class _Tensor(NamedTuple):
-    """Location of a tensor's numbers, from the first arguments of `_rebuild_tensor_v2`."""
+    # From the first arguments of `_rebuild_tensor_v2`.
 
     storage: tuple[str, str]
     """Key and dtype."""
@@ -41,11 +40,7 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 
 def read_weights(path: Path) -> Weights:
-    """Read the tensors of a file: contiguous, FP32 or INT64.
-
-    Raises:
-        ValueError: The file is damaged, in another format, or contains anything but a dictionary of such tensors.
-    """
+    """Read the tensors of a file: contiguous, FP32 or INT64; raise ValueError if it is damaged, or contains anything else."""
     try:
         return _read(BytesIO(path.read_bytes()))
     except Exception as error:  # a damaged file can raise any
@@ -65,8 +60,6 @@ def _read(file: BytesIO) -> Weights:
 
 # Python's unpickler, because the C implementation allocates as many slots as the file requests.
 class _Reader(pickle._Unpickler):  # noqa: SLF001
-    """An unpickler that only creates dictionaries, numbers, texts and `_Tensor`."""
-
     # This opcode allocates as many bytes as the file requests.
     dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]}  # noqa: RUF012, SLF001
 
@@ -81,7 +74,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001
 
 
 def _take(storage: NDArray[Any], tensor: _Tensor) -> NDArray[Any]:
-    """Return the numbers of a tensor, whose axes may have another order in its storage."""
+    # The axes may have another order in the storage.
     if math.prod(tensor.shape) > len(storage):
         raise ValueError("a tensor is larger than its storage")
     size = storage.itemsize
