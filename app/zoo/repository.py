@@ -102,8 +102,9 @@ class Repository:
             if (scratch / file).is_file():
                 sync(scratch / file)
                 (scratch / file).rename(prepared / version / file)
-        if (folder / version / NETWORK).is_file() and (found is None or version in found.versions):  # pulled again
-            self.replace(name, scratch, new)
+        if (folder / version / NETWORK).is_file() and (found is None or version in found.versions):  # added again
+            shutil.copytree(folder / version, scratch / PREVIOUS / version)
+            _swap(prepared, folder, name, new)
             return
         if not folder.exists():
             _write(prepared, name, new)
@@ -118,14 +119,6 @@ class Repository:
         except BaseException:
             shutil.rmtree(folder / version, ignore_errors=True)
             raise
-
-    def replace(self, name: str, scratch: Path, new: Description) -> None:
-        """Replace versions by those in `scratch / name`, which find the same; keep them in `scratch / PREVIOUS`."""
-        # A version without the graph in FP16 loses its own. Call it while `writing`.
-        folder = self.path / name
-        for version in (scratch / name).iterdir():
-            shutil.copytree(folder / version.name, scratch / PREVIOUS / version.name)
-        _swap(scratch / name, folder, name, new)
 
     def load_into(self, apply: Callable[[str], str], name: str, old: Description | None, previous: Path | None = None) -> str:
         """Let `apply` load a changed model, and return why it cannot now; restore the previous description if it raises."""
