@@ -92,8 +92,7 @@ class ResultCache:
         self._metrics.cache_requests.add(1, result)
 
     async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
-        """Store a result, if the network is still the one of the key: otherwise another one may have given it."""
-        if await self.fingerprints.confirm(spec, fingerprint):
+        if await self.fingerprints.confirm(spec, fingerprint):  # otherwise another network may have given the result
             await self._store.put(key, value)
 
     async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:

@@ -59,11 +59,7 @@ def read_secret(descriptor: int) -> bytes:
 
 
 def read_secret_of(path: str) -> bytes:
-    """Return the secret in a file of the settings, as it was when it was last valid.
-
-    Raises:
-        ValueError: The file cannot be read, or is too short.
-    """
+    """Return the secret in a file of the settings, as it was when it was last valid; raises ValueError if it never was."""
     return last_valid.load("cache_key", path, lambda: _read_secret(path), bytes, ValueError)
 
 
@@ -134,11 +130,9 @@ class MemoryStore:
         return tag, range(first, first + _SET_CELLS, _SLOT_CELLS)
 
     def _lasts(self, slot: int) -> bool:
-        """Return whether a slot has a value that has not ended."""
         return self._cells[slot + 2] > 0 and monotonic() * 1e3 < self._cells[slot + 3]
 
     def _is_there(self, slot: int) -> bool:
-        """Return whether nothing newer has been written over the value of a slot."""
         return self._cells[_HEAD] <= self._cells[slot + 1] + self._size
 
     def _lock(self) -> bool:

@@ -62,7 +62,6 @@ class RedisStore:
         await self._client.aclose()
 
     async def _try(self, *command: bytes | str | int) -> Any:  # noqa: ANN401 - whatever the server answers
-        """Run a command; return None if it fails, or if the circuit is open."""
         started_at = monotonic()
         if self._failures >= _MAX_FAILURES:
             if started_at < self._next_try:
@@ -95,12 +94,7 @@ class RedisStore:
 
 
 async def clear(url: str) -> None:
-    """Remove the values of all hosts that use this Redis.
-
-    Raises:
-        ValueError: redis-py cannot use the URL.
-        ConnectionError: It failed; the message has the reason.
-    """
+    """Remove the values of all hosts that use this Redis; raises ConnectionError with the reason, or as `open_pool`."""
     client, cursor = Redis.from_pool(open_pool(url)), -1
     try:
         while cursor != 0:
@@ -117,8 +111,7 @@ async def clear(url: str) -> None:
 def open_pool(url: str) -> ConnectionPool:
     """Return a pool without connections, whose certificates are loaded.
 
-    Raises:
-        ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
+    Raises ValueError if redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
     """
     try:
         # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; a store has one for all.

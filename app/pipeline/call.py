@@ -101,10 +101,7 @@ class Question(Protocol[Result_co]):
     def reader(self, spec: ModelSpec) -> Reader[Result_co]:
         """Check the question against the model, and return the reader of its answer.
 
-        Raises:
-            WrongTask: The model has another task.
-            InvalidParameter: The model does not support a parameter.
-            NotOffered: The answer needs an extra that is not installed.
+        Raises WrongTask, InvalidParameter for what the model does not support, or NotOffered without an extra that it needs.
         """
 
 
@@ -137,13 +134,7 @@ class DetectOptions(NamedTuple):
     """How the masks of a segmentation are encoded."""
 
     def reader(self, spec: ModelSpec) -> Reader["Detections"]:
-        """Return the reader of detections.
-
-        Raises:
-            WrongTask: The model has another task.
-            InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
-            NotOffered: What encodes the masks is not installed.
-        """
+        """Return the reader of detections; errors are those of `Question.reader`."""
         head = spec.expect_head(HEADS[self.task])
         class_ids = to_class_ids(self.classes, spec.labels, drops_unknown=self.drops_unknown)
         iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
@@ -176,12 +167,7 @@ class TaskOptions(NamedTuple, Generic[Result]):
     """Version of the model; None for the newest that Triton has loaded."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result]:
-        """Return the reader of what the task gives.
-
-        Raises:
-            WrongTask: The model has another task.
-            NotOffered: What reads its answers is not installed.
-        """
+        """Return the reader of what the task gives; errors are those of `Question.reader`."""
         way = _WAYS[self.task]
         spec.expect_head(way.head)
         if self.task == "text_detection":
@@ -230,10 +216,7 @@ class CallContext(NamedTuple):
 def question_for(
     spec: ModelSpec, confidence: float | None = None, *, top_k: int = 1, model: str | None = None, version: int | None = None
 ) -> Question[Any]:
-    """Make a question that the model can answer, with the default confidence of its task unless another one is given.
-
-    It asks for as much as possible but masks; `model` and `version` name the model, by default by its own name.
-    """
+    """Ask a model for all that it finds but masks, by default under its own name and with the confidence of its task."""
     name = model or spec.name
     task = spec.head.task
     confidence = _DEFAULT_CONFIDENCES.get(task, 0.25) if confidence is None else confidence
@@ -243,12 +226,7 @@ def question_for(
 
 
 def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> Decoded:
-    """Decode the outputs for one image.
-
-    Raises:
-        InvalidImage: The model reports that it could not decode the image.
-        InvalidModelOutput: The outputs are invalid.
-    """
+    """Decode the outputs for one image; raises InvalidImage if the model could not decode it, or InvalidModelOutput."""
     if (way := _WAYS.get(spec.head.task)) is not None:
         return Decoded(spec, result.version, way.decode(spec, result.outputs), transform)
     prototypes = take_outputs(spec, result.outputs)[-1] if isinstance(spec.head, SegmentationHead) else None
@@ -258,7 +236,6 @@ def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> D
 def _read_detections(
     wanted: Callable[[Candidates], Candidates], options: DetectOptions, decoded: Decoded, deadline: Deadline
 ) -> Detections:
-    """Select the requested detections and map them to the image."""
     spec, transform = decoded.spec, decoded.transform
     assert isinstance(decoded.found, Candidates)  # noqa: S101 - of a model with boxes
     head, found = spec.head, wanted(decoded.found)
@@ -311,8 +288,6 @@ def _read_embedding(_: TaskOptions[Any], decoded: Decoded, __: Deadline) -> Embe
 
 
 class _Way(NamedTuple):
-    """How the outputs of a model without boxes become an answer."""
-
     head: type[Any]
     decode: Callable[[ModelSpec, Mapping[str, NDArray[Any]]], NDArray[Any] | TextSteps]
     read: Callable[[TaskOptions[Any], Decoded, Deadline], Any]

@@ -54,7 +54,6 @@ def read_golden(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], version: s
 
 
 def _summarize(values: NDArray[Any]) -> list[float]:
-    """Return sums of parts of a vector, or means of parts of a table."""
     if values.ndim == 1:
         return [float(part.sum(dtype=np.float64)) for part in np.array_split(values, _BLOCKS**2)]
     rows = np.array_split(values, _BLOCKS)

@@ -39,13 +39,9 @@ def file_input(data: bytes) -> NDArray[np.uint8]:
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:
-    """Run one inference with a blank image as soon as Triton can be reached.
+    """Run one inference with a blank image as soon as Triton can be reached; return False if the model failed.
 
-    Returns:
-        False if the model failed: it cannot process the blank image, or this Triton is broken. True for any other response.
-
-    Raises:
-        TritonUnavailable, DeadlinePassed: Triton did not respond within about a minute after it could be reached.
+    Raises TritonUnavailable or DeadlinePassed if Triton does not respond within about a minute after it could be reached.
     """
     call = client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)

@@ -7,11 +7,9 @@ from app.imaging.transform import ImageTransform
 
 
 def read_keypoints(features: NDArray[np.float32], keypoints: int, transform: ImageTransform) -> NDArray[np.float32]:
-    """Return the keypoints of n objects, given their features (n, keypoints * values) in pixels of the model's input.
+    """Return the keypoints (n, keypoints, values) of objects, given their features in pixels of the model's input.
 
-    Returns:
-        (n, keypoints, values): x and y in pixels of the image, clipped to it, and, if there are three values, the visibility,
-        0 to 1.
+    x and y are in pixels of the image, clipped to it; the third of three values is the visibility, 0 to 1.
     """
     points = features.reshape(len(features), keypoints, features.shape[1] // keypoints).copy()
     size = np.array([transform.image_width, transform.image_height], np.float32)

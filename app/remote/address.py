@@ -42,19 +42,12 @@ def is_listed(name: str, port: int, patterns: Collection[str]) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text starts with a URL scheme, such as `https://`. Base64 and data URLs never do.
-
-    Leading white space, which is easily copied with a URL, is ignored.
-    """
+    """Return whether a text starts with a URL scheme, maybe after white space. Base64 and data URLs never do."""
     return _SCHEME.match(text) is not None
 
 
 def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) -> ImageAddress:
-    """Parse the URL of an image; that of a redirect from `base` may be relative. The hosts are patterns, as for `is_listed`.
-
-    Raises:
-        UrlNotAllowed: It is not an https URL of an allowed host.
-    """
+    """Parse the URL of an image, from `base` if it is a redirect; raises UrlNotAllowed. The hosts are as for `is_listed`."""
     image = _read(url, base)
     if image.url.scheme != "https":
         raise _not_https()
@@ -66,7 +59,6 @@ def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) ->
 
 
 def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
-    """Parse a URL without checking whether it is allowed."""
     url = url.strip()
     if len(url) > _MAX_URL:
         raise UrlNotAllowed(f"the address of an image has at most {_MAX_URL} characters")

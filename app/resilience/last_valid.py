@@ -43,10 +43,8 @@ def create() -> int:
 def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: type[Exception]) -> T:  # noqa: ANN401 - a type form
     """Read a file, or recall its last valid content if it is invalid now.
 
-    `source` is its path, or several, and `kind` the type of the result, for msgspec. `read` raises one of `invalid`.
-
-    Raises:
-        Exception: One of `invalid`, if the file has never been valid.
+    `source` is its path, or several, and `kind` the type of the result, for msgspec. `read` raises one of `invalid`, as this does
+    if the file has never been valid.
     """
     try:
         found = read()
@@ -95,7 +93,6 @@ class WatchedFile(Generic[T]):
         return self._tables
 
     def _find_version(self) -> tuple[int, ...] | None:
-        """Return a value that changes when the file is written or replaced; None if it does not exist."""
         with suppress(OSError):
             found = self._path.stat()
             return found.st_mtime_ns, found.st_size, found.st_ino

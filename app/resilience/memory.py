@@ -52,10 +52,9 @@ class Reservation:
         self._purpose = purpose
 
     def add(self, nbytes: int, *, is_refused: bool = True) -> None:
-        """Reserve more bytes. Those of work that is bounded otherwise, and without which others are held in vain, are only counted.
+        """Reserve more bytes; raises GatewayFull if a budget is exhausted.
 
-        Raises:
-            GatewayFull: A budget is exhausted.
+        The bytes of work that is bounded otherwise, and without which others are held in vain, are only counted: not `is_refused`.
         """
         self.nbytes += nbytes
         for budget in self._budgets:

@@ -79,10 +79,7 @@ class TableView:
         """Number of columns whose keys have been read."""
 
     def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers; `NO_COLUMN` if the key is too long or no column is free.
-
-        Thread-safe.
-        """
+        """Return the column of a key, the same in all workers; `NO_COLUMN` if it is too long or none is free. Thread-safe."""
         if key not in self._columns:
             if self._memory.closed:
                 return _LAST
@@ -132,7 +129,6 @@ class TableView:
         os.close(self._descriptor)
 
     def _learn(self) -> None:
-        """Read the keys that other processes have added."""
         while self._known < _LAST and (length := self._cells[self._known]):
             start = _CELLS_SIZE + self._known * _KEY_BYTES
             self._columns[self._memory[start : start + length].decode()] = self._known
@@ -154,7 +150,6 @@ class TableView:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Prevent other threads and processes from changing the keys."""
         with self._finding:
             while not self._lock(_KEYS):  # held for microseconds
                 os.sched_yield()
@@ -170,7 +165,6 @@ class TableView:
         return False
 
     def _is_locked(self, row: int) -> bool:
-        """Return whether another worker has locked a row."""
         return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
 
     def _control(self, command: int, kind: int, row: int) -> int:
@@ -183,11 +177,7 @@ class WorkerTable(TableView):
     """One row of the table, and a view of all rows of living workers."""
 
     def __init__(self, *, is_follower: bool = False) -> None:
-        """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none.
-
-        Raises:
-            OSError: All rows are taken.
-        """
+        """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none."""
         super().__init__()
         self._row = next((row for row in range(_KEYS + 1, _ROWS) if self._lock(row)), -1)
         if self._row < 0:

@@ -24,8 +24,6 @@ LOG = structlog.get_logger()
 
 
 class _Comparison(NamedTuple):
-    """The last comparison of a model here with the same model on another Triton."""
-
     own: ModelSpec
     other: ModelSpec
     is_same: bool

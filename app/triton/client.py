@@ -62,14 +62,10 @@ class TritonClient:
         host: str = "",
         ips: Sequence[str] = (),
     ) -> None:
-        """Connect to a Triton.
+        """Connect to a Triton at `host:port` or `unix:/path`.
 
-        Args:
-            address: `host:port` or `unix:/path` of its gRPC endpoint.
-            control_key_path: File with the control key; None if Triton restricts no protocols.
-            credentials: For TLS; None for unencrypted connections.
-            host: The host that Triton's certificate must name; empty for the host in the address.
-            ips: IP addresses to connect to, in order of preference; empty for the host in the address.
+        `control_key_path` is that of the file with the control key; None if Triton restricts no protocols. `host` is what Triton's
+        certificate must name, and `ips` what to connect to, in order of preference; by default the host in the address.
         """
         self.address = address
         self._control_key_path = control_key_path
@@ -97,11 +93,7 @@ class TritonClient:
         await self._channel.close(grace=_LEFT_SECONDS if self.left else None)
 
     async def read_server(self) -> ServerInfo:
-        """Ask for Triton's version and extensions.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-        """
+        """Ask for Triton's version and extensions."""
         answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
         return ServerInfo(answer.version, tuple(answer.extensions))
 
@@ -114,23 +106,14 @@ class TritonClient:
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
-        """Return the models in Triton's repository by name. A model is ready if any of its versions is.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejects the request.
-        """
+        """Return the models in Triton's repository by name. A model is ready if any of its versions is."""
         index = await self.ask("RepositoryIndex")
         return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
         """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one.
 
-        Raises:
-            UnknownModel: Triton has no such model.
-            UnknownVersion: Only other versions are loaded; the message names them.
-            ModelNotReady: The model is not loaded.
-            TritonUnavailable: Triton does not answer.
+        Raises UnknownModel, ModelNotReady if it is not loaded, or UnknownVersion, which names the loaded versions.
         """
         name, version = split_reference(model)
         metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=_QUERY_SECONDS))
@@ -142,12 +125,7 @@ class TritonClient:
         return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
-        """Let Triton map an arena.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejected the arena, most likely because it runs on another host.
-        """
+        """Let Triton map an arena; other errors than TritonUnavailable most likely mean that it runs on another host."""
         request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
         try:
             await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
@@ -157,12 +135,7 @@ class TritonClient:
                 raise from_query_error(error) from error
 
     async def list_regions(self) -> dict[str, str]:
-        """Return the files of the regions that Triton has mapped, by region name.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejects the request.
-        """
+        """Return the files of the regions that Triton has mapped, by region name."""
         answer = await self.ask("SystemSharedMemoryStatus")
         return {region.name: region.key.removeprefix("/") for region in answer.regions.values()}
 
@@ -221,7 +194,7 @@ class TritonClient:
             trace: The caller's span, for Triton's traces.
             slot: Registered shared memory of the first tensor, directly followed by the others; None to send them inline. Triton
                 reads it until this returns, and possibly longer after `Disconnected` and `Unanswered`.
-            priority: One of the priority levels in the model's config, 1 being the highest; 0 for the default of the config.
+            priority: 1 is the highest of the levels in the model's config; 0 for its default.
             waits_for_connection: Whether to wait for a connection instead of failing without one.
 
         Raises:
@@ -269,7 +242,6 @@ class TritonClient:
         return control_key.metadata(self._control_key_path)
 
     async def _watch(self) -> None:
-        """Count the connections, and read the server's version whenever the channel has connected."""
         while True:
             state = self._channel.get_state(try_to_connect=True)
             self.server = None
@@ -284,7 +256,6 @@ class TritonClient:
 
 
 def _open_channel(address: str, credentials: Credentials | None, host: str, ips: Sequence[str]) -> grpc.aio.Channel:
-    """Open a channel, which connects on first use. The arguments are those of `TritonClient`."""
     options = list(OPTIONS)
     if ips:  # the certificate and proxies refer to the name
         options.append(("grpc.default_authority", address))

@@ -16,11 +16,7 @@ class ConfigFileError(Exception):
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Return a config in Triton's JSON form, without fields that this gateway does not know.
-
-    Raises:
-        ConfigFileError: The file cannot be read, or is not valid.
-    """
+    """Return a config in Triton's JSON form, without fields that this gateway does not know; raises ConfigFileError."""
     try:
         text = path.read_text(encoding="utf-8")
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)

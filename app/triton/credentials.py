@@ -32,9 +32,7 @@ def load(folder: str) -> Credentials | None:
     """Read and check credentials, or return the last valid ones; None without TLS, for an empty path.
 
     The folder has the certificates of the CAs, `ca.crt`, and optionally a client certificate and its key, `tls.crt` and `tls.key`.
-
-    Raises:
-        CredentialsError: A file cannot be read or is not valid, and no process of this host has read valid ones before.
+    Raises CredentialsError if a file is not valid, and no process of this host has read valid ones before.
     """
     if not folder:
         return None

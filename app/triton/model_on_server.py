@@ -56,10 +56,7 @@ class ModelOnServer:
         return max(self._answered_images, _NEXT_TO_NONE) / self._busy_seconds if self._busy_seconds else 0.0
 
     def forget_speed(self) -> None:
-        """Measure the speed anew, because Triton may have been replaced.
-
-        The duration of calls is kept: without it, a slow Triton would be taken for a silent one again.
-        """
+        """Measure the speed anew, but keep the duration of calls: without it, a slow Triton would be taken for a silent one."""
         self.measured_since = monotonic()
         """Calls that began earlier do not count for the speed."""
         self._answered_images, self._busy_seconds = 0.0, 0.0

@@ -4,9 +4,9 @@ from bisect import bisect_left, insort
 
 
 class Ring:
-    """Lends parts of `nbytes` bytes, each directly after the previous one if there is room.
+    """Lends parts of `nbytes` bytes, each directly after the previous one if there is room, to be read in one piece.
 
-    So consecutive parts can be read in one piece. If none is lent, the next part begins at offset 0: few parts touch few pages.
+    If none is lent, the next part begins at offset 0: few parts touch few pages.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -32,11 +32,7 @@ class Ring:
         return offset
 
     def give_back(self, offset: int, end: int) -> None:
-        """Give back a part.
-
-        Raises:
-            ValueError: It is not lent.
-        """
+        """Give back a part; raises ValueError if it is not lent."""
         self._lent.remove((offset, end))
         self.lent_bytes -= end - offset
 

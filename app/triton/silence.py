@@ -1,7 +1,6 @@
 """Find out whether a Triton answers anything at all.
 
-Unanswered inferences may mean that Triton hangs or that the model is slow. An unanswered request for the server's metadata means
-that Triton hangs.
+Unanswered inferences may mean that the model is slow; an unanswered request for the server's metadata means that Triton hangs.
 """
 
 import asyncio
@@ -55,10 +54,7 @@ class Silence:
         return waited >= self._patience
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
-        """Ask until Triton answers or its connection breaks, unless it has answered an inference since this `time.monotonic`.
-
-        After each time-out, `on_silent` is called.
-        """
+        """Ask until Triton answers, unless it has answered an inference since then; call `on_silent` after each time-out."""
         if self._asking is None and self.heard_at < since:
             self._asked_at = monotonic()
             self._asking = asyncio.create_task(self._ask(on_silent))
@@ -72,7 +68,6 @@ class Silence:
 
     @property
     def _patience(self) -> float:
-        """Time without an answer after which Triton is silent, seconds."""
         return self._slow_patience if monotonic() < self._slow_until else QUIET_SECONDS
 
     async def _ask(self, on_silent: Callable[[], object]) -> None:
