@@ -43,7 +43,6 @@ class ResultCache:
         self._hash_key = blake2b(digest_size=blake3.key_size, key=secret, person=b"hash of files").digest()
         self._flights = Flights()
         self.storing: set[asyncio.Task[None]] = set()
-        """Results that are being stored."""
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""

@@ -11,11 +11,12 @@ import mmap
 import os
 import struct
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 
-from app.resilience import last_valid
+from app.resilience import last_valid, memory_file
 from app.telemetry.metrics import Metrics
 
 _SECRET_BYTES, _MIN_SECRET_BYTES = 64, 32
@@ -34,23 +35,13 @@ _MAX_POSITION = 1 << 63
 
 
 def create(nbytes: int) -> int:
-    """Create the memory file for this process and its children, unless the process has inherited one.
-
-    `nbytes` is the room for results, 0 if only the secret is needed. The descriptor is returned, which must be passed on to other
-    programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        descriptor = _create_file(nbytes)
-        os.set_inheritable(descriptor, True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(descriptor)
-    return int(os.environ[_VARIABLE])
+    """Create the memory file, as `memory_file.share` does; with room for results, or 0 if only the secret is needed."""
+    return memory_file.share(_VARIABLE, partial(_create_file, nbytes))
 
 
 def open_file(nbytes: int) -> int:
     """Open the host's memory file, or a new one if this process has not inherited any; return its descriptor."""
-    inherited = os.environ.get(_VARIABLE)
-    # Locks belong to an open file. With the inherited descriptor, all workers would share one.
-    return os.open(f"/proc/self/fd/{inherited}", os.O_RDWR) if inherited else _create_file(nbytes)
+    return memory_file.reopen(_VARIABLE, partial(_create_file, nbytes))
 
 
 def read_secret(descriptor: int) -> bytes:

@@ -13,7 +13,6 @@ from app.telemetry.metrics import Metrics
 PREFIX = b"nereid:cache:2:"
 """Start of all keys. The number is that of the format of keys and values."""
 MAX_BYTES = 1 << 20
-"""Size of the largest value."""
 
 _SECONDS = 0.02
 _CLEAR_SECONDS, _CLEAR_BATCH = 5.0, 1000

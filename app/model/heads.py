@@ -13,7 +13,6 @@ from app.model.anchors import possible_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
 Task = Literal["detection", "classification", "segmentation", "pose", "obb", "text_detection", "text_recognition", "embedding"]
-"""The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
 _NAMED_TASKS = {"text_detection", "text_recognition", "embedding"}
@@ -56,7 +55,6 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
     noun: ClassVar[str] = "detector"
     route: ClassVar[str] = "/detect"
-    """HTTP route for this task."""
     output_format: OutputFormat
     has_normalized_boxes: bool
     iou: float
@@ -166,7 +164,6 @@ class EmbeddingHead(msgspec.Struct, frozen=True):
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("stretch")
     dimensions: int
-    """Number of values of the vector."""
 
     @property
     def description(self) -> str:

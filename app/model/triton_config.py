@@ -8,16 +8,13 @@ import msgspec
 from msgspec import Meta
 
 Placement = Literal["center", "top_left"]
-"""Position of an image in the model's input."""
 Resize = Literal["letterbox", "center_crop", "stretch", "text", "line"]
 """How images are fitted to the model's input: with padding, with the longer side cropped, with each axis scaled separately; or to
 an input whose size follows that of the image, of a page or of a line of text."""
 Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
-"""Kind of a classifier's scores."""
 HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
-"""Format of a model's single output."""
 _TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
 """Tasks by Ultralytics' names, where these differ."""
 BYTES = "TYPE_STRING"

@@ -28,7 +28,6 @@ class Batcher:
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
         self.waiting: FairQueue[PendingImage] = FairQueue()
-        """Images that wait for a call."""
         self._under_way_by: Counter[tuple[int, str | None]] = Counter()
         """Number of images under way by priority and caller; None for those of batches."""
         self._extra_call: InFlightCall | None = None

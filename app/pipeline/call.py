@@ -57,12 +57,10 @@ class Decoded(NamedTuple):
 
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
     found: Candidates | NDArray[Any] | TextSteps
     """All candidates above the model's floor, in pixels of its input; of a classifier the probabilities (classes,), of an embedding
     model the vector, of a text detector the map; of a line what is most likely at each step."""
     transform: ImageTransform
-    """The position of the image in the model's input."""
     prototypes: NDArray[Any] | None = None
     """The last output of a segmentation, from which masks are made."""
 
@@ -106,12 +104,10 @@ class Question(Protocol[Result_co]):
 
 
 class DetectOptions(NamedTuple):
-    """Parameters of a detection."""
+    """Parameters of a detection; `model` and `version` are those of `Question`."""
 
     model: str | None
-    """Name of the model; None for the default model."""
     confidence: float
-    """Minimum score."""
     classes: list[str] | None
     """Names or ids; None for all classes."""
     max_detections: int
@@ -120,7 +116,6 @@ class DetectOptions(NamedTuple):
     agnostic: bool = False
     """Whether boxes of different classes can count as one object."""
     version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
     lowers_iou: bool = False
     """Whether an `iou` above the maximum of the model is lowered to it; otherwise it is rejected."""
     default_iou: float | None = None
@@ -131,7 +126,6 @@ class DetectOptions(NamedTuple):
     task: Task = DetectionHead.task
     """Task of the model, one of `HEADS`."""
     masks: MaskFormat = "polygon"
-    """How the masks of a segmentation are encoded."""
 
     def reader(self, spec: ModelSpec) -> Reader["Detections"]:
         """Return the reader of detections; errors are those of `Question.reader`."""
@@ -153,18 +147,15 @@ class DetectOptions(NamedTuple):
 
 
 class TaskOptions(NamedTuple, Generic[Result]):
-    """Parameters of a question of a task without boxes."""
+    """Parameters of a question of a task without boxes; `model` and `version` are those of `Question`."""
 
     task: Task
     """Task of the model, one of `_WAYS`."""
     model: str | None
-    """Name of the model; None for the default model."""
     confidence: float = 0.0
     """Minimum score of a class, or of a line of text."""
     top_k: int = 1
-    """Maximum number of classes."""
     version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result]:
         """Return the reader of what the task gives; errors are those of `Question.reader`."""
@@ -184,13 +175,11 @@ class CallContext(NamedTuple):
     request_id: str
     """Id in Triton's log."""
     caller: Caller = ANYBODY
-    """Whose request it is."""
     trace: TraceContext | None = None
     """Parent span of Triton's spans; None without tracing."""
     is_batch: bool = False
     """Whether the image belongs to a batch, and comes behind single ones."""
     image_index: int = 0
-    """Position of the image in its batch."""
     is_later_step: bool = False
     """Whether the request has been answered in part already: then the rest comes before new requests."""
     allows_truncated: bool = False

@@ -36,7 +36,6 @@ class DecodeThreads:
 
     def __init__(self, threads: int) -> None:
         self._jobs: set[_Job[Any]] = set()
-        """Jobs that have not ended."""
         # The event loop may be late, which does not matter between large images.
         self._small = _Lane("decode", threads, ahead=threads, niceness=0)
         self._large = _Lane("decode_large", threads, ahead=0, niceness=_NICENESS)

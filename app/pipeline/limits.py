@@ -14,7 +14,6 @@ class Limits(NamedTuple):
 
     decode_threads: int
     pixels: PixelLimits
-    """Maximum sizes of images."""
     timeout_seconds: float
     """Time from the end of a request's body to its response."""
     max_timeout_seconds: float

@@ -60,7 +60,6 @@ class Admission:
         self.queues: dict[str, ModelQueue] = {}
         """Queues by name of the model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
-        """The part of the memory for encoded images of batches."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
         """Batch queues by name of the model and caller."""
 

@@ -38,7 +38,6 @@ class CircuitBreaker:
         self.is_wrong = False
         """Whether it is open because of wrong answers."""
         self.consecutive = 0
-        """Failures in a row."""
         self._context = {"model": model, "triton": triton}
         self._table = table
         self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")

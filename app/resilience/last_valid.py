@@ -16,6 +16,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 import structlog
 
+from app.resilience import memory_file
+
 T = TypeVar("T")
 File = Literal["api_keys", "triton_tls", "routes", "cache_key", "cascades"]
 FILES: tuple[File, ...] = get_args(File)
@@ -29,15 +31,8 @@ refused: dict[File, str] = {}
 
 
 def create() -> int:
-    """Create the memory file for this process and its children, unless the process has inherited one.
-
-    Returns:
-        The descriptor, which must be passed on to other programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        os.set_inheritable(own(), True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(own())
-    return int(os.environ[_VARIABLE])
+    """Create the memory file, as `memory_file.share` does."""
+    return memory_file.share(_VARIABLE, own)
 
 
 def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: type[Exception]) -> T:  # noqa: ANN401 - a type form

@@ -19,7 +19,6 @@ class WaitQueue(Generic[L]):
         self._turns: dict[asyncio.Future[L], tuple[float, Callable[[], L | None]]] = {}
         """The priority of each request, and what makes its lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
-        """Timer of the next check for room."""
 
     def __len__(self) -> int:
         """Return the number of waiting requests."""

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 from time import monotonic
 
+from app.resilience import memory_file
+
 _ROWS = 512
 _COLUMNS = 16384  # unused columns take no memory
 _CELL_BYTES = 8  # aligned, so reads are atomic
@@ -47,16 +49,8 @@ _PROCESS, _BEATS, _FOLLOWER = "process", "beats", "follower"
 
 
 def create() -> int:
-    """Create the table of this host, for this process and its children, unless the process has inherited one.
-
-    Returns:
-        The descriptor, which must be passed on to other programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        descriptor = _create_file()
-        os.set_inheritable(descriptor, True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(descriptor)
-    return int(os.environ[_VARIABLE])
+    """Create the table of this host, as `memory_file.share` does."""
+    return memory_file.share(_VARIABLE, _create_file)
 
 
 class TableView:
@@ -64,12 +58,7 @@ class TableView:
 
     def __init__(self) -> None:
         """Open the host's table, or a new one if this process has not inherited any."""
-        inherited = os.environ.get(_VARIABLE)
-        if not inherited:
-            self._descriptor = _create_file()
-        else:
-            # Locks belong to an open file. With the inherited descriptor, all workers would share one.
-            self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
+        self._descriptor = memory_file.reopen(_VARIABLE, _create_file)
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}

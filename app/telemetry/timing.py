@@ -22,7 +22,6 @@ class Timing:
     def __init__(self) -> None:
         self._start = self._lap_start = perf_counter()
         self.stages: dict[str, float] = {}
-        """Duration of each stage."""
         self.steps: dict[str, tuple[float, float]] = {}
         """Begin and end of each step of a cascade, since the start; they overlap."""
         self._starts: dict[str, float] = {}

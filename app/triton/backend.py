@@ -35,7 +35,6 @@ class TritonBackend:
     def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         self.client = client
         self.table = table
-        """Shared by all workers."""
         self.silence = Silence(client, table)
         self.specs = SpecCache(client)
         self.regions = Regions(client)

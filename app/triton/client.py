@@ -1,7 +1,7 @@
 """The gRPC channels to one Triton, and the calls the gateway makes over them."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,15 @@ from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response, to_json
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
-from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use
+from app.triton.status import Unanswered, from_grpc_error, from_query_error, own_message
 
 # An RPC may take this much longer than its caller's deadline.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _LEFT_SECONDS = 2.0  # longer than most inferences take
 _UNREGISTER_ATTEMPTS = 20
+# What a Triton must let the gateway ask without the control key, which goes nowhere else than it must.
+_WITHOUT_KEY = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"}
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The method for inferences whose requests are serialized already."""
 OPTIONS: list[tuple[str, int | str]] = [
@@ -47,7 +49,6 @@ OPTIONS: list[tuple[str, int | str]] = [
     # A proxy in the environment is meant for the web.
     ("grpc.enable_http_proxy", 0),
 ]
-"""Of every channel to a Triton."""
 
 
 class TritonClient:
@@ -94,15 +95,14 @@ class TritonClient:
 
     async def read_server(self) -> ServerInfo:
         """Ask for Triton's version and extensions."""
-        answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
+        answer = await self.ask("ServerMetadata")
         return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready, by reference; False if Triton does not answer."""
         name, version = split_reference(model)
-        request = service_pb2.ModelReadyRequest(name=name, version=version)
         with suppress(GatewayError):
-            return bool((await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))).ready)
+            return bool((await self.ask("ModelReady", name=name, version=version)).ready)
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
@@ -116,23 +116,21 @@ class TritonClient:
         Raises UnknownModel, ModelNotReady if it is not loaded, or UnknownVersion, which names the loaded versions.
         """
         name, version = split_reference(model)
-        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=_QUERY_SECONDS))
+        metadata = await self.ask("ModelMetadata", name=name)
         loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
         if version and version not in loaded:
             raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
-        request = service_pb2.ModelConfigRequest(name=name, version=version)
-        answer = await _query(self._stub.ModelConfig(request, timeout=_QUERY_SECONDS))
+        answer = await self.ask("ModelConfig", name=name, version=version)
         return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
         """Let Triton map an arena; other errors than TritonUnavailable most likely mean that it runs on another host."""
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
         try:
-            await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
-        except grpc.RpcError as error:
-            # Region names are never reused, so another request has registered this arena.
-            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                raise from_query_error(error) from error
+            await self.ask("SystemSharedMemoryRegister", name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
+        except GatewayError as error:
+            cause = error.__cause__  # region names are never reused, so another request may have registered this arena
+            if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                raise
 
     async def list_regions(self) -> dict[str, str]:
         """Return the files of the regions that Triton has mapped, by region name."""
@@ -144,28 +142,32 @@ class TritonClient:
 
         Triton rejects this while an inference, possibly of a killed worker, reads the region. So the RPC is repeated for a while.
         """
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region)
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUERY_SECONDS):
                 for _ in range(_UNREGISTER_ATTEMPTS):
                     try:
-                        await self._stub.SystemSharedMemoryUnregister(request, metadata=self._control_metadata)
+                        await self.ask("SystemSharedMemoryUnregister", name=region)
                         break
-                    except grpc.RpcError as error:
-                        if not is_region_in_use(error):
+                    except GatewayError as error:
+                        if "currently in use" not in own_message(error):
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
     async def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make the RPC with this name and these fields of its request, which may need the control key; return the response message.
+        """Make the RPC with this name and these fields of its request, with the control key if it may need it; return the response.
 
-        Raises:
-            TritonUnavailable: Triton does not answer in time.
-            GatewayError: Triton rejects the request.
+        Raises TritonUnavailable if Triton does not answer in time, or another GatewayError if it rejects the request.
         """
         request = getattr(service_pb2, f"{method}Request")(**fields)
         timeout = _QUERY_SECONDS if seconds is None else seconds
-        return await _query(getattr(self._stub, method)(request, timeout=timeout, metadata=self._control_metadata))
+        key = () if method in _WITHOUT_KEY else control_key.metadata(self._control_key_path)
+        try:
+            answer = await getattr(self._stub, method)(request, timeout=timeout, metadata=key)
+        except grpc.RpcError as error:
+            raise from_query_error(error) from error
+        if answer is None:  # gRPC could not parse it
+            raise InvalidModelOutput("Triton's answer cannot be read")
+        return answer
 
     async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - it has any members
         """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
@@ -237,10 +239,6 @@ class TritonClient:
                 else:
                     call.cancel()
 
-    @property
-    def _control_metadata(self) -> tuple[tuple[str, str], ...]:
-        return control_key.metadata(self._control_key_path)
-
     async def _watch(self) -> None:
         while True:
             state = self._channel.get_state(try_to_connect=True)
@@ -267,13 +265,3 @@ def _open_channel(address: str, credentials: Credentials | None, host: str, ips:
         options.append(("grpc.ssl_target_name_override", host))
     tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
     return grpc.aio.secure_channel(address, tls, options=options)
-
-
-async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
-    try:
-        answer = await call
-    except grpc.RpcError as error:
-        raise from_query_error(error) from error
-    if answer is None:  # gRPC could not parse it
-        raise InvalidModelOutput("Triton's answer cannot be read")
-    return answer

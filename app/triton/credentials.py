@@ -23,9 +23,7 @@ class Credentials:
     roots: bytes
     """Certificates of the trusted CAs."""
     key: bytes | None = field(default=None, repr=False)
-    """Private key of the client certificate; None without one."""
     certificates: bytes | None = None
-    """The client certificate, with intermediate certificates; None without one."""
 
 
 def load(folder: str) -> Credentials | None:

@@ -61,7 +61,6 @@ def _has_name(address: str) -> bool:
 
 
 Connect = Callable[[Target], TritonBackend]
-"""Function that connects to a Triton."""
 
 
 class Membership:

@@ -21,7 +21,6 @@ SLOTS = 32
 """Maximum number of full-size slots in an arena. If all are in use, further tensors are sent inline."""
 MAX_ARENA_BYTES = 128 << 20
 MAX_WORKER_BYTES = 256 << 20
-"""Maximum size of all arenas of a worker."""
 SHM = Path("/dev/shm")  # noqa: S108 - the only place of POSIX shared memory
 _NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
 

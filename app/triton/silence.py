@@ -34,7 +34,6 @@ class Silence:
         """When Triton last answered an inference, on the `time.monotonic` clock."""
         self._asked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
-        """The task that asks; None if there is none."""
         self._slow_patience = 0.0
         """The patience after a late answer, seconds."""
         self._slow_until = 0.0

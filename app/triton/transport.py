@@ -35,7 +35,6 @@ class InputBuffer(NamedTuple):
 
     tensor: NDArray[Any]
     slot: Slot | None
-    """The slot that contains the tensor; None if the tensor is not in shared memory."""
 
 
 class Transport:
@@ -54,7 +53,6 @@ class Transport:
         """Total size of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
         self._tasks: set[asyncio.Task[None]] = set()
-        """Tasks that remove or register arenas."""
         self._is_closing = False
         self._inline_until: dict[int, float] = {}
         """By size of slots: until when no arena is created, because there was no room or Triton did not answer."""
