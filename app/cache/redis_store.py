@@ -108,10 +108,7 @@ async def clear(url: str) -> None:
 
 
 def open_pool(url: str) -> ConnectionPool:
-    """Return a pool without connections, whose certificates are loaded.
-
-    Raises ValueError if redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
-    """
+    """Return a pool without connections; raises ValueError without the URL, in which there may be a password."""
     try:
         # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; a store has one for all.
         pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)

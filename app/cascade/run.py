@@ -130,7 +130,8 @@ class _Run:
         # A model that is not there is missing for each image, and the answers say so.
         log = LOG.debug if isinstance(failure, UnknownModel) else LOG.warning
         log("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
-        return StepAnswer(error=_without_frames(failure))
+        failure.__cause__ = failure.__context__ = failure.__traceback__ = None  # their frames refer to the image
+        return StepAnswer(error=failure)
 
     async def _ask(
         self, step: Step, call: CallContext, found: StepAnswer | None = None, turning: StepAnswer | None = None
@@ -223,9 +224,3 @@ def _upside_down(turning: StepAnswer | None) -> set[int]:
         if len(result.scores) and result.scores[0] >= _CERTAIN and result.spec.class_name(int(result.class_ids[0])) == _UPSIDE_DOWN:
             found.add(index)
     return found
-
-
-def _without_frames(error: GatewayError) -> GatewayError:
-    """Drop the traceback of an error, whose frames refer to the image."""
-    error.__cause__ = error.__context__ = error.__traceback__ = None
-    return error

@@ -16,11 +16,7 @@ _MAX_PROBABILITY = 1.001
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
-
-    Returns FP32 (classes,), 0 to 1: the softmax of logits, which sums to 1, or the model's own probabilities. Raises InvalidImage
-    if the model could not decode the image, or InvalidModelOutput, also for values that are not finite.
-    """
+    """Decode the output tensor for one image to FP32 (classes,), 0 to 1: the softmax of logits, or the model's probabilities."""
     head = spec.expect_head(ClassificationHead)
     (scores,) = take_outputs(spec, outputs)
     expect_shape(spec, scores, (head.classes if head.classes > 0 else None,))

@@ -11,10 +11,7 @@ from app.model.spec import DECODED, ModelSpec
 
 
 def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the tensors of a model's head by name, without the batch dimension, which must be 1.
-
-    Raises InvalidImage if the model reports that it could not decode the image, or InvalidModelOutput.
-    """
+    """Return the tensors of a model's head without the batch dimension; raises InvalidImage if it could not decode the image."""
     if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
         raise InvalidImage("the image data is truncated or corrupt")
     expected = zip(spec.output_names, spec.output_dtypes, strict=True)

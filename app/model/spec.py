@@ -1,8 +1,4 @@
-"""Specs of models, derived from their Triton configs.
-
-Formats are identified by the names, types and shapes in the config and by its `parameters`, which `docs/how-to/model-config.md`
-lists, never by values. `heads` defines the output formats.
-"""
+"""Specs of models, derived from their Triton configs, whose `parameters` `docs/how-to/model-config.md` lists."""
 
 import math
 from enum import Enum

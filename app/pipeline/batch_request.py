@@ -155,10 +155,7 @@ class BatchRequest(Generic[R]):
 
 
 class Download:
-    """Fetches an image in several attempts, if there is not enough memory for its bytes.
-
-    An attempt first reserves twice the bytes received so far, which limits the number of requests to the host.
-    """
+    """Fetches an image in several attempts, each of which first reserves twice the bytes that were received so far."""
 
     def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: Reservation, deadline: Deadline) -> None:
         """Start with an empty reservation."""

@@ -97,10 +97,7 @@ class Question(Protocol[Result_co]):
         """Task of the model."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result_co]:
-        """Check the question against the model, and return the reader of its answer.
-
-        Raises WrongTask, InvalidParameter for what the model does not support, or NotOffered without an extra that it needs.
-        """
+        """Check the question against the model, and return the reader; raises WrongTask, InvalidParameter or NotOffered."""
 
 
 class DetectOptions(NamedTuple):

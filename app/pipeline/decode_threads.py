@@ -55,10 +55,9 @@ class DecodeThreads:
             lane.close()
 
     async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease, turn: Turn) -> T:
-        """Run `work` in a thread; raises DeadlinePassed if it does not end in time.
+        """Run `work`, which cannot be stopped, in a thread, and keep the leases until it has ended; raises DeadlinePassed.
 
-        Work is dropped, so that what it refers to is freed, if this is cancelled or late before a thread has taken it. Running work
-        cannot be stopped: the leases of what it uses are kept until it has ended.
+        It is dropped, so that what it refers to is freed, if this is cancelled or late before a thread has taken it.
         """
         remaining = deadline.remaining
         if remaining <= 0:

@@ -15,10 +15,7 @@ _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
 async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
-    """Draw what was found on the upright image, at its full size; return the encoded picture.
-
-    The request has no permit any more: the memory for images, the decoding threads and the deadline limit drawing.
-    """
+    """Draw what was found on the upright image, at its full size and without a permit; return the encoded picture."""
     call.timing.begin(DRAW)
     admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels

@@ -15,9 +15,10 @@ from app.model.heads import EmbeddingHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.probe import file_input
 from app.pipeline.results import Embedding
 from app.telemetry.timing import Timing
-from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
+from app.triton.messages import InferResult
 from app.triton.status import ModelReplaced
 
 Declared = tuple[str, str, tuple[int, ...]]
@@ -47,9 +48,7 @@ async def run_text(pipeline: Pipeline, model: str, version: int | None, text: by
         spec.expect_head(EmbeddingHead)
         if spec.dtype is not None:
             raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
-        tensor = np.empty(bytes_element_size(text), np.uint8)
-        write_bytes_element(text, tensor)
-        result = await pipeline.run_tensor(tensor, spec, own_call)
+        result = await pipeline.run_tensor(file_input(text), spec, own_call)
         return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
 
     return await _ask(pipeline, model, version, call, ask)

@@ -43,10 +43,7 @@ class Fetcher:
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`.
-
-        The default resolver is the system's; certificates are verified with the default authorities.
-        """
+        """Prepare to fetch from hosts, as for `address.is_listed`; by default with the system's resolver and authorities."""
         self._hosts = frozenset(hosts)
         self._max_bytes = max_bytes
         # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.

@@ -1,7 +1,6 @@
-"""The files that every worker reads: their content, or the last valid one.
+"""The files that every worker reads: their content, or the last valid one, which workers that start meanwhile use as well.
 
-While a file is invalid, workers use what it contained when it was last valid, also workers that start meanwhile. The contents are
-in a memory file that the first parent process creates and all workers inherit, because they include secrets.
+The contents are in a memory file that the first parent process creates and all workers inherit, because they include secrets.
 """
 
 import fcntl

@@ -59,10 +59,8 @@ class Reservation:
         self.nbytes += nbytes
         for budget in self._budgets:
             budget.add(self._caller, nbytes)  # counted first, so that two workers never use the same room
-        for budget in self._budgets:
-            if (
-                is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller)
-            ):  # a single reservation may exceed the budget
+        for budget in self._budgets:  # a single reservation may exceed each
+            if is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller):
                 self.keep(self.nbytes - nbytes)
                 raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 

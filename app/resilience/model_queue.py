@@ -114,10 +114,7 @@ class ModelQueue:
         return len(self._waiting)
 
     def check(self, caller: Caller, uploads: int) -> None:
-        """Reject a request early; `uploads` bodies that this worker receives from the same caller may come first.
-
-        Raises GatewayFull if there is no room now or soon, or CircuitOpen if Triton has stopped to answer.
-        """
+        """Raise GatewayFull, or CircuitOpen, if a request would find no room behind `uploads` bodies of the same caller."""
         part = self._part(caller)
         if self._rounds.comes_later(caller, self.limit):
             raise self._no_place(caller)

@@ -48,10 +48,7 @@ class Timing:
             self._descriptions[stage] = description
 
     def fail(self) -> str:
-        """Record the time since the last lap as the stage in progress, and return that stage.
-
-        It is the stage named by `begin`, or the first of `STAGES` that is not recorded.
-        """
+        """Record the stage in progress, named by `begin` or else the first of `STAGES` that is not recorded, and return it."""
         stage = self._extra_stage or next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
         self.lap(stage)
         return stage

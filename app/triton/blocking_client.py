@@ -57,10 +57,7 @@ class BlockingClient:
             return getattr(self._stub, method)(request, timeout=_QUERY_SECONDS if seconds is None else seconds)
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
-        """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.
-
-        Raises GatewayError if Triton rejects it, or does not answer within these seconds, after which it goes on.
-        """
+        """Run one inference with a contiguous tensor of one image, which goes on after `seconds`; return the outputs by name."""
         request = infer_request(spec, [tensor], timeout_seconds=seconds, request_id="", slot=None)
         infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         with _translated_errors():

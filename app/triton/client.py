@@ -111,10 +111,7 @@ class TritonClient:
         return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one.
-
-        Raises UnknownModel, ModelNotReady if it is not loaded, or UnknownVersion, which names the loaded versions.
-        """
+        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one."""
         name, version = split_reference(model)
         metadata = await self.ask("ModelMetadata", name=name)
         loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
@@ -154,10 +151,7 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
     async def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make the RPC with this name and these fields of its request, with the control key if it may need it; return the response.
-
-        Raises TritonUnavailable if Triton does not answer in time, or another GatewayError if it rejects the request.
-        """
+        """Make the RPC with this name and these fields, and the control key if it may need that; return the response."""
         request = getattr(service_pb2, f"{method}Request")(**fields)
         timeout = _QUERY_SECONDS if seconds is None else seconds
         key = () if method in _WITHOUT_KEY else control_key.metadata(self._control_key_path)
@@ -186,23 +180,12 @@ class TritonClient:
         priority: int = 0,
         waits_for_connection: bool = False,
     ) -> InferResult:
-        """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC if Triton survives that.
+        """Run one inference, at most `timeout_seconds` in Triton's queue and a minute; cancelled with this if Triton survives that.
 
-        Args:
-            spec: Spec of the model.
-            tensors: Input tensor of each image, contiguous; encoded images as `messages.write_bytes_element` writes them.
-            timeout_seconds: Maximum time in Triton's queue.
-            request_id: Request id, for Triton's log.
-            trace: The caller's span, for Triton's traces.
-            slot: Registered shared memory of the first tensor, directly followed by the others; None to send them inline. Triton
-                reads it until this returns, and possibly longer after `Disconnected` and `Unanswered`.
-            priority: 1 is the highest of the levels in the model's config; 0 for its default.
-            waits_for_connection: Whether to wait for a connection instead of failing without one.
-
-        Raises:
-            DeadlinePassed: The request waited too long in Triton's queue; `Unanswered` if Triton did not answer at all.
-            TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or cannot be reached; see `status`.
-            InferenceFailed, InvalidModelOutput: Triton could not run the model, or the response is inconsistent.
+        The tensors, one per image, are contiguous; encoded images are as `messages.write_bytes_element` writes them. `slot` is the
+        registered shared memory of the first one, directly followed by the others; None to send them inline. Triton reads it until
+        this returns, and possibly longer after `Disconnected` and `Unanswered`. `priority` is 1 for the highest of the levels in
+        the model's config, and 0 for its default. Errors are those in `status`, and InvalidModelOutput.
         """
         request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, priority=priority)
         metadata = None if trace is None else trace.headers

@@ -56,11 +56,7 @@ class SpecCache:
         return known.spec
 
     async def get(self, model: str) -> ModelSpec:
-        """Return the spec of a model; read it if it is not known.
-
-        Raises UnsupportedModel if its tensors match no supported format, ModelNotReady if it could not be loaded, and the errors of
-        `TritonClient.read_config`.
-        """
+        """Return the spec of a model; read it if it is not known. Raises UnsupportedModel, or as `TritonClient.read_config`."""
         spec = self.cached(model)
         if spec is not None:
             return spec

@@ -38,10 +38,7 @@ class InputBuffer(NamedTuple):
 
 
 class Transport:
-    """The arenas of one worker, one per size of input tensor in use.
-
-    Each Triton on this host maps all arenas. Other Tritons get the tensors in them inline.
-    """
+    """The arenas of one worker, one per size of input tensor in use; each Triton on this host maps all of them."""
 
     def __init__(self, mode: Mode, *regions: Regions) -> None:
         self._mode = mode
@@ -115,10 +112,7 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
-        """Take a slot for a tensor of at most the prepared size; None to send it inline. May be called from any thread.
-
-        Raises TritonUnavailable if the mode is `shm`, and no Triton has mapped an arena of this size.
-        """
+        """Take a slot for a tensor; None to send it inline, which the mode `shm` forbids. May be called from any thread."""
         if (arena := self._arenas.get(slot_bytes)) is not None and self._is_mapped(arena):
             return arena.take(nbytes)
         self._require_inline()
