@@ -81,7 +81,6 @@ class Catalog:
     """Cascades by name; the file is read again when it changes, and its last valid content stays in use."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if it exists; errors are those of `load`."""
         self._file: last_valid.WatchedFile[Cascade] = last_valid.WatchedFile("cascades", path, partial(load, path))
         self._tables = self._file.tables
 

@@ -48,7 +48,6 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     steps: Annotated[dict[_Name, Step], Meta(min_length=1, max_length=16)]
 
     def __post_init__(self) -> None:
-        """Reject steps that refer to a later one, or to none."""
         known: dict[str, Step] = {}
         for name, step in self.steps.items():
             if step.of is not None and step.of not in known:

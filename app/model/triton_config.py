@@ -124,7 +124,6 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     named_task: str | None = msgspec.field(default=None, name="task")
 
     def __post_init__(self) -> None:
-        """Reject names that start with `[` but are not a valid JSON array."""
         _split(self.labels, "labels")
         _split(self.keypoints, "keypoints")
 

@@ -158,7 +158,6 @@ class Download:
     """Fetches an image in several attempts, each of which first reserves twice the bytes that were received so far."""
 
     def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: Reservation, deadline: Deadline) -> None:
-        """Start with an empty reservation."""
         self._fetcher = fetcher
         self._address = address
         self._memory = memory

@@ -71,7 +71,6 @@ class Examiner:
     """Asks Tritons about the golden picture. One worker of a host does so, and every worker where it leaves a model out."""
 
     def __init__(self, pool: TritonPool, metrics: Metrics, circuit: Callable[[ModelOnServer, ModelSpec], CircuitBreaker]) -> None:
-        """Start without asking. `circuit` returns the circuit of a model on a Triton."""
         self._pool = pool
         self._metrics = metrics
         self._circuit = circuit

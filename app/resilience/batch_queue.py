@@ -18,7 +18,6 @@ class BatchQueue:
     """Admits images of batches one by one, up to a fraction of the model's limit on the whole host."""
 
     def __init__(self, queue: ModelQueue, caller: Caller) -> None:
-        """Count the images of a caller together with those of others."""
         self.caller = caller
         self._queue = queue
         self._active, self._waiting = queue.batch_counts(caller)

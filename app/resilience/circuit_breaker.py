@@ -75,15 +75,9 @@ class CircuitBreaker:
         """Whether it is open because of wrong answers in the first worker."""
         return self._table.values(self._opened)[0] % 2 > 0
 
-    def open(self, opened_at: int | None = None) -> None:
+    def open(self, opened_at: int | None = None, **context: str) -> None:
         """Open the circuit, and start probing; `opened_at` is when another worker has opened it, if one has, in microseconds."""
-        self._open(opened_at or _now())
-
-    def open_for_wrong_answers(self, reason: str) -> None:
-        """Open the circuit although calls succeed."""
-        self._open(_now() | 1, reason=reason)
-
-    def _open(self, opened_at: int, **context: str) -> None:
+        opened_at = opened_at or _now()
         if opened_at % 2 > self.is_wrong:
             self.is_wrong = True
             self._table.set(self._opened, opened_at)
@@ -93,6 +87,10 @@ class CircuitBreaker:
             self.is_open = True
             self._table.set(self._opened, opened_at)
             self._probing = asyncio.create_task(self._recover())
+
+    def open_for_wrong_answers(self, reason: str) -> None:
+        """Open the circuit although calls succeed."""
+        self.open(_now() | 1, reason=reason)
 
     async def close(self) -> None:
         """Stop probing."""

@@ -83,7 +83,6 @@ class CallerCounts:
     """
 
     def __init__(self, table: WorkerTable, resource: str) -> None:
-        """Count in the table's columns for this resource."""
         self._table = table
         self._resource = resource
         self._total = table.column(resource)
@@ -165,7 +164,6 @@ class FairQueue(Generic[Work]):
         """End of the last work of each flow that began."""
 
     def __len__(self) -> int:
-        """Return how much waits."""
         return sum(map(len, self._flows.values()))
 
     def add(self, work: Work) -> None:

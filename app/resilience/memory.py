@@ -12,7 +12,6 @@ class MemoryBudget:
     """Bytes that the requests of a host use, with a limit."""
 
     def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
-        """Count in the table's columns with this key."""
         self.limit_bytes = limit_bytes
         self._counts = CallerCounts(table, key)
         self._lock = Lock()

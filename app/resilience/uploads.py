@@ -36,7 +36,6 @@ class AnonymousUploads:
     """
 
     def __init__(self, table: WorkerTable, max_bytes: int) -> None:
-        """Count in a table, up to `max_bytes`."""
         self._table = table
         self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
         self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)

@@ -21,7 +21,6 @@ class WaitQueue(Generic[L]):
         self._poll: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._turns)
 
     def has(self, enter: Callable[[], L | None]) -> bool:

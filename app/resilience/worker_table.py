@@ -57,7 +57,6 @@ class TableView:
     """A view of all rows. Columns are found by key."""
 
     def __init__(self) -> None:
-        """Open the host's table, or a new one if this process has not inherited any."""
         self._descriptor = memory_file.reopen(_VARIABLE, _create_file)
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")

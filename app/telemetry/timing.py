@@ -6,14 +6,9 @@ STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
 """The stages of a request, in order."""
 WAITS = {"queue", "batch"}
 """The stages in which a request only waits for others."""
-FETCH = "fetch"
-"""The stage between `read` and `model` that fetches an image by its URL."""
-CACHE = "cache"
-"""The stage before `model` that looks for a cached result, if there is a cache."""
-DRAW = "draw"
-"""The stage after `post` that draws a picture, if the request asks for one."""
-SEARCH = "search"
-"""The stage in which the database of search is asked."""
+FETCH, CACHE, DRAW, SEARCH = "fetch", "cache", "draw", "search"
+"""Further stages: an image is fetched by its URL or a result is looked for, both before `model`; a picture is drawn, after `post`;
+the database of search is asked."""
 
 
 class Timing:

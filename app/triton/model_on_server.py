@@ -99,7 +99,6 @@ class InFlightCall:
     """An in-flight call, which counts at one Triton until it has ended."""
 
     def __init__(self, served: ModelOnServer, images: int) -> None:
-        """Begin a call with this number of images."""
         self._images = images
         self._is_awaited = False
         self._enter(served)
