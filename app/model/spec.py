@@ -1,4 +1,4 @@
-"""Specs of models, derived from their Triton configs, whose `parameters` `docs/how-to/model-config.md` lists."""
+"""Specs of models, derived from their Triton configs; `docs/how-to/model-config.md` lists the `parameters` in these."""
 
 import math
 from enum import Enum

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def share(variable: str, create: Callable[[], int]) -> int:
-    """Return the descriptor in this environment variable, or in a new file; it must be passed on to other programs."""
+    """Return the descriptor of the inherited file, or of a new one; it must be passed on to other programs."""
     if not os.environ.get(variable):
         descriptor = create()
         os.set_inheritable(descriptor, True)  # noqa: FBT003

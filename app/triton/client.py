@@ -29,7 +29,7 @@ _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _LEFT_SECONDS = 2.0  # longer than most inferences take
 _UNREGISTER_ATTEMPTS = 20
-# What a Triton must let the gateway ask without the control key, which goes nowhere else than it must.
+# These RPCs do not carry the control key: a Triton has to allow them to everybody.
 _WITHOUT_KEY = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"}
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The method for inferences whose requests are serialized already."""
