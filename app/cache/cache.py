@@ -43,7 +43,6 @@ class ResultCache:
         self._hash_key = blake2b(digest_size=blake3.key_size, key=secret, person=b"hash of files").digest()
         self._flights = Flights()
         self.storing: set[asyncio.Task[None]] = set()
-        """Results that are being stored."""
 
     def takes(self, spec: ModelSpec, call: CallContext) -> bool:
         """Return whether results of this model may be cached: not masks, and only of a known network."""
@@ -92,8 +91,7 @@ class ResultCache:
         self._metrics.cache_requests.add(1, result)
 
     async def _keep(self, key: bytes, value: bytes, spec: ModelSpec, fingerprint: bytes) -> None:
-        """Store a result, if the network is still the one of the key: otherwise another one may have given it."""
-        if await self.fingerprints.confirm(spec, fingerprint):
+        if await self.fingerprints.confirm(spec, fingerprint):  # otherwise another network may have given the result
             await self._store.put(key, value)
 
     async def _key(self, data: bytes, spec: ModelSpec, fingerprint: bytes, call: CallContext) -> bytes:

@@ -33,10 +33,6 @@ class Flights:
 
         If the question that runs `find` leaves, misses its own deadline, is not admitted or does not fit a model that has replaced
         the one it was for, another one runs its own. None waits for one of a lower rank, which may itself wait behind others.
-
-        Raises:
-            DeadlinePassed: The answer to the other question did not arrive in time.
-            GatewayError: `find` has failed, perhaps for the other question.
         """
         while (entry := self._under_way.get(key)) is not None and entry[0] <= rank:
             other = entry[1]

@@ -11,11 +11,12 @@ import mmap
 import os
 import struct
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 
-from app.resilience import last_valid
+from app.resilience import last_valid, memory_file
 from app.telemetry.metrics import Metrics
 
 _SECRET_BYTES, _MIN_SECRET_BYTES = 64, 32
@@ -34,23 +35,13 @@ _MAX_POSITION = 1 << 63
 
 
 def create(nbytes: int) -> int:
-    """Create the memory file for this process and its children, unless the process has inherited one.
-
-    `nbytes` is the room for results, 0 if only the secret is needed. The descriptor is returned, which must be passed on to other
-    programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        descriptor = _create_file(nbytes)
-        os.set_inheritable(descriptor, True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(descriptor)
-    return int(os.environ[_VARIABLE])
+    """Create the memory file, as `memory_file.share` does; with room for results, or 0 if only the secret is needed."""
+    return memory_file.share(_VARIABLE, partial(_create_file, nbytes))
 
 
 def open_file(nbytes: int) -> int:
     """Open the host's memory file, or a new one if this process has not inherited any; return its descriptor."""
-    inherited = os.environ.get(_VARIABLE)
-    # Locks belong to an open file. With the inherited descriptor, all workers would share one.
-    return os.open(f"/proc/self/fd/{inherited}", os.O_RDWR) if inherited else _create_file(nbytes)
+    return memory_file.reopen(_VARIABLE, partial(_create_file, nbytes))
 
 
 def read_secret(descriptor: int) -> bytes:
@@ -59,11 +50,7 @@ def read_secret(descriptor: int) -> bytes:
 
 
 def read_secret_of(path: str) -> bytes:
-    """Return the secret in a file of the settings, as it was when it was last valid.
-
-    Raises:
-        ValueError: The file cannot be read, or is too short.
-    """
+    """Return the secret in a file of the settings, as it was when it was last valid; raises ValueError if it never was."""
     return last_valid.load("cache_key", path, lambda: _read_secret(path), bytes, ValueError)
 
 
@@ -134,11 +121,9 @@ class MemoryStore:
         return tag, range(first, first + _SET_CELLS, _SLOT_CELLS)
 
     def _lasts(self, slot: int) -> bool:
-        """Return whether a slot has a value that has not ended."""
         return self._cells[slot + 2] > 0 and monotonic() * 1e3 < self._cells[slot + 3]
 
     def _is_there(self, slot: int) -> bool:
-        """Return whether nothing newer has been written over the value of a slot."""
         return self._cells[_HEAD] <= self._cells[slot + 1] + self._size
 
     def _lock(self) -> bool:

@@ -13,7 +13,6 @@ from app.telemetry.metrics import Metrics
 PREFIX = b"nereid:cache:2:"
 """Start of all keys. The number is that of the format of keys and values."""
 MAX_BYTES = 1 << 20
-"""Size of the largest value."""
 
 _SECONDS = 0.02
 _CLEAR_SECONDS, _CLEAR_BATCH = 5.0, 1000
@@ -62,7 +61,6 @@ class RedisStore:
         await self._client.aclose()
 
     async def _try(self, *command: bytes | str | int) -> Any:  # noqa: ANN401 - whatever the server answers
-        """Run a command; return None if it fails, or if the circuit is open."""
         started_at = monotonic()
         if self._failures >= _MAX_FAILURES:
             if started_at < self._next_try:
@@ -95,12 +93,7 @@ class RedisStore:
 
 
 async def clear(url: str) -> None:
-    """Remove the values of all hosts that use this Redis.
-
-    Raises:
-        ValueError: redis-py cannot use the URL.
-        ConnectionError: It failed; the message has the reason.
-    """
+    """Remove the values of all hosts that use this Redis; raises ConnectionError with the reason, or as `open_pool`."""
     client, cursor = Redis.from_pool(open_pool(url)), -1
     try:
         while cursor != 0:
@@ -115,11 +108,7 @@ async def clear(url: str) -> None:
 
 
 def open_pool(url: str) -> ConnectionPool:
-    """Return a pool without connections, whose certificates are loaded.
-
-    Raises:
-        ValueError: redis-py cannot use the URL. The message does not contain it, because there may be a password in it.
-    """
+    """Return a pool without connections; raises ValueError without the URL, in which there may be a password."""
     try:
         # RESP 2 needs no handshake. The deadlines of redis-py are for each step of an operation; a store has one for all.
         pool = _Pool.from_url(url, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)

@@ -31,8 +31,7 @@ def expect_faces(found: StepResult) -> tuple[Detections, NDArray[np.float32]]:
 def read_lines(found: CascadeAnswer, min_score: float | None = MIN_TEXT_SCORE) -> tuple[TextRegions, list[tuple[int, TextLine]]]:
     """Return the places that the cascade `ocr` has found, and the lines in reading order, each with the index of its place.
 
-    Those whose text has a lower score are left out, and those without text; none with None. Raises the error of a step, or
-    WrongTask if its model does something else.
+    Lines without text, or with a lower score, are left out; none with None. Raises the error of a step, or WrongTask.
     """
     (where,), read = found.require("lines").results, found.require("text")
     if not isinstance(where, TextRegions):

@@ -25,20 +25,12 @@ class CascadesError(CommandError):
 
 
 def load(path: Path) -> dict[str, Cascade]:
-    """Read cascades by name from a file, none if it does not exist, or recall the last valid content on this host.
-
-    Raises:
-        CascadesError: It is invalid, and always was.
-    """
+    """Read a file as `read`, or recall its last valid content on this host."""
     return last_valid.load("cascades", str(path), partial(read, path), dict[str, Cascade], CascadesError)
 
 
 def read(path: Path) -> dict[str, Cascade]:
-    """Read cascades by name from a file; none if it does not exist.
-
-    Raises:
-        CascadesError: It is invalid.
-    """
+    """Read cascades by name from a file, none if it does not exist; raises CascadesError."""
     try:
         tables = _read(path) if path.exists() else {}
     except PermissionError:  # of the folder: a repository that is another user's
@@ -89,7 +81,6 @@ class Catalog:
     """Cascades by name; the file is read again when it changes, and its last valid content stays in use."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file, if it exists; errors are those of `load`."""
         self._file: last_valid.WatchedFile[Cascade] = last_valid.WatchedFile("cascades", path, partial(load, path))
         self._tables = self._file.tables
 

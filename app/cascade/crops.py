@@ -18,13 +18,8 @@ from app.pipeline.results import Detections, StepResult, TextRegions
 def find_parts(image: Patch, results: Sequence[StepResult], step: Step, spec: ModelSpec) -> list[tuple[float, Patch | None]]:
     """Return the objects in all results of a step, one after the other, for a later step and its model.
 
-    Returns:
-        Of each the score or the size, as the later step orders them, and the part of the decoded image; None if that is empty,
-        or the object has none of the classes of the later step.
-
-    Raises:
-        UnsupportedModel: There are no objects, or not with what the later step needs of them.
-        InvalidParameter: The classes of the later step are unknown.
+    Each has the score or the size, as the later step orders them, and the part of the decoded image; None if that is empty, or
+    the object has none of the classes of the later step. Raises UnsupportedModel without what the later step needs of objects.
     """
     parts: list[tuple[float, Patch | None]] = []
     for result in results:
@@ -60,8 +55,7 @@ def _find_points(result: Detections | TextRegions, step: Step, spec: ModelSpec) 
 def _from_top_left(corners: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
     """Let oriented boxes, whose corners do not tell what is up, begin at the top left of a text in them.
 
-    Their first edge, the longer one, then runs to the right, up or down by at most 45 degrees, or steeper downwards, as a line of
-    text that is cut out.
+    Their first edge, the longer one, then runs to the right, up or down by at most 45 degrees, or steeper downwards.
     """
     if corners is None:
         return None

@@ -18,7 +18,6 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """A model, and what it is asked about. Its task is that of the model."""
 
     model: _Reference
-    """Reference of the model."""
     of: str | None = None
     """The step whose objects are cropped; None for the whole image."""
     crop: Literal["box", "corners", "landmarks"] = "box"
@@ -30,7 +29,6 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     classes: tuple[str, ...] = ()
     """Names of the classes of the objects that are cropped; all if empty."""
     max_crops: Annotated[int, Meta(ge=1, le=MAX_CROPS)] = MAX_CROPS
-    """Maximum number of crops."""
     order: Literal["score", "size"] = "score"
     """Which objects are cropped if there are more: those with the highest scores, or those with the largest boxes."""
     turned_by: str | None = None
@@ -50,7 +48,6 @@ class Cascade(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     steps: Annotated[dict[_Name, Step], Meta(min_length=1, max_length=16)]
 
     def __post_init__(self) -> None:
-        """Reject steps that refer to a later one, or to none."""
         known: dict[str, Step] = {}
         for name, step in self.steps.items():
             if step.of is not None and step.of not in known:

@@ -35,8 +35,7 @@ class Models(Protocol):
 def named_cascade(models: Models, name: str, *steps: str) -> Cascade:
     """Return a cascade of the program, with the default models of the settings, or what has its name in the operator's file.
 
-    Raises:
-        UnsupportedModel: It has not these steps, the first about the whole image, the others about what that has found.
+    Raises UnsupportedModel without these steps, the first about the whole image, the others about what that has found.
     """
     cascade = models.catalog.get(name)
     if cascade is not None and cascade is BUILT_IN.get(name):

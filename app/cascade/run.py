@@ -75,11 +75,8 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
 ) -> CascadeAnswer:
     """Ask the models of a cascade about an encoded image, or one that is decoded already, as `patch`.
 
-    A step that fails does not keep others from answering, unless they need it. `question` is that of the first one, if
-    it is not what the definition says.
-
-    Raises:
-        GatewayError: The image is rejected, or all steps about the whole image have failed.
+    A step that fails does not keep others from answering, unless they need it; this fails if all about the whole image do.
+    `question` is that of the first one, if it is not what the definition says.
     """
     call.timing.lap("model")
     # A route answers about all parts of an image by the same model.
@@ -101,8 +98,6 @@ async def run_cascade(  # noqa: PLR0913 - the parts of a request
 
 
 class _Run:
-    """A cascade that is being run on an image."""
-
     def __init__(  # noqa: PLR0913, PLR0917 - those of `run_cascade`, and the decoded image
         self, pipeline: Pipeline, cascade: Cascade, image: bytes, decoded: Patch, call: CallContext, metrics: Metrics
     ) -> None:
@@ -117,7 +112,6 @@ class _Run:
         """The parts of the image that are cropped, each once, however many steps are about it."""
 
     async def answer(self, name: str) -> StepAnswer:
-        """Run a step as soon as those that it needs have ended."""
         step = self._cascade.steps[name]
         needed = [await self.tasks[other] for other in (step.of, step.turned_by) if other is not None]
         for answer in needed:
@@ -136,7 +130,8 @@ class _Run:
         # A model that is not there is missing for each image, and the answers say so.
         log = LOG.debug if isinstance(failure, UnknownModel) else LOG.warning
         log("a step of a cascade failed", cascade=self._cascade.name, step=name, model=step.model, code=failure.code)
-        return StepAnswer(error=_without_frames(failure))
+        failure.__cause__ = failure.__context__ = failure.__traceback__ = None  # their frames refer to the image
+        return StepAnswer(error=failure)
 
     async def _ask(
         self, step: Step, call: CallContext, found: StepAnswer | None = None, turning: StepAnswer | None = None
@@ -160,7 +155,6 @@ class _Run:
         return StepAnswer(await ask_about_each(pipeline, list(parts.values()), spec, question, call), list(parts))
 
     def _crop(self, step: Step, spec: ModelSpec, found: StepAnswer) -> dict[int, Patch]:
-        """Return the parts of the image that a step is asked about, by the index of the object; the limits keep the best."""
         parts = find_parts(self._decoded, found.results, step, spec)
         chosen: dict[int, Patch] = {}
         for index in np.argsort([-rank for rank, _ in parts], kind="stable").tolist():
@@ -181,14 +175,7 @@ class _Run:
 async def ask_about_boxes(
     pipeline: Pipeline, image: bytes, boxes: Sequence[Sequence[float]], question: Question[Any], call: CallContext
 ) -> tuple[int, int, list[StepResult]]:
-    """Decode an image, and ask about the part in each box, x1 y1 x2 y2 as fractions of the upright image.
-
-    Returns:
-        Width and height of the upright image in pixels, and the answers.
-
-    Raises:
-        GatewayError: As `Pipeline.run` says.
-    """
+    """Ask about the part of an image in each box, x1 y1 x2 y2 as fractions of it; return its width and height, and the answers."""
     call = call._replace(route_key=call.route_key or call.request_id)  # as for a cascade
     name = question.model or pipeline.default_for(question.task)
     spec = await pipeline.prepare(pipeline.refer_to(name, question.version), call.deadline, call.caller)
@@ -228,7 +215,6 @@ async def ask_about_each(
 
 
 def _upside_down(turning: StepAnswer | None) -> set[int]:
-    """Return the objects that a classifier is certain to see upside down."""
     if turning is None:
         return set()
     found = set()
@@ -238,9 +224,3 @@ def _upside_down(turning: StepAnswer | None) -> set[int]:
         if len(result.scores) and result.scores[0] >= _CERTAIN and result.spec.class_name(int(result.class_ids[0])) == _UPSIDE_DOWN:
             found.add(index)
     return found
-
-
-def _without_frames(error: GatewayError) -> GatewayError:
-    """Drop the traceback of an error, whose frames refer to the image."""
-    error.__cause__ = error.__context__ = error.__traceback__ = None
-    return error

@@ -16,16 +16,7 @@ _MAX_PROBABILITY = 1.001
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
-
-    Returns:
-        FP32 (classes,), 0 to 1. The softmax of logits, which sums to 1, or the model's own probabilities.
-
-    Raises:
-        WrongTask: The model is not a classifier.
-        InvalidImage: The model reports that it could not decode the image.
-        InvalidModelOutput: The tensor is missing, has the wrong shape or type, is not finite or out of range.
-    """
+    """Decode the output tensor for one image to FP32 (classes,), 0 to 1: the softmax of logits, or the model's probabilities."""
     head = spec.expect_head(ClassificationHead)
     (scores,) = take_outputs(spec, outputs)
     expect_shape(spec, scores, (head.classes if head.classes > 0 else None,))
@@ -49,11 +40,7 @@ def softmax(logits: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def rank(probabilities: NDArray[np.float32], *, top_k: int, confidence: float) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Choose at most `top_k` classes by their probabilities (classes,); the lower id wins among equal ones.
-
-    Returns:
-        Ids (n,) and probabilities (n,), by descending probability.
-    """
+    """Return ids (n,) and probabilities (n,), descending, of at most `top_k` classes; the lower id wins among equal ones."""
     least = confidence
     if top_k < len(probabilities):  # sort only the best, even if there are many classes
         least = max(least, np.partition(probabilities, -top_k)[-top_k])

@@ -23,13 +23,7 @@ _MAX_VALUE = 1e9
 
 
 def decode_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> Candidates:
-    """Decode the output tensors for one image, given by name; a batch dimension must be 1.
-
-    Raises:
-        WrongTask: The model finds no boxes.
-        InvalidImage: The model reports that it could not decode the image.
-        InvalidModelOutput: A tensor is missing, has the wrong shape or type, is not finite or out of range.
-    """
+    """Decode the output tensors for one image; raises InvalidImage if the model could not decode it, or InvalidModelOutput."""
     head, tensors = spec.expect_head(HEADS.get(spec.head.task, DetectionHead)), take_outputs(spec, outputs)
     with np.errstate(over="ignore", invalid="ignore"):  # an overflow is rejected below
         found = _DECODERS[head.output_format](spec, tensors)

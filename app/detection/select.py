@@ -31,11 +31,7 @@ class Suppression(NamedTuple):
 
 
 def to_class_ids(classes: Sequence[str] | None, labels: Sequence[str], *, drops_unknown: bool = False) -> frozenset[int] | None:
-    """Look up classes given by name or id; None means all classes. For a model without labels, any id is accepted.
-
-    Raises:
-        InvalidParameter: A class is neither a name nor an id of this model, and `drops_unknown` is not set.
-    """
+    """Look up classes given by name or id; None means all classes. For a model without labels, any id is accepted."""
     if classes is None:
         return None
     wanted, known = set(classes), set(labels)  # thousands of each would be compared with each other
@@ -55,9 +51,6 @@ def to_suppression(
 
     With suppression in both places, a few boxes may differ from a single NMS at the lower threshold: the model may have dropped
     a box because of one that is itself suppressed here.
-
-    Raises:
-        InvalidParameter: `iou`, if it was requested, is above the threshold of the model's own suppression.
     """
     if iou is not None and iou > head.max_iou:
         raise InvalidParameter(f"iou: the model itself drops boxes that overlap by more than {head.max_iou:g}, the maximum")

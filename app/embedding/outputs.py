@@ -14,14 +14,7 @@ from app.model.spec import ModelSpec
 
 
 def decode_vector(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
-
-    Returns:
-        FP32 (dimensions,), not normalized.
-
-    Raises:
-        InvalidModelOutput: The tensor is missing, has the wrong shape or type, is not finite, or zero.
-    """
+    """Decode the output tensor for one image to FP32 (dimensions,), not normalized; raises InvalidModelOutput, also for zeros."""
     (vector,) = take_outputs(spec, outputs)
     expect_shape(spec, vector, (spec.expect_head(EmbeddingHead).dimensions,))
     if not (np.isfinite(vector).all() and vector.any()):
@@ -36,10 +29,7 @@ def to_unit(vector: NDArray[np.float32]) -> tuple[NDArray[np.float32], float]:
 
 
 def similarity(one: NDArray[np.float32], other: NDArray[np.float32], match_distance: float) -> float:
-    """Return how alike two vectors of length 1 are: 1 if they are equal, 0.6 at the distance up to which they match, at least 0.
-
-    The distance is the Euclidean one; `match_distance` is that of the model, see `ModelSpec.match_distance`.
-    """
+    """Return how alike two vectors of length 1 are: 1 if they are equal, 0.6 at the distance up to which they match, at least 0."""
     return max(0.0, 1.0 - 0.4 * float(np.linalg.norm(one.astype(np.float64) - other)) / match_distance)
 
 

@@ -86,7 +86,6 @@ class Listener:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _converse(self, reader: StreamReader, writer: StreamWriter) -> None:
-        """Answer the messages of a connection, one after the other, until it ends or sends what no Frigate sends."""
         self._connections += 1
         try:
             if self._connections > _MAX_CONNECTIONS:
@@ -148,7 +147,6 @@ class Listener:
         return rows.tobytes()
 
     def _log(self, text: str, reason: str, **fields: str) -> None:
-        """Log a warning, but the same one at most once a minute."""
         key = fields.get("code", text)
         if monotonic() - self._logged.get(key, -_LOG_SECONDS) >= _LOG_SECONDS:
             self._logged[key] = monotonic()

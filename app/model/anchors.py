@@ -21,11 +21,7 @@ def possible_anchors(input_size: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def anchor_grid(input_size: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Lay out the anchors over an input of width x height pixels, in the order of a YOLOX head.
-
-    Returns:
-        Cell corners (anchors, 2) x y in cells, and strides (anchors, 1) in pixels.
-    """
+    """Return the cell corners (anchors, 2), x y in cells in the order of a YOLOX head, and the strides (anchors, 1) in pixels."""
     width, height = input_size
     corners, strides = [], []
     for stride in STRIDES:

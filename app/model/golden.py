@@ -55,7 +55,6 @@ class Golden(Struct, frozen=True):
 
 
 def _is_among(box: ArrayLike, others: ArrayLike) -> bool:
-    """Return whether boxes, with score and class, have one that is almost the same."""
     one, rest = np.array(box, np.float64), np.reshape(np.array(others, np.float64), (-1, 6))
     sides = np.minimum(one[2:4], rest[:, 2:4]) - np.maximum(one[:2], rest[:, :2])
     shared = np.maximum(sides, 0).prod(1)

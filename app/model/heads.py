@@ -13,7 +13,6 @@ from app.model.anchors import possible_anchors
 from app.model.triton_config import BYTES, ModelConfig, ModelParameters, Placement, Resize, ScoreKind, TensorConfig
 
 Task = Literal["detection", "classification", "segmentation", "pose", "obb", "text_detection", "text_recognition", "embedding"]
-"""The task of a model."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
 _NAMED_TASKS = {"text_detection", "text_recognition", "embedding"}
@@ -56,7 +55,6 @@ class DetectionHead(msgspec.Struct, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
     noun: ClassVar[str] = "detector"
     route: ClassVar[str] = "/detect"
-    """HTTP route for this task."""
     output_format: OutputFormat
     has_normalized_boxes: bool
     iou: float
@@ -166,7 +164,6 @@ class EmbeddingHead(msgspec.Struct, frozen=True):
     features: ClassVar[int] = 0
     input_defaults: ClassVar[InputDefaults] = InputDefaults("stretch")
     dimensions: int
-    """Number of values of the vector."""
 
     @property
     def description(self) -> str:
@@ -183,11 +180,7 @@ HEADS: dict[Task, type[DetectionHead]] = {head.task: head for head in (Detection
 def read_head(
     model: ModelConfig, hints: ModelParameters, batch_dims: int, input_size: tuple[int, int]
 ) -> tuple[Head, tuple[str, ...]]:
-    """Identify the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch.
-
-    Raises:
-        UnsupportedModel: No head matches, or the labels do not match the head.
-    """
+    """Identify the head of a model and the names of its tensors, whose first `batch_dims` dimensions are the batch."""
     if hints.task not in (None, *TASKS):
         raise UnsupportedModel(f"{model.name} is a model for the task {hints.task!r}; supported are {', '.join(TASKS)}")
     shapes = {tensor.name: tensor.dims[batch_dims:] for tensor in model.output if tensor.data_type != BYTES}
@@ -236,7 +229,6 @@ def read_head(
 def _read_named(
     model: ModelConfig, hints: ModelParameters, shapes: dict[str, list[int]], types: dict[str, str]
 ) -> tuple[Head, tuple[str, ...]]:
-    """Identify the head of a task that the config names, and the names of its tensors."""
     floats = [name for name in shapes if types[name] in _FLOATS]
     match hints.task, list(shapes.items()):
         case "text_detection", [(name, [_, _])]:
@@ -251,10 +243,7 @@ def _read_named(
 def _read_features(
     model: ModelConfig, hints: ModelParameters, extra: dict[str, list[int]]
 ) -> tuple[type[DetectionHead], int, dict[str, Any]]:
-    """Return the type of a head, the number of its `features`, and its further fields.
-
-    `extra` are the shapes of the tensors of features, and of prototypes.
-    """
+    """Return the type of a head, the number of its features, and its further fields; `extra` are the shapes of their tensors."""
     named = [name for name in extra if name in _FEATURES]
     prototypes = [dims for name, dims in extra.items() if name not in _FEATURES]
     task = hints.task or (_FEATURES[named[0]] if named else "segmentation" if prototypes else "detection")
@@ -280,7 +269,6 @@ def _read_features(
 def _identify_rows(
     model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int], features: int
 ) -> OutputFormat:
-    """Identify the format of a single two-dimensional output whose objects have features, by `head` or by its shape."""
     rows, columns = dims
     anchors = possible_anchors(input_size)
     if hints.head in (None, "end_to_end") and columns == 6 + features and rows not in anchors:
@@ -291,7 +279,6 @@ def _identify_rows(
 
 
 def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int], input_size: tuple[int, int]) -> OutputFormat:
-    """Identify the format of a single two-dimensional output, by `head` or by its shape."""
     rows, columns = dims
     anchors = possible_anchors(input_size)
     if hints.head is not None:
@@ -320,7 +307,6 @@ def _identify_table(model: ModelConfig, hints: ModelParameters, dims: list[int],
 
 
 def _count_classes(output_format: OutputFormat, dims: list[int]) -> int:
-    """Return the number of classes of a single two-dimensional output; below one if its shape does not tell it."""
     match output_format:
         case OutputFormat.YOLO_HEAD:
             return dims[0] - 4
@@ -328,11 +314,10 @@ def _count_classes(output_format: OutputFormat, dims: list[int]) -> int:
             return dims[1] - 4
         case OutputFormat.YOLOV5_HEAD | OutputFormat.YOLOX_HEAD:
             return dims[1] - 5
-    return -1
+    return -1  # its shape does not tell
 
 
 def _check_labels(model: ModelConfig, hints: ModelParameters, classes: int) -> None:
-    """Raise `UnsupportedModel` if there are labels, but not one for each class."""
     labels = len(hints.class_names())
     if labels and classes > 0 and labels != classes:
         raise UnsupportedModel(
@@ -342,7 +327,6 @@ def _check_labels(model: ModelConfig, hints: ModelParameters, classes: int) -> N
 
 
 def _identify_four(model: ModelConfig, shapes: dict[str, list[int]], types: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of the count, boxes, scores and classes among four outputs."""
     boxes = [name for name, dims in shapes.items() if len(dims) == 2 and dims[1] == 4]  # noqa: PLR2004
     counts = [name for name, dims in shapes.items() if dims == [1] and "INT" in types[name]]
     rest = [name for name in shapes if name not in boxes + counts and len(shapes[name]) == 1]

@@ -11,12 +11,7 @@ from app.model.spec import DECODED, ModelSpec
 
 
 def take_outputs(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return the tensors of a model's head by name, without the batch dimension, which must be 1.
-
-    Raises:
-        InvalidImage: The model reports that it could not decode the image.
-        InvalidModelOutput: A tensor is missing, or has the wrong type or number of images.
-    """
+    """Return the tensors of a model's head without the batch dimension; raises InvalidImage if it could not decode the image."""
     if spec.tells_decoded and not _take(spec, DECODED, None, outputs).all():
         raise InvalidImage("the image data is truncated or corrupt")
     expected = zip(spec.output_names, spec.output_dtypes, strict=True)
@@ -32,7 +27,6 @@ def expect_shape(spec: ModelSpec, tensor: NDArray[Any], shape: tuple[int | None,
 
 
 def _take(spec: ModelSpec, name: str, dtype: np.dtype[Any] | None, outputs: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return one output, without the batch dimension."""
     tensor = outputs.get(name)
     if tensor is None:
         raise InvalidModelOutput(f"{spec.name} did not return {name}")

@@ -1,7 +1,6 @@
 """References to models: `name`, or `name:version` for a specific version.
 
-Each reference has its own spec, batches and circuits; the versions of a model share its limits. Model names in requests contain no
-colon.
+Each reference has its own spec, batches and circuits; the versions of a model share its limits.
 """
 
 import re

@@ -1,8 +1,4 @@
-"""Specs of models, derived from their Triton configs.
-
-Formats are identified by the names, types and shapes in the config and by its `parameters` (listed in `triton_config`), never by
-values. `heads` defines the output formats.
-"""
+"""Specs of models, derived from their Triton configs; `docs/how-to/model-config.md` lists the `parameters` in these."""
 
 import math
 from enum import Enum
@@ -153,11 +149,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
         return (3, height, width) if self.input_format is InputFormat.CHW else (height, width, 3)
 
     def batch_shape(self, images: int, image_shape: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Shape of the input tensor of several images, each of this shape; by default that of the input.
-
-        Raises:
-            ValueError: The model takes one image at a time.
-        """
+        """Shape of the input tensor of several images; raises ValueError if the model takes one at a time."""
         if image_shape is None or self.dtype is None:
             image_shape = self.image_shape
         if self.has_batch_dimension:
@@ -188,11 +180,7 @@ class ModelSpec(PlainParameters, frozen=True, kw_only=True, dict=True):  # `dict
 
 
 def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool = False) -> ModelSpec:
-    """Derive the spec of a model's version from its config, as Triton's JSON; `is_pinned` is that of the spec.
-
-    Raises:
-        UnsupportedModel: No format matches; the message names the tensors.
-    """
+    """Derive the spec of a model's version from its config, as Triton's JSON; raises UnsupportedModel, which names the tensors."""
     try:
         model = msgspec.convert(config, ModelConfig, strict=False)
         hints = read_parameters(model)
@@ -245,7 +233,6 @@ def from_triton_config(config: dict[str, Any], version: str, *, is_pinned: bool 
 
 
 def _read_input(model: ModelConfig, hints: ModelParameters) -> tuple[InputFormat, bool, tuple[int, int]]:
-    """Return the input format, whether it has a batch dimension, and the width and height of the input."""
     if len(model.input) != 1:
         raise unsupported(model)
     tensor = model.input[0]

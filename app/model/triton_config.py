@@ -1,51 +1,4 @@
-"""The parts of a model's Triton config that the gateway reads.
-
-Its `parameters` specify what the tensors do not, with these defaults:
-
-    labels      class names, comma separated, or a JSON array for names with commas, one for each class (default: `names` in
-                Ultralytics' `metadata`, or the class ids)
-    resize      letterbox | center_crop | stretch | text | line   how images are fitted (letterbox; center_crop for classifiers,
-                stretch for rtdetr, text and line for the tasks of that kind). `text` and `line` need dynamic dimensions: with
-                `text`, the shorter side is enlarged to at least `square`, and both are multiples of 32; with `line`, the height
-                is the input's, and the width the first of `widths` into which the image fits
-    widths      pixels, comma separated, ascending   line: the widths of the input (160,320,480,640,960,1280)
-    landmarks   x, y, x, y, ... as fractions of the input, comma separated: where the keypoints of an object have to lie (none)
-    match_distance  above 0         embedding: distance of two vectors of length 1 up to which they are of the same object (none)
-    placement   center | top_left   letterbox: position of the image in the model's input (center; top_left for a YOLOX head)
-    enlarge     true | false        letterbox: enlarge small images to the input size (true)
-    pad         0 to 255            letterbox: the value around the image (114)
-    crop        above 0 to 1        center_crop: the fraction of the image's shorter side to keep (0.875; 1 for Ultralytics)
-    interpolation  bilinear | bicubic   interpolation for resizing (bilinear)
-    channels    RGB | BGR           channel order (RGB; BGR for a YOLOX head)
-    scale       float               divisor of each byte, for a float input (255; 1 for a YOLOX head)
-    mean, std   three floats, comma separated, in the order of the channels, for a float input: each value, after division by
-                `scale`, becomes (value - mean) / std (0 and 1)
-    formats     JPEG,PNG,...        formats of files that a model of encoded files decodes, comma separated (all)
-    square      pixels              side of the input, if its shape is dynamic (height and width `imgsz` in `metadata`, or 640)
-    head        format of a detector's single output (by its shape, as stated for each):
-                yolo        (4 + classes, anchors): centre and size, class scores
-                yolov5      (rows, 5 + classes): centre and size, objectness, class scores; by default with three rows per anchor.
-                            Also for YOLOv6, YOLOv7, and YOLOX exported with decoded boxes, which then needs `channels`, `scale`
-                            and `placement`
-                yolox       (anchors, 5 + classes): offset and log size in cells, objectness, class scores; by default with one
-                            row per anchor, so decoded boxes need `yolov5`
-                end_to_end  (rows, 6): x1 y1 x2 y2 score class; by default with any other number of rows
-                rtdetr      (rows, 4 + classes): centre and size as fractions of the input, class scores; by default with up to
-                            300 rows and one label for each class, unless there are two classes, or three without `metadata`
-    box_units   pixels | normalized unit of the output boxes, relative to the input (pixels)
-    scores      logits | probabilities  output of a classifier (logits, to which softmax is applied; probabilities if the `task`
-                in Ultralytics' `metadata` is `classify`)
-    iou         0 to 1              overlap above which two boxes of a class are one object (0.7); for rows of six, only if the
-                                    model suppresses boxes itself
-    task        detection | classification | segmentation | pose | obb | text_detection | text_recognition | embedding
-                (the `task` in `metadata`, or by the outputs; the last three only if named)
-    keypoints   names of a pose model's keypoints, as `labels` (`kpt_names` in `metadata`, or their numbers)
-    metadata                        a Python dict as text, written by Ultralytics' exporter
-    default_version  number         version that the model's name alone stands for (the newest)
-    golden      JSON                what each version finds in the golden picture, by its number, as `add` has found out (nothing)
-    device      cpu | gpu           device of an ensemble, whose config does not specify it (cpu)
-    source, licence                 shown by /models
-"""
+"""The parts of a model's Triton config that the gateway reads."""
 
 import ast
 from functools import lru_cache
@@ -55,16 +8,13 @@ import msgspec
 from msgspec import Meta
 
 Placement = Literal["center", "top_left"]
-"""Position of an image in the model's input."""
 Resize = Literal["letterbox", "center_crop", "stretch", "text", "line"]
 """How images are fitted to the model's input: with padding, with the longer side cropped, with each axis scaled separately; or to
 an input whose size follows that of the image, of a page or of a line of text."""
 Interpolation = Literal["bilinear", "bicubic"]
 """Interpolation between the nearest 4 or 16 pixels."""
 ScoreKind = Literal["logits", "probabilities"]
-"""Kind of a classifier's scores."""
 HeadName = Literal["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"]
-"""Format of a model's single output."""
 _TASKS = {"detect": "detection", "classify": "classification", "segment": "segmentation"}
 """Tasks by Ultralytics' names, where these differ."""
 BYTES = "TYPE_STRING"
@@ -155,7 +105,7 @@ class PlainParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelParameters(PlainParameters, frozen=True, kw_only=True):
-    """The parameters listed above, validated."""
+    """The validated parameters of a config, as `docs/how-to/model-config.md` lists them."""
 
     labels: str = ""
     resize: Resize | None = None
@@ -174,7 +124,6 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
     named_task: str | None = msgspec.field(default=None, name="task")
 
     def __post_init__(self) -> None:
-        """Reject names that start with `[` but are not a valid JSON array."""
         _split(self.labels, "labels")
         _split(self.keypoints, "keypoints")
 
@@ -237,7 +186,6 @@ class ModelParameters(PlainParameters, frozen=True, kw_only=True):
 # The configs of all models are read again every few seconds, and one that reads text has 18,000 names.
 @lru_cache(64)
 def _split(names: str, parameter: str) -> tuple[str, ...]:
-    """Split a parameter with names, separated by commas or in a JSON array."""
     if not names.startswith("["):
         return tuple(names.split(",")) if names else ()
     try:

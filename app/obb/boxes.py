@@ -41,14 +41,9 @@ def enclose(corners: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def suppress(found: Candidates, classes: NDArray[np.int32] | None, iou: float) -> NDArray[np.intp]:
-    """Choose the boxes that overlap with no better box, itself suppressed or not, by `iou` or more.
+    """Choose the boxes that overlap with no better box, itself suppressed or not, by `iou` or more, which is probabilistic.
 
-    This is the fast NMS of Ultralytics' own post-processing. It returns at most `MAX_DETECTIONS` indices, ascending.
-
-    Args:
-        found: Candidates (n), by descending score, whose feature is the angle.
-        classes: (n,); None if boxes of different classes also suppress each other.
-        iou: Probabilistic intersection over union.
+    This is the fast NMS of Ultralytics' own post-processing; arguments and return value are as for `nms.suppress`.
     """
     parts = np.array_split(np.arange(len(found.scores)), _PARTS)
     overlaps = np.concatenate([_overlaps(found, part) >= iou for part in parts])

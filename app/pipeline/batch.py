@@ -97,10 +97,7 @@ class Call(NamedTuple):
 
 
 def next_batch(waiting: Sequence[PendingImage], max_images: int, is_mapped: Callable[[Arena], bool]) -> Batch:
-    """Select from images in their order the first one, and others that can be sent in the same call.
-
-    `is_mapped` returns whether the called Triton has mapped an arena.
-    """
+    """Select the first image, and others for the same call; `is_mapped` returns whether the called Triton has mapped an arena."""
     first = waiting[0]
     slot = first.buffer.slot
     if max_images == 1 or first.goes_alone:
@@ -134,6 +131,5 @@ def _run_around(first: PendingImage, slot: Slot, others: Sequence[PendingImage],
 
 
 def _fit(images: list[PendingImage]) -> list[PendingImage]:
-    """Return the first images, up to the maximum size of a message."""
     sizes = accumulate(image.buffer.tensor.nbytes for image in images)
     return images[: max(1, sum(size <= _MAX_INLINE_BYTES for size in sizes))]

@@ -82,22 +82,10 @@ class BatchRequest(Generic[R]):
         check: Callable[[ModelSpec], object] = lambda _: None,
         slots: asyncio.Semaphore | None = None,
     ) -> "BatchRequest[R]":
-        """Reserve memory for the images, and check whether they can be asked about. Call `run` afterwards, which releases it.
+        """Reserve memory for the images, of which there is at least one, and check that `model`, which is asked first, can be used.
 
-        There is at least one image. `run` empties the list, so that each image can be freed when it is done.
-
-        Args:
-            pipeline: The pipeline of the worker.
-            images: The images.
-            model: Reference of the model that is asked first about each of them.
-            ask: Answers about one image; called again while the gateway is full, until the deadline.
-            call: The context of the request.
-            check: Raises what would be the error of each image, given the model's spec.
-            slots: Limits the images that are asked about at a time, if their permits do not.
-
-        Raises:
-            GatewayFull: There is not enough memory for the images now, or the batch would miss its deadline.
-            GatewayError: The model cannot be used, or that of `check`.
+        Call `run` afterwards, which empties the list and releases the memory. `ask` is called again while the gateway is full.
+        `check` raises what would be the error of each image. `slots` limit the images under way if their permits do not.
         """
         pipeline.check_circuit(model)
         memory, use = Lease(), ExitStack()
@@ -118,11 +106,7 @@ class BatchRequest(Generic[R]):
 
     @asynccontextmanager
     async def run(self, report: Report[R, T]) -> AsyncIterator[Iterator[Awaitable[T]]]:
-        """Process the images; those that are not done at the end of the `with` block are abandoned.
-
-        Yields:
-            The return values of `report`, in order of completion.
-        """
+        """Yield what `report` returns, in order of completion; what is not done at the end of the `with` block is abandoned."""
         with self._memory:
             tasks = [asyncio.create_task(self._ask_about(index, image, report)) for index, image in enumerate(self._images)]
             self._images.clear()
@@ -164,7 +148,6 @@ class BatchRequest(Generic[R]):
             return await self._try(content, call, memory)
 
     async def _try(self, image: bytes, call: CallContext, memory: Lease) -> R:
-        """Ask about an image whose memory the lease holds; retry while the gateway is full."""
         with Lease() as slot:
             if self._slots is not None:
                 await _take(self._slots, slot, call.deadline)
@@ -172,13 +155,9 @@ class BatchRequest(Generic[R]):
 
 
 class Download:
-    """Fetches an image in several attempts, if there is not enough memory for its bytes.
-
-    Before another request to the host, the attempt reserves twice the bytes received so far. This limits the number of requests.
-    """
+    """Fetches an image in several attempts, each of which first reserves twice the bytes that were received so far."""
 
     def __init__(self, fetcher: Fetcher, address: ImageAddress, memory: Reservation, deadline: Deadline) -> None:
-        """Start with an empty reservation."""
         self._fetcher = fetcher
         self._address = address
         self._memory = memory
@@ -186,12 +165,7 @@ class Download:
         self._needed = self._received = 0
 
     async def attempt(self) -> bytes:
-        """Fetch the image.
-
-        Raises:
-            GatewayFull: There is not enough memory now; the memory reserved so far is released.
-            GatewayError: See `Fetcher.fetch`.
-        """
+        """Fetch the image; if this raises `GatewayFull`, another attempt may succeed."""
         self._received = 0
         try:
             self._memory.add(self._needed)
@@ -210,7 +184,6 @@ class Download:
 
 
 async def _take(slots: asyncio.Semaphore, lease: Lease, deadline: Deadline) -> None:
-    """Take one of the slots as long as the lease lasts; raise DeadlinePassed if none is free in time."""
     try:
         async with asyncio.timeout(deadline.remaining):
             await slots.acquire()
@@ -220,7 +193,6 @@ async def _take(slots: asyncio.Semaphore, lease: Lease, deadline: Deadline) -> N
 
 
 async def _retry(attempt: Callable[[], Awaitable[T]], deadline: Deadline) -> T:
-    """Retry while the gateway is full, until shortly before the deadline."""
     while True:
         try:
             return await attempt()

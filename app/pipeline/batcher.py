@@ -21,15 +21,13 @@ class Batcher:
     """Sends the images of one model to Triton.
 
     While fewer calls are under way than allowed, an image is sent immediately. Otherwise, images wait until a call ends and are
-    sent as a batch. So batches grow with the load, and no image waits for a timer. Callers take turns; one that has less than its
-    part of the images under way has a call of its own, which may be one more than are allowed. Images of a higher priority come
-    first, and have calls of their own: others would make these longer.
+    sent as a batch: batches grow with the load, and no image waits for a timer. A caller that has less than its part of the images
+    under way has a call of its own, beyond those that are allowed. Images of a higher priority have calls of their own, too.
     """
 
     def __init__(self, calls: TritonCalls) -> None:
         self._triton = calls
         self.waiting: FairQueue[PendingImage] = FairQueue()
-        """Images that wait for a call."""
         self._under_way_by: Counter[tuple[int, str | None]] = Counter()
         """Number of images under way by priority and caller; None for those of batches."""
         self._extra_call: InFlightCall | None = None
@@ -49,12 +47,7 @@ class Batcher:
         return {call.task for call in self._under_way.values() if call.in_flight.served.is_usable}
 
     async def run(self, image: PendingImage) -> InferResult:
-        """Run the inference of an image. Its call goes on after a missed deadline.
-
-        Raises:
-            DeadlinePassed: The result did not arrive in time.
-            GatewayError: The call failed; see `TritonCalls.infer`.
-        """
+        """Run the inference of an image, whose call goes on after a missed deadline; errors are those of `TritonCalls.infer`."""
         if image.call.deadline.remaining <= 0:
             raise DeadlinePassed(LATE)
         self._isolation.note_request()
@@ -72,7 +65,6 @@ class Batcher:
             del image, timer  # the image refers to its error, whose traceback refers to this frame
 
     def _expire(self, image: PendingImage) -> None:
-        """Fail an image whose deadline has passed, or will before it can be answered."""
         if not image.result.done():
             image.result.set_exception(DeadlinePassed(LATE))
             self._leave(image)
@@ -113,11 +105,8 @@ class Batcher:
             self._under_way_by.update(map(_flow, batch.images))
             task.add_done_callback(partial(self._end, batch, in_flight))
 
+    # Batches count as a caller. Images of a higher priority do not count: they may take all calls.
     def _is_urgent(self, image: PendingImage) -> bool:
-        """Return whether a single image's caller has less than an equal part of the images under way; batches count as a caller.
-
-        Images of a higher priority do not count: they may take all calls.
-        """
         flow = _flow(image)
         own = self._under_way_by[flow]
         if image.turn.is_batch or own + 1 >= max(self._under_way_by.values(), default=0):  # as usual
@@ -127,7 +116,6 @@ class Batcher:
         return own + 1 < max(flows.values(), default=0) and (own + 1) * callers <= sum(flows.values())
 
     def _end(self, batch: Batch, in_flight: InFlightCall, task: asyncio.Task[list[InferResult]]) -> None:
-        """Set the results of a call; retry its images alone if one of them may have caused its error."""
         self._forget(batch, in_flight)
         asked = [(index, image) for index, image in enumerate(batch.images) if not image.result.done()]
         error = None if task.cancelled() else task.exception()
@@ -149,7 +137,6 @@ class Batcher:
         self.send()
 
     def _forget(self, batch: Batch, in_flight: InFlightCall) -> None:
-        """Remove a call that has ended."""
         in_flight.end()
         if self._extra_call is in_flight:
             self._extra_call = None
@@ -159,7 +146,6 @@ class Batcher:
         self._under_way_by = +self._under_way_by  # without zeros
 
     def _leave(self, image: PendingImage) -> None:
-        """Remove an image whose request has left."""
         call = self._under_way.get(image)
         if call is not None and call.batch.is_abandoned:
             call.in_flight.leave()  # the call may never end
@@ -184,10 +170,7 @@ class Batchers(defaultdict[str, Batcher]):
             batcher.send()
 
     async def close(self, seconds: float) -> None:
-        """Wait for calls under way, also abandoned ones, and stop probing.
-
-        Triton reads the slots of these calls, and may crash if the connection is closed.
-        """
+        """Wait for calls under way, also abandoned ones: Triton reads their slots, and may crash if the connection is closed."""
         tasks = [task for batcher in self.values() for task in batcher.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -200,7 +183,6 @@ def _flow(image: PendingImage) -> tuple[int, str | None]:
 
 
 def _may_be_one_image(error: BaseException | None, batch: Batch) -> bool:
-    """Return whether a single image can have caused an error, by its content or by requiring an unloaded version."""
     return isinstance(error, InferenceFailed | InvalidModelOutput) or (isinstance(error, ModelNotReady) and batch.is_pinned)
 
 

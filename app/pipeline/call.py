@@ -57,12 +57,10 @@ class Decoded(NamedTuple):
 
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
     found: Candidates | NDArray[Any] | TextSteps
     """All candidates above the model's floor, in pixels of its input; of a classifier the probabilities (classes,), of an embedding
     model the vector, of a text detector the map; of a line what is most likely at each step."""
     transform: ImageTransform
-    """The position of the image in the model's input."""
     prototypes: NDArray[Any] | None = None
     """The last output of a segmentation, from which masks are made."""
 
@@ -99,22 +97,14 @@ class Question(Protocol[Result_co]):
         """Task of the model."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result_co]:
-        """Check the question against the model, and return the reader of its answer.
-
-        Raises:
-            WrongTask: The model has another task.
-            InvalidParameter: The model does not support a parameter.
-            NotOffered: The answer needs an extra that is not installed.
-        """
+        """Check the question against the model, and return the reader; raises WrongTask, InvalidParameter or NotOffered."""
 
 
 class DetectOptions(NamedTuple):
-    """Parameters of a detection."""
+    """Parameters of a detection; `model` and `version` are those of `Question`."""
 
     model: str | None
-    """Name of the model; None for the default model."""
     confidence: float
-    """Minimum score."""
     classes: list[str] | None
     """Names or ids; None for all classes."""
     max_detections: int
@@ -123,7 +113,6 @@ class DetectOptions(NamedTuple):
     agnostic: bool = False
     """Whether boxes of different classes can count as one object."""
     version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
     lowers_iou: bool = False
     """Whether an `iou` above the maximum of the model is lowered to it; otherwise it is rejected."""
     default_iou: float | None = None
@@ -134,16 +123,9 @@ class DetectOptions(NamedTuple):
     task: Task = DetectionHead.task
     """Task of the model, one of `HEADS`."""
     masks: MaskFormat = "polygon"
-    """How the masks of a segmentation are encoded."""
 
     def reader(self, spec: ModelSpec) -> Reader["Detections"]:
-        """Return the reader of detections.
-
-        Raises:
-            WrongTask: The model has another task.
-            InvalidParameter: The model does not have one of the classes, or its own suppression has a lower threshold than `iou`.
-            NotOffered: What encodes the masks is not installed.
-        """
+        """Return the reader of detections; errors are those of `Question.reader`."""
         head = spec.expect_head(HEADS[self.task])
         class_ids = to_class_ids(self.classes, spec.labels, drops_unknown=self.drops_unknown)
         iou = self.default_iou if self.iou is None and not head.finds_once else self.iou
@@ -162,26 +144,18 @@ class DetectOptions(NamedTuple):
 
 
 class TaskOptions(NamedTuple, Generic[Result]):
-    """Parameters of a question of a task without boxes."""
+    """Parameters of a question of a task without boxes; `model` and `version` are those of `Question`."""
 
     task: Task
     """Task of the model, one of `_WAYS`."""
     model: str | None
-    """Name of the model; None for the default model."""
     confidence: float = 0.0
     """Minimum score of a class, or of a line of text."""
     top_k: int = 1
-    """Maximum number of classes."""
     version: int | None = None
-    """Version of the model; None for the newest that Triton has loaded."""
 
     def reader(self, spec: ModelSpec) -> Reader[Result]:
-        """Return the reader of what the task gives.
-
-        Raises:
-            WrongTask: The model has another task.
-            NotOffered: What reads its answers is not installed.
-        """
+        """Return the reader of what the task gives; errors are those of `Question.reader`."""
         way = _WAYS[self.task]
         spec.expect_head(way.head)
         if self.task == "text_detection":
@@ -198,13 +172,11 @@ class CallContext(NamedTuple):
     request_id: str
     """Id in Triton's log."""
     caller: Caller = ANYBODY
-    """Whose request it is."""
     trace: TraceContext | None = None
     """Parent span of Triton's spans; None without tracing."""
     is_batch: bool = False
     """Whether the image belongs to a batch, and comes behind single ones."""
     image_index: int = 0
-    """Position of the image in its batch."""
     is_later_step: bool = False
     """Whether the request has been answered in part already: then the rest comes before new requests."""
     allows_truncated: bool = False
@@ -230,10 +202,7 @@ class CallContext(NamedTuple):
 def question_for(
     spec: ModelSpec, confidence: float | None = None, *, top_k: int = 1, model: str | None = None, version: int | None = None
 ) -> Question[Any]:
-    """Make a question that the model can answer, with the default confidence of its task unless another one is given.
-
-    It asks for as much as possible but masks; `model` and `version` name the model, by default by its own name.
-    """
+    """Ask a model for all that it finds but masks, by default under its own name and with the confidence of its task."""
     name = model or spec.name
     task = spec.head.task
     confidence = _DEFAULT_CONFIDENCES.get(task, 0.25) if confidence is None else confidence
@@ -243,12 +212,7 @@ def question_for(
 
 
 def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> Decoded:
-    """Decode the outputs for one image.
-
-    Raises:
-        InvalidImage: The model reports that it could not decode the image.
-        InvalidModelOutput: The outputs are invalid.
-    """
+    """Decode the outputs for one image; raises InvalidImage if the model could not decode it, or InvalidModelOutput."""
     if (way := _WAYS.get(spec.head.task)) is not None:
         return Decoded(spec, result.version, way.decode(spec, result.outputs), transform)
     prototypes = take_outputs(spec, result.outputs)[-1] if isinstance(spec.head, SegmentationHead) else None
@@ -258,7 +222,6 @@ def decode(spec: ModelSpec, result: InferResult, transform: ImageTransform) -> D
 def _read_detections(
     wanted: Callable[[Candidates], Candidates], options: DetectOptions, decoded: Decoded, deadline: Deadline
 ) -> Detections:
-    """Select the requested detections and map them to the image."""
     spec, transform = decoded.spec, decoded.transform
     assert isinstance(decoded.found, Candidates)  # noqa: S101 - of a model with boxes
     head, found = spec.head, wanted(decoded.found)
@@ -311,8 +274,6 @@ def _read_embedding(_: TaskOptions[Any], decoded: Decoded, __: Deadline) -> Embe
 
 
 class _Way(NamedTuple):
-    """How the outputs of a model without boxes become an answer."""
-
     head: type[Any]
     decode: Callable[[ModelSpec, Mapping[str, NDArray[Any]]], NDArray[Any] | TextSteps]
     read: Callable[[TaskOptions[Any], Decoded, Deadline], Any]

@@ -30,16 +30,12 @@ _LATE = "the request took too long in the gateway"
 class DecodeThreads:
     """Runs the jobs of all callers in turn, in a fixed number of threads, and large images and bodies in as many others.
 
-    Shadows have a thread of their own, so that they take none of those.
-
-    Those have a lower priority than all else in this session or container, such as a model that runs on the same CPUs. Other jobs
-    do not wait for them. Only the event loop changes the queues: a lock that the threads share with it would cost more than the
-    queues themselves.
+    The others have a lower priority than all else in this session or container, such as a model that runs on the same CPUs. Shadows
+    have a thread of their own. Only the event loop changes the queues: a lock would cost more than the queues themselves.
     """
 
     def __init__(self, threads: int) -> None:
         self._jobs: set[_Job[Any]] = set()
-        """Jobs that have not ended."""
         # The event loop may be late, which does not matter between large images.
         self._small = _Lane("decode", threads, ahead=threads, niceness=0)
         self._large = _Lane("decode_large", threads, ahead=0, niceness=_NICENESS)
@@ -59,17 +55,9 @@ class DecodeThreads:
             lane.close()
 
     async def run(self, work: Callable[[], T], deadline: Deadline, *leases: Lease, turn: Turn) -> T:
-        """Run `work` in a thread.
+        """Run `work`, which cannot be stopped, in a thread, and keep the leases until it has ended; raises DeadlinePassed.
 
-        Args:
-            work: Dropped, so that what it refers to is freed, if this call is cancelled or misses its deadline before a thread has
-                taken it. Running work continues, because a thread cannot be stopped.
-            deadline: Deadline of this call.
-            turn: Whose job it is, and its cost.
-            leases: Leases of resources that the work uses; kept until it has ended, which may be later than this call.
-
-        Raises:
-            DeadlinePassed: The work did not end in time.
+        It is dropped, so that what it refers to is freed, if this is cancelled or late before a thread has taken it.
         """
         remaining = deadline.remaining
         if remaining <= 0:
@@ -103,14 +91,11 @@ class DecodeThreads:
         return self._small if turn.cost < LARGE_PIXELS else self._large
 
     def _end(self, lane: "_Lane", job: "_Job[Any]") -> None:
-        """Note that a thread has ended a job, or found that it was dropped."""
         self._jobs.discard(job)
         lane.end()
 
 
 class _Lane:
-    """Threads, and the jobs that wait for them."""
-
     def __init__(self, name: str, threads: int, *, ahead: int, niceness: int) -> None:
         self.queue: FairQueue[_Job[Any]] = FairQueue()
         """Jobs that the threads do not have."""
@@ -124,19 +109,16 @@ class _Lane:
             thread.start()
 
     def start(self) -> None:
-        """Give the threads the jobs whose turn it is."""
         while self._free and (job := self.queue.next()) is not None:
             self._free -= 1
             self.queue.begin(job)
             self._started.put(job)
 
     def end(self) -> None:
-        """Note that a thread has ended a job."""
         self._free += 1
         self.start()
 
     def close(self) -> None:
-        """End the threads."""
         for _ in self._threads:
             self._started.put(None)
         for thread in self._threads:
@@ -159,19 +141,16 @@ class _Job(Generic[T]):
         """Done when the thread has ended the work, even if nobody waits for the result any more."""
 
     def take(self) -> Callable[[], T] | None:
-        """Take the work, to run or to drop it; None if that was done before."""
         try:
             return self.queued.pop()
         except IndexError:
             return None
 
     def miss_deadline(self) -> None:
-        """Stop waiting for the result."""
         if not self.result.done():
             self.result.set_exception(DeadlinePassed(_LATE))
 
     def run(self) -> None:
-        """Run the work in this thread, unless it was dropped."""
         work = self.take()
         result: T | None = None
         error: BaseException | None = None

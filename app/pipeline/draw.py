@@ -15,15 +15,7 @@ _DECODINGS: dict[PictureType, int] = {"image/jpeg": 2, "image/png": 8}
 
 
 async def draw(pipeline: Pipeline, data: bytes, found: Detections, picture_type: PictureType, call: CallContext) -> bytes:
-    """Draw what was found on the upright image, at its full size; return the encoded picture.
-
-    The request has no permit for the model any more. Drawing is limited by the memory for images, the decoding threads and the
-    deadline.
-
-    Raises:
-        GatewayFull: There is not enough memory or time to draw the picture now.
-        GatewayError: The image cannot be decoded, or the deadline has passed.
-    """
+    """Draw what was found on the upright image, at its full size and without a permit; return the encoded picture."""
     call.timing.begin(DRAW)
     admission, limits = pipeline.admission, pipeline.limits.pixels
     labels = found.spec.labels

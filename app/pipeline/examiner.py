@@ -1,7 +1,7 @@
 """Find models that a Triton answers for wrongly, or with nothing but errors, by asking about the golden picture.
 
-What a model finds there is compared with what `add` has found, and with the first answer of this Triton. One that is wrong twice is
-left out there: its circuit opens in all workers, and asks on.
+What a model finds there is compared with what `add` has found, and with the first answer of this Triton. A model that is wrong
+twice is left out there: its circuit opens in all workers, and asks on.
 """
 
 import asyncio
@@ -49,8 +49,6 @@ LOG = structlog.get_logger()
 
 
 class _Known:
-    """What is known of a model on a Triton."""
-
     def __init__(self, spec: ModelSpec, connection: int, errors: int) -> None:
         self.spec = spec
         self.connection = connection
@@ -73,7 +71,6 @@ class Examiner:
     """Asks Tritons about the golden picture. One worker of a host does so, and every worker where it leaves a model out."""
 
     def __init__(self, pool: TritonPool, metrics: Metrics, circuit: Callable[[ModelOnServer, ModelSpec], CircuitBreaker]) -> None:
-        """Start without asking. `circuit` returns the circuit of a model on a Triton."""
         self._pool = pool
         self._metrics = metrics
         self._circuit = circuit
@@ -99,11 +96,7 @@ class Examiner:
         self._metrics.table.add(self._errors_column(served, spec), 1)
 
     async def probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        """Ask a model that is left out once.
-
-        Raises:
-            GatewayError: The answer is not right, or there is none.
-        """
+        """Ask a model that is left out once; raises GatewayError if the answer is not right, or there is none."""
         spec = served.server.specs.peek(spec.reference) or spec
         known = self._know(served, spec)
         if not (self._metrics.table.is_first or added_values(spec)):
@@ -131,7 +124,6 @@ class Examiner:
                 self.tasks[server, ""] = asyncio.create_task(self._ask_all(server, defaults))
 
     async def _ask_all(self, server: TritonBackend, defaults: Collection[str]) -> None:
-        """Ask a Triton all that is due, one question after the other, but do not wait for a model that hangs."""
         try:
             for spec in await self._specs(server, defaults):
                 served, key = server.model(spec.reference), (server, spec.reference)
@@ -139,12 +131,11 @@ class Examiner:
                 is_due = key not in self.tasks and self._is_due(served, known, is_default=spec.name in defaults)
                 if is_due and not served.is_wrong:
                     self.tasks[key] = asyncio.create_task(self._ask(served, known))
-                    await asyncio.wait({self.tasks[key]}, timeout=_LIST_SECONDS)
+                    await asyncio.wait({self.tasks[key]}, timeout=_LIST_SECONDS)  # it may hang
         except Exception:
             LOG.exception("the golden picture could not be asked about", triton=server.address)
 
     async def _specs(self, server: TritonBackend, defaults: Collection[str]) -> list[ModelSpec]:
-        """Return the specs of all versions of models that a Triton has loaded."""
         before, listed_at, references = self._listed.get(server, (None, 0.0, set()))
         if monotonic() - listed_at >= _LIST_SECONDS:
             used = {split_reference(each)[0] for each in server.specs.models}
@@ -188,7 +179,6 @@ class Examiner:
         return is_default or not known.was_right or self._metrics.count_images(known.spec.reference) > known.images
 
     async def _ask(self, served: ModelOnServer, known: _Known) -> None:
-        """Ask a model, and again if the answer is wrong; leave it out if another one is."""
         known.asked_at, known.errors = monotonic(), self._errors(served, known.spec)
         known.images = self._metrics.count_images(known.spec.reference)
         try:
@@ -206,7 +196,6 @@ class Examiner:
             LOG.exception("the golden picture could not be asked about", triton=served.server.address, model=known.spec.reference)
 
     def _errors(self, served: ModelOnServer, spec: ModelSpec) -> int:
-        """Return how many errors of a model workers have got."""
         return self._metrics.table.total(self._errors_column(served, spec))
 
     def _errors_column(self, served: ModelOnServer, spec: ModelSpec) -> int:
@@ -219,11 +208,7 @@ class Examiner:
             self._metrics.wrong_answers.add(1, known.spec.reference)
 
     async def _why_wrong(self, served: ModelOnServer, known: _Known) -> str:
-        """Ask a model; return why its answer is wrong, empty if it is right or there is nothing to compare it with.
-
-        Raises:
-            GatewayError: There is no answer, which says nothing of the model.
-        """
+        """Return why a model's answer is wrong; empty if it is right, or there is nothing to compare it with."""
         spec, added = known.spec, added_values(known.spec)
         values = [golden for golden in (added, known.first) if golden is not None]
         try:
@@ -253,7 +238,6 @@ def _count_questions(spec: ModelSpec) -> int:
 
 
 async def _count_inferences(server: TritonBackend, spec: ModelSpec, before: int) -> int:
-    """Return how many images a Triton has processed since it has loaded a model; as many as before if it does not say so."""
     try:
         statistics = await read_statistics(server.client, _STATISTICS_SECONDS)
     except GatewayError:
@@ -262,7 +246,6 @@ async def _count_inferences(server: TritonBackend, spec: ModelSpec, before: int)
 
 
 async def _infer(served: ModelOnServer, spec: ModelSpec) -> Golden:
-    """Return what a model finds in the golden picture."""
     asked = msgspec.structs.replace(spec, output_names=(*spec.output_names, SAMPLE)) if spec.gives_sample else spec
     tensor = await asyncio.to_thread(golden_input, spec)  # takes tens of milliseconds
     result = await served.server.client.infer(asked, [tensor], timeout_seconds=_QUEUE_SECONDS, request_id="golden")

@@ -54,7 +54,6 @@ def read_golden(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]], version: s
 
 
 def _summarize(values: NDArray[Any]) -> list[float]:
-    """Return sums of parts of a vector, or means of parts of a table."""
     if values.ndim == 1:
         return [float(part.sum(dtype=np.float64)) for part in np.array_split(values, _BLOCKS**2)]
     rows = np.array_split(values, _BLOCKS)
@@ -66,18 +65,14 @@ def _round(values: Sequence[float]) -> tuple[float, ...]:
 
 
 @lru_cache(64)
-def _parse(text: str) -> dict[str, Golden]:
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(text, type=dict[str, Golden])
+def parse(golden: str) -> dict[str, Golden]:
+    """Return what `add` has found in the golden picture with each version of a model, which its config has as JSON."""
+    with suppress(msgspec.DecodeError):  # such as of nothing
+        return msgspec.json.decode(golden, type=dict[str, Golden])
     return {}
-
-
-def values_of(spec: ModelSpec) -> Mapping[str, Golden]:
-    """Return what `add` has found in the golden picture with each version of a model."""
-    return _parse(spec.golden) if spec.golden else {}
 
 
 def added_values(spec: ModelSpec) -> Golden | None:
     """Return what `add` has found with the version of a spec; None if that is nothing."""
-    golden = values_of(spec).get(spec.version)
+    golden = parse(spec.golden).get(spec.version)
     return None if golden == Golden() else golden

@@ -21,20 +21,14 @@ class Cache(Protocol):
         """Return whether what this model finds may be cached, and the request allows it."""
 
     async def get(self, data: bytes, spec: ModelSpec, call: CallContext, find: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """Return what a model finds in an encoded image, from the cache, from the same question under way, or from `find`.
-
-        Raises the errors of `find`, and DeadlinePassed.
-        """
+        """Return what a model finds in an image: from the cache, the same question under way, or `find`, with its errors."""
 
 
 class Choice(Protocol):
     """The model that a route has chosen for a request, or for the images of a batch."""
 
     async def run(self, data: Source, question: Question[Result], call: CallContext, attempt: Attempt[Result]) -> Result:
-        """Answer a question by the chosen model, or by another one of the route if that fails.
-
-        Raises the errors of `attempt`; those about the model name the route.
-        """
+        """Answer a question by the chosen model, or by another one if that fails; errors about the model name the route."""
 
 
 class Router(Protocol):

@@ -14,18 +14,13 @@ class Limits(NamedTuple):
 
     decode_threads: int
     pixels: PixelLimits
-    """Maximum sizes of images."""
     timeout_seconds: float
     """Time from the end of a request's body to its response."""
     max_timeout_seconds: float
     """Maximum of the time that a caller may ask for."""
 
     def timeout(self, timeout_ms: int | None, images: int = 1) -> float:
-        """Return how many seconds a request with this number of images has from the end of its body to its response.
-
-        Raises:
-            InvalidParameter: The caller asks for too much time.
-        """
+        """Return the seconds that a request with so many images has from the end of its body."""
         if timeout_ms is None:
             grown = self.timeout_seconds * (1 + (images - 1) * _MORE_PER_IMAGE)
             return max(self.timeout_seconds, min(grown, self.max_timeout_seconds))

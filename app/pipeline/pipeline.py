@@ -132,11 +132,7 @@ class Pipeline:
         return self.router.choose(question.model or self.default_for(question.task), call)
 
     def check_circuit(self, model: str) -> None:
-        """Reject a request for a model that no Triton can run at the moment.
-
-        Raises:
-            CircuitOpen: The model's circuit is open for each Triton that has the model.
-        """
+        """Raise CircuitOpen for a model that no Triton can run at the moment."""
         if not self.tritons.is_usable(model):
             if self.tritons.is_wrong(model):
                 raise CircuitOpen(WRONG)
@@ -154,11 +150,7 @@ class Pipeline:
         return {"model": name} if self.is_known(name) else {}
 
     async def spec(self, model: str) -> ModelSpec:
-        """Return the spec of a model; ask Triton if necessary.
-
-        Raises:
-            GatewayError: The model does not exist or cannot be used.
-        """
+        """Return the spec of a model; ask Triton if necessary."""
         try:
             return await self.tritons.spec(model)
         except UnknownModel as error:
@@ -185,13 +177,7 @@ class Pipeline:
         return _NOTHING if self.on_demand is None else self.on_demand.using(split_reference(model)[0])
 
     async def prepare(self, model: str, deadline: Deadline, caller: Caller = ANYBODY) -> ModelSpec:
-        """Return the spec of a model, and create slots for its input tensors; load it on demand if the caller may.
-
-        Raises:
-            DeadlinePassed: Triton did not answer in time.
-            CircuitOpen: As for `check_circuit`.
-            GatewayError: The model does not exist or cannot be used.
-        """
+        """Return the spec of a model, and create slots for its input tensors; load it on demand if the caller may."""
         spec = self.tritons.cached(model)
         is_loaded = self.on_demand is None or self.on_demand.has(split_reference(model)[0])
         if spec is not None and is_loaded and self._transport.is_prepared(spec.image_bytes):
@@ -230,22 +216,13 @@ class Pipeline:
             await self.router.refresh()
 
     async def warm_up(self) -> None:
-        """Run one inference with the default model, to measure its speed before the first request.
-
-        Raises:
-            GatewayError: The inference failed.
-        """
+        """Run one inference with the default model, to measure its speed before the first request."""
         call = CallContext(Deadline.after(self.limits.timeout_seconds), Timing(), "warm-up")
         spec = await self.prepare(self.default_reference, call.deadline)
         await self.run_model(self.default_reference, BLANK_IMAGE, question_for(spec, 1.0), call)
 
     async def run(self, data: Source, question: Question[Result], call: CallContext) -> Result:
-        """Answer a question about one encoded image, or a part of a decoded one.
-
-        Raises:
-            DeadlinePassed: The deadline passed; the message names the step.
-            GatewayError: A step failed.
-        """
+        """Answer a question about one encoded image, or a part of a decoded one; the message of DeadlinePassed names the step."""
         if (choice := self.choose_of_route(question, call)) is not None:
             return await choice.run(data, question, call, lambda model, own_call: self.run_model(model, data, question, own_call))
         model, call = self.choose(question.model or self.default_for(question.task), question.version, call)
@@ -254,7 +231,7 @@ class Pipeline:
     async def run_model(
         self, model: str, data: Source, question: Question[Result], call: CallContext, held: Lease | None = None
     ) -> Result:
-        """Answer a question about an image by this model, whichever one it names, or from the cache; errors are those of `run`.
+        """Answer a question about an image by this model, whichever one it names, or from the cache.
 
         Whoever decoded an image holds its memory meanwhile; a thread that draws a patch of it keeps it even if this is cancelled.
         `held` holds the memory of an encoded image of a batch, and is kept as long as a thread or a Triton reads the image.
@@ -285,10 +262,6 @@ class Pipeline:
     async def _admit(
         self, spec: ModelSpec, memory: Reservation, call: CallContext, held: Lease | None = None, *, is_refused: bool = True
     ) -> Permit:
-        """Admit an image as what it belongs to: a single request, a batch, or a later step of a request.
-
-        Its memory grows by the bytes of its tensor; for a batch, whose images wait for long, only once it is admitted.
-        """
         nbytes = 0 if spec.input_format is InputFormat.FILE else spec.image_bytes
         if not call.is_batch:
             memory.add(nbytes, is_refused=is_refused)
@@ -297,7 +270,7 @@ class Pipeline:
         permit = await self.batch_queue(spec, call.caller).admit(call.deadline, is_later_step=call.is_later_step)
         if held is not None:
             held.keep_until_release(permit)
-        try:
+        try:  # not before it is admitted: images of batches wait for long
             memory.add(nbytes, is_refused=is_refused)
         except BaseException:
             permit.release()
@@ -307,12 +280,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def decoded(self, data: bytes, call: CallContext) -> AsyncIterator[Patch]:
-        """Decode an image at its full size; its memory is held until the `with` block and all threads that read it have ended.
-
-        Raises:
-            DeadlinePassed: There was no thread in time.
-            GatewayError: As `preprocess.decode_image` says.
-        """
+        """Decode an image at its full size; its memory is held until the `with` block and all threads that read it have ended."""
         with Lease() as lease:
             memory = self.admission.memory.reserve(call.caller)
             lease.on_release(memory.release)
@@ -340,7 +308,6 @@ class Pipeline:
     async def _infer(  # noqa: PLR0913, PLR0917 - the parts of a request
         self, data: Source, spec: ModelSpec, question: Question[Result], reader: Reader[Result], call: CallContext, permit: Permit
     ) -> tuple[ModelSpec, Reader[Result], InferResult, ImageTransform]:
-        """Run the inference of an admitted image; start over, with another spec and reader, if the model is replaced meanwhile."""
         replaced = ModelReplaced if self.on_demand is None else ModelNotReady  # it was unloaded: it is loaded again
         for _ in range(_MAX_REPLACEMENTS):
             with suppress(replaced):
@@ -380,7 +347,6 @@ class Pipeline:
     async def _read(
         self, read: Callable[[], T], reader: Reader[Any], transform: ImageTransform, call: CallContext, lease: Lease
     ) -> T:
-        """Run what reads a result, in a thread if the reader is heavy; the lease is kept as long."""
         if reader.is_heavy:
             drawn = transform.image_width * transform.image_height if reader.pixel_bytes else 0
 

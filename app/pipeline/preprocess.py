@@ -43,16 +43,9 @@ def is_quick_to_check(data: bytes) -> bool:
 def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the worker and the request share
     data: bytes, pixels: int, spec: ModelSpec, workspace: Workspace, call: CallContext, lease: Lease
 ) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input tensor with the pixels of an image, or with the encoded file once its header is checked.
+    """Fill the input tensor with an image, or with the encoded file once its header is checked; the lease releases its slot.
 
-    The lease releases the tensor's slot.
-
-    Returns:
-        The input tensor, and the position of the image in it.
-
-    Raises:
-        GatewayFull: There is not enough memory to decode the image now.
-        GatewayError: The image is rejected; see `read_header` and `decode`.
+    Returns the tensor and the position of the image in it; raises the errors of `read_header` and `decode`, and GatewayFull.
     """
     call.timing.lap("queue")
     start = monotonic()
@@ -82,11 +75,7 @@ def fill_input(  # noqa: PLR0913, PLR0917 - the image, its model, and what the w
 def fill_from_patch(
     patch: Patch, spec: ModelSpec, workspace: Workspace, call: CallContext, lease: Lease
 ) -> tuple[InputBuffer, ImageTransform]:
-    """Fill the input tensor with a part of a decoded image; lease and return value as for `fill_input`.
-
-    Raises:
-        UnsupportedModel: The model takes encoded files.
-    """
+    """Fill the input tensor with a part of a decoded image, as `fill_input`; raises UnsupportedModel if the model takes files."""
     call.timing.lap("queue")
     if spec.dtype is None:
         raise UnsupportedModel(f"{spec.name} takes encoded files, and so cannot be asked about parts of an image")
@@ -120,7 +109,6 @@ def decode_image(data: bytes, pixels: int, workspace: Workspace, call: CallConte
 def _allocate(
     spec: ModelSpec, fit: Fit, transform: ImageTransform, transport: Transport, lease: Lease
 ) -> tuple[InputBuffer, NDArray[np.uint8]]:
-    """Allocate the input tensor, and the canvas, which may be the tensor itself."""
     assert spec.dtype is not None  # noqa: S101 - checked by the callers
     size = canvas_size(fit, transform) if spec.is_sized_by_image else spec.input_size
     buffer = transport.allocate(spec.shape_of(size), spec.dtype, spec.image_bytes, lease)

@@ -32,21 +32,14 @@ def smallest_size(spec: ModelSpec) -> tuple[int, int]:
 
 
 def file_input(data: bytes) -> NDArray[np.uint8]:
-    """Make the input tensor of one encoded image."""
+    """Make the input tensor of one encoded image, or of a text in UTF-8."""
     tensor = np.empty(bytes_element_size(data), np.uint8)
     write_bytes_element(data, tensor)
     return tensor
 
 
 async def run_probe(client: TritonClient, spec: ModelSpec) -> bool:
-    """Run one inference with a blank image as soon as Triton can be reached.
-
-    Returns:
-        False if the model failed: it cannot process the blank image, or this Triton is broken. True for any other response.
-
-    Raises:
-        TritonUnavailable, DeadlinePassed: Triton did not respond within about a minute after it could be reached.
-    """
+    """Run one inference with a blank image as soon as Triton can be reached; return False if the model failed."""
     call = client.infer(spec, [blank_input(spec)], timeout_seconds=_QUEUE_SECONDS, request_id="probe", waits_for_connection=True)
     task = asyncio.ensure_future(call)
     try:

@@ -1,4 +1,4 @@
-"""The results of models, one type for each kind of task."""
+"""The results of models, one type for each kind of task; the version is that of the model that answered."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,7 +27,6 @@ class Detections(NamedTuple):
     """Size of the upright image, pixels."""
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
     masks: Sequence[Mask] | None = None
     """(n,) for a segmentation with masks."""
     keypoints: NDArray[np.float32] | None = None
@@ -59,10 +58,8 @@ class Classifications(NamedTuple):
     """(n,) 0 to 1."""
     width: int
     height: int
-    """Size of the upright image, pixels."""
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
 
 
 class TextRegions(NamedTuple):
@@ -74,10 +71,8 @@ class TextRegions(NamedTuple):
     """(n,) 0 to 1."""
     width: int
     height: int
-    """Size of the upright image, pixels."""
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
 
     def as_detections(self, titles: Sequence[str] | None = None) -> Detections:
         """Return the lines as oriented boxes of one class, with these titles, such as their texts."""
@@ -96,7 +91,6 @@ class TextLine(NamedTuple):
     """0 to 1: the mean of the characters' scores."""
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
 
 
 class Embedding(NamedTuple):
@@ -108,10 +102,8 @@ class Embedding(NamedTuple):
     """Length of the model's own vector."""
     width: int
     height: int
-    """Size of the upright image, pixels."""
     spec: ModelSpec
     version: str
-    """Version of the model that answered."""
 
 
 TaskResult = Detections | Classifications | Embedding

@@ -15,9 +15,10 @@ from app.model.heads import EmbeddingHead
 from app.model.spec import ModelSpec
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
+from app.pipeline.probe import file_input
 from app.pipeline.results import Embedding
 from app.telemetry.timing import Timing
-from app.triton.messages import InferResult, bytes_element_size, write_bytes_element
+from app.triton.messages import InferResult
 from app.triton.status import ModelReplaced
 
 Declared = tuple[str, str, tuple[int, ...]]
@@ -30,12 +31,7 @@ T = TypeVar("T")
 async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
     pipeline: Pipeline, model: str, version: int | None, declared: Declared, read: Read, call: CallContext
 ) -> tuple[ModelSpec, InferResult]:
-    """Run the inference of a tensor of one or several images, which is read once name, datatype and shape are checked.
-
-    Raises:
-        MalformedRequest: The tensor is not one for the model's input, or the outputs for its images differ in shape.
-        GatewayError: As `read` and `Pipeline.run` say.
-    """
+    """Run the inference of a tensor of one or several images, which is read once name, datatype and shape are checked."""
 
     async def ask(spec: ModelSpec, own_call: CallContext) -> tuple[ModelSpec, InferResult]:
         count = _count_images(spec, declared)
@@ -46,20 +42,13 @@ async def run_tensor(  # noqa: PLR0913, PLR0917 - the parts of a request
 
 
 async def run_text(pipeline: Pipeline, model: str, version: int | None, text: bytes, call: CallContext) -> Embedding:
-    """Ask a model whose input is one text, of type BYTES and in UTF-8, for the vector that describes it.
-
-    Raises:
-        UnsupportedModel: The model takes no text.
-        GatewayError: As `Pipeline.run` says.
-    """
+    """Ask a model whose input is one text, of type BYTES and in UTF-8, for the vector that describes it."""
 
     async def ask(spec: ModelSpec, own_call: CallContext) -> Embedding:
         spec.expect_head(EmbeddingHead)
         if spec.dtype is not None:
             raise UnsupportedModel(f"{spec.name} takes no text: its input is no tensor of type BYTES")
-        tensor = np.empty(bytes_element_size(text), np.uint8)
-        write_bytes_element(text, tensor)
-        result = await pipeline.run_tensor(tensor, spec, own_call)
+        result = await pipeline.run_tensor(file_input(text), spec, own_call)
         return Embedding(*to_unit(decode_vector(spec, result.outputs)), 0, 0, spec, result.version)
 
     return await _ask(pipeline, model, version, call, ask)
@@ -68,7 +57,6 @@ async def run_text(pipeline: Pipeline, model: str, version: int | None, text: by
 async def _ask(
     pipeline: Pipeline, model: str, version: int | None, call: CallContext, ask: Callable[[ModelSpec, CallContext], Awaitable[T]]
 ) -> T:
-    """Ask a model, given its spec and the call to it; once more if it is replaced meanwhile."""
 
     async def attempt() -> T:
         reference, own_call = pipeline.choose(model, version, call)

@@ -103,11 +103,7 @@ class TritonCalls:
     async def infer(self, batch: Batch, in_flight: InFlightCall) -> list[InferResult]:
         """Run the inference of a batch, with at most one retry, which may move the call; return the result of each image.
 
-        Raises:
-            DeadlinePassed: Triton dropped the request, or there is no time for a retry.
-            ModelNotReady: The model has been unloaded; ModelReplaced: or replaced.
-            InvalidModelOutput: A tensor has the wrong number of images.
-            GatewayError: See `TritonClient.infer`.
+        Raises ModelNotReady if the model has been unloaded, ModelReplaced, and the errors of `TritonClient.infer`.
         """
         for _ in batch.images:
             self._retries.note_request()
@@ -164,11 +160,6 @@ class TritonCalls:
         return result
 
     async def _restore_slot(self, batch: Batch, in_flight: InFlightCall, slot: Slot | None) -> Slot | None:
-        """Let Triton map the arena again; return None if the tensors have to be sent inline.
-
-        Raises:
-            Unreachable, Disconnected, Draining: Triton has been stopped meanwhile.
-        """
         if slot is None or batch.remaining_seconds <= 0:
             return None
         try:
@@ -179,7 +170,6 @@ class TritonCalls:
             return None
 
     def _move(self, batch: Batch, in_flight: InFlightCall, error: GatewayError) -> bool:
-        """Move a failed call to another Triton, if one works and accepts batches of this size; return whether it was moved."""
         if batch.is_abandoned:
             return False
         other = self.pool.find_other(in_flight.served, batch.spec, len(batch.images))
@@ -233,7 +223,6 @@ class TritonCalls:
         return result
 
     def _note_end(self, batch: Batch, in_flight: InFlightCall, error: GatewayError | None) -> None:
-        """Record the outcome of a call, and its duration even if it was late or Triton dropped it."""
         served, spec = in_flight.served, batch.spec
         if isinstance(error, Unanswered) and served.answered_at > in_flight.began_at:
             return  # only this call was lost
@@ -256,13 +245,11 @@ class TritonCalls:
             self.pool.forget(served, spec.reference)
 
     def _note_silence(self, called: ModelOnServer) -> None:
-        """Open the circuits of all models with calls under way at a Triton that answers nothing."""
         for served in {called, *(served for served in called.server.models.values() if served.images)}:
             if served.circuit is not None:
                 served.circuit.open()
 
     def _note_missed(self, image: PendingImage, call: Call | None) -> bool:
-        """Record a failure for an image without a result if Triton answers nothing at all; return whether that is so."""
         silent = [served for served in self._waited_for(image, call) if served.server.silence.note_missed()]
         for served in silent:
             self._note_failure(served, image.spec)
@@ -276,10 +263,7 @@ class TritonCalls:
         return [server.model(image.spec.reference) for server in self.pool.servers]
 
     def _note_hang(self, image: PendingImage, call: Call | None, goes_on: bool) -> None:  # noqa: FBT001 - for `call_later`
-        """Record a failure for an image without a result, unless Triton has answered others for the model meanwhile.
-
-        If the call goes on, it keeps the permit.
-        """
+        """Record a failure for an image without a result, unless Triton has answered others for the model meanwhile."""
         for served in self._waited_for(image, call):
             if served.images and served.answered_at < image.ready_at:
                 self._note_failure(served, image.spec)
@@ -287,7 +271,6 @@ class TritonCalls:
                     self.circuit(served, image.spec).open()
 
     def _note_failure(self, served: ModelOnServer, spec: ModelSpec, *, is_lost: bool = False) -> None:
-        """Record a failure; `is_lost` opens the circuit immediately if another Triton works."""
         self.metrics.triton_failures.add(1, self.metrics.table.alias(served.server.address), spec.reference)
         served.server.specs.expire(spec.reference)
         circuit = self.circuit(served, spec)
@@ -303,11 +286,7 @@ class TritonCalls:
         return served.circuit
 
     async def _probe(self, served: ModelOnServer, spec: ModelSpec) -> None:
-        """Check that a Triton can run a model; ignore a failure of the model that also occurs at another Triton.
-
-        Raises:
-            GatewayError: Triton cannot run the model.
-        """
+        """Raise GatewayError if a Triton cannot run a model, unless the model fails at another Triton as well."""
         if served.is_wrong:
             await self.examiner.probe(served, spec)
             served.forget_speed()
@@ -325,9 +304,7 @@ class TritonCalls:
 
 
 def calls_per_worker(calls: int, table: WorkerTable, spec: ModelSpec) -> float:
-    """Return how many calls for a model this worker may have under way at one Triton.
-
-    Other images wait here, where they form batches and callers take turns.
+    """Return how many calls for a model this worker may have under way at one Triton; other images wait, and form batches.
 
     `calls` is the number for all workers in the table; 0: one more than Triton runs at a time, or twice that without batches.
     """

@@ -12,10 +12,7 @@ def rate_faces(keypoints: NDArray[np.float32], scores: NDArray[np.float32]) -> N
 
     The quality is a product: the score, the detail (1 if the eyes are at least 53 pixels apart), and how far the face looks
     towards the camera (1 if the nose is halfway between the eyes, 0 if it is beside them). It does not tell a blurred face.
-
-    Args:
-        keypoints: (n, 5, 2 or more) x y in pixels of the image: left and right eye, nose, corners of the mouth.
-        scores: (n,) of the detector.
+    The keypoints (n, 5, 2 or more) are x y in pixels of the image: left and right eye, nose, corners of the mouth.
     """
     left, right, nose = keypoints[:, 0, :2], keypoints[:, 1, :2], keypoints[:, 2, :2]
     eyes = right - left

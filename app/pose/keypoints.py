@@ -7,12 +7,7 @@ from app.imaging.transform import ImageTransform
 
 
 def read_keypoints(features: NDArray[np.float32], keypoints: int, transform: ImageTransform) -> NDArray[np.float32]:
-    """Return the keypoints of n objects, given their features (n, keypoints * values) in pixels of the model's input.
-
-    Returns:
-        (n, keypoints, values): x and y in pixels of the image, clipped to it, and, if there are three values, the visibility,
-        0 to 1.
-    """
+    """Return keypoints (n, keypoints, values): x and y in pixels of the image, clipped to it, and maybe the visibility, 0 to 1."""
     points = features.reshape(len(features), keypoints, features.shape[1] // keypoints).copy()
     size = np.array([transform.image_width, transform.image_height], np.float32)
     points[..., :2] = np.clip(transform.points_to_image(points[..., :2]), 0, size)

@@ -42,31 +42,12 @@ def is_listed(name: str, port: int, patterns: Collection[str]) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text starts with a URL scheme, such as `https://`. Base64 and data URLs never do.
-
-    Leading white space, which is easily copied with a URL, is ignored.
-    """
+    """Return whether a text starts with a URL scheme, maybe after white space. Base64 and data URLs never do."""
     return _SCHEME.match(text) is not None
 
 
 def parse(url: str, hosts: Collection[str], base: ImageAddress | None = None) -> ImageAddress:
-    """Parse the URL of an image; that of a redirect from `base` may be relative. The hosts are patterns, as for `is_listed`.
-
-    Raises:
-        UrlNotAllowed: It is not an https URL of an allowed host.
-    """
-    image = _read(url, base)
-    if image.url.scheme != "https":
-        raise _not_https()
-    if len(image.name) > _MAX_NAME or not _NAME.fullmatch(image.name):
-        raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
-    if not is_listed(image.name, image.port, hosts):
-        raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
-    return image
-
-
-def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
-    """Parse a URL without checking whether it is allowed."""
+    """Parse the URL of an image, from `base` if it is a redirect; raises UrlNotAllowed. The hosts are as for `is_listed`."""
     url = url.strip()
     if len(url) > _MAX_URL:
         raise UrlNotAllowed(f"the address of an image has at most {_MAX_URL} characters")
@@ -80,7 +61,13 @@ def _read(url: str, base: ImageAddress | None = None) -> ImageAddress:
         raise _not_https() from None
     if parsed.userinfo:
         raise UrlNotAllowed("the address of an image must not contain a user name or password")
+    if parsed.scheme != "https":
+        raise _not_https()
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise UrlNotAllowed("the address of an image must name its host, and not by an IP address")
     port = _HTTPS_PORT if parsed.port is None else parsed.port
+    if not is_listed(name, port, hosts):
+        raise UrlNotAllowed("images are not fetched from this host and port; NEREID_URL_HOSTS lists those that are allowed")
     return ImageAddress(parsed, name, port)
 
 

@@ -32,10 +32,7 @@ _HEADERS = (
 
 
 class Fetcher:
-    """Fetches images for one worker.
-
-    Each fetch opens its own connections, without proxies or cookies.
-    """
+    """Fetches images for one worker. Each fetch opens its own connections, without proxies or cookies."""
 
     def __init__(
         self,
@@ -46,10 +43,7 @@ class Fetcher:
         is_allowed: Callable[[str], bool] = is_public,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        """Prepare to fetch from hosts, whose patterns are as for `address.is_listed`.
-
-        The default resolver is the system's; certificates are verified with the default authorities.
-        """
+        """Prepare to fetch from hosts, as for `address.is_listed`; by default with the system's resolver and authorities."""
         self._hosts = frozenset(hosts)
         self._max_bytes = max_bytes
         # A separate pool: lookups cannot be stopped, so hanging ones must delay only other lookups.
@@ -63,12 +57,7 @@ class Fetcher:
         """Held by images of batches, so that single images do not wait behind all of them."""
 
     def parse(self, url: str) -> ImageAddress:
-        """Parse the URL of an image and check it, without using the network.
-
-        Raises:
-            UrlInputDisabled: No hosts are allowed.
-            UrlNotAllowed: It is not an https URL of an allowed host.
-        """
+        """Parse the URL of an image and check it, without using the network; raises UrlNotAllowed or UrlInputDisabled."""
         if not self._hosts:
             raise UrlInputDisabled(
                 "this gateway does not fetch images; send the image itself (NEREID_URL_HOSTS would allow hosts to fetch from)"
@@ -76,14 +65,9 @@ class Fetcher:
         return address.parse(url, self._hosts)
 
     async def fetch(self, image: ImageAddress, count: Callable[[int], object], deadline: Deadline) -> bytes:
-        """Fetch an image, from `parse`, within 10 s.
+        """Fetch an image, from `parse`, within 10 s; raises ImageNotFetched, BodyTooLarge, or GatewayFull if too many are fetched.
 
         `count` is called with the size of each received piece, and raises an error if there are too many bytes.
-
-        Raises:
-            ImageNotFetched: The host, or the target of a redirect, did not deliver the image.
-            BodyTooLarge: The image exceeds the limit.
-            GatewayFull: Too many images are being fetched.
         """
         seconds = max(0.0, min(deadline.remaining, _MAX_SECONDS))
         has_begun = False
@@ -126,7 +110,6 @@ class Fetcher:
         raise ImageNotFetched(f"the host redirects more than {_MAX_REDIRECTS} times")
 
     async def _read(self, response: httpcore.Response, count: Callable[[int], object]) -> bytes:
-        """Receive the body of a response, which must not be encoded."""
         headers = httpx.Headers(response.headers)
         if response.status != httpx.codes.OK:
             raise ImageNotFetched(f"the host of the image answered with status {response.status}")

@@ -51,11 +51,7 @@ class CheckedNetwork(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
-        """Connect to the first reachable IP address of a name.
-
-        Raises:
-            ImageNotFetched: No address is reachable, or one is not allowed.
-        """
+        """Connect to the first reachable IP address of a name; raises ImageNotFetched."""
         failure: Exception | None = None
         for number in await self._lookup(host, port):
             try:
@@ -67,7 +63,6 @@ class CheckedNetwork(AsyncNetworkBackend):
         raise ImageNotFetched(UNREACHABLE) from failure
 
     async def _lookup(self, name: str, port: int) -> list[str]:
-        """Return the first IP addresses of a name, if all of its addresses are allowed."""
         try:
             found = list(dict.fromkeys(await self._resolve(name, port)))
         except (OSError, UnicodeError):

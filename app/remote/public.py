@@ -30,7 +30,6 @@ def is_public(address: str) -> bool:
 
 
 def _parse(address: str) -> IPv4Address | IPv6Address | None:
-    """Return an IP address; None if it is none, or has a zone."""
     try:
         parsed = ip_address(address)
     except ValueError:

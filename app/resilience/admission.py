@@ -60,17 +60,11 @@ class Admission:
         self.queues: dict[str, ModelQueue] = {}
         """Queues by name of the model."""
         self.batch_memory = MemoryBudget(table, "batch memory", int(capacity.memory_bytes * _BATCH_PART))
-        """The part of the memory for encoded images of batches."""
         self._batch_queues: dict[tuple[str, str], BatchQueue] = {}
         """Batch queues by name of the model and caller."""
 
     def check(self, model: str, caller: Caller = ANYBODY, *, is_batch: bool = False) -> None:
-        """Reject a request for a model before its body is received, if the gateway is full.
-
-        Raises:
-            GatewayFull: The request cannot be admitted now.
-            CircuitOpen: The same, because Triton has stopped to answer.
-        """
+        """Reject a request for a model before its body is received, if the gateway is full; raises as `ModelQueue.check`."""
         if not self._uploads.has_room(caller, self._capacity.max_uploads, 1):
             raise GatewayFull("too many request bodies are being received", "uploads")
         budgets = [self.upload_memory, self.memory, *([self.batch_memory] if is_batch else [])]
@@ -100,12 +94,7 @@ class Admission:
         *,
         is_later_step: bool = False,
     ) -> Permit:
-        """Admit a request for an existing model, whose body is complete, or a later step of one. The permit takes over its memory.
-
-        Raises:
-            GatewayFull: The request would miss its deadline, or a resource is exhausted.
-            DeadlinePassed: The turn of a later step did not come in time.
-        """
+        """Admit a request for an existing model, whose body is complete, or a later step of one. The permit gets its memory."""
         queue = self._queue(model, parallel_images)
         permit = await (queue.admit_later_step if is_later_step else queue.admit)(caller, deadline)
         permit.on_release(memory.move().release)

@@ -18,7 +18,6 @@ class BatchQueue:
     """Admits images of batches one by one, up to a fraction of the model's limit on the whole host."""
 
     def __init__(self, queue: ModelQueue, caller: Caller) -> None:
-        """Count the images of a caller together with those of others."""
         self.caller = caller
         self._queue = queue
         self._active, self._waiting = queue.batch_counts(caller)
@@ -30,22 +29,14 @@ class BatchQueue:
         return self._waiting.of_in_worker(self.caller)
 
     def check(self, images: int, seconds: float) -> None:
-        """Reject a batch of `images` if those ahead of it would make it miss its deadline, which is in `seconds`.
-
-        Raises:
-            GatewayFull: The batch would be too late.
-        """
+        """Raise GatewayFull if the images ahead would make a batch of `images` miss its deadline, which is in `seconds`."""
         ahead = self._waiting.until_served(self.caller, images)
         # The estimate ignores single requests. If there are many, only the late images fail, not the batch.
         if ahead > images and ahead * self._queue.pace() > seconds * self.caller.fraction:
             raise self._queue.full()
 
     async def admit(self, deadline: Deadline, *, is_later_step: bool = False) -> Permit:
-        """Admit an image in its turn; a part of one that other models have answered in part comes before all others.
-
-        Raises:
-            DeadlinePassed: The deadline passed first.
-        """
+        """Admit an image in its turn; a part of one that other models have answered in part comes before all others."""
         permit = None if self._images else self._enter()
         if permit is not None:
             return permit
@@ -58,7 +49,6 @@ class BatchQueue:
             self._waiting.add(self.caller, -1)
 
     def _enter(self) -> Permit | None:
-        """Admit an image if there is room and no single request of its caller is waiting."""
         self._active.add(self.caller, 1)
         permit = None
         if self._active.has_place(self.caller, max(1, int(self._queue.limit * self.caller.fraction * _PART))):

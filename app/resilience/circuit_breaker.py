@@ -27,10 +27,8 @@ class CircuitBreaker:
     Requests are never used as probes: while the circuit is open, a background task repeats the probe until it succeeds.
 
     A circuit that opens in one worker opens in all workers of the host, except where a call has succeeded since. Each worker closes
-    its own, because a single connection may be broken.
-
-    A circuit that opens because of wrong answers, which look like success, opens in all workers whatever has succeeded, and closes
-    after two probes in a row.
+    its own, because a single connection may be broken. Wrong answers, which look like success, open it in all workers whatever has
+    succeeded, until two probes in a row succeed.
     """
 
     def __init__(self, table: WorkerTable, model: str, triton: str, probe: Callable[[], Awaitable[object]]) -> None:
@@ -40,7 +38,6 @@ class CircuitBreaker:
         self.is_wrong = False
         """Whether it is open because of wrong answers."""
         self.consecutive = 0
-        """Failures in a row."""
         self._context = {"model": model, "triton": triton}
         self._table = table
         self._opened = table.column(f"circuit:{table.alias(triton)}:{model}")
@@ -78,18 +75,9 @@ class CircuitBreaker:
         """Whether it is open because of wrong answers in the first worker."""
         return self._table.values(self._opened)[0] % 2 > 0
 
-    def open(self, opened_at: int | None = None) -> None:
-        """Open the circuit, and start probing to close it again.
-
-        If another worker has opened it, `opened_at` is its time, in microseconds, so that a worker that is back is not told again.
-        """
-        self._open(opened_at or _now())
-
-    def open_for_wrong_answers(self, reason: str) -> None:
-        """Open the circuit although calls succeed."""
-        self._open(_now() | 1, reason=reason)
-
-    def _open(self, opened_at: int, **context: str) -> None:
+    def open(self, opened_at: int | None = None, **context: str) -> None:
+        """Open the circuit, and start probing; `opened_at` is when another worker has opened it, if one has, in microseconds."""
+        opened_at = opened_at or _now()
         if opened_at % 2 > self.is_wrong:
             self.is_wrong = True
             self._table.set(self._opened, opened_at)
@@ -99,6 +87,10 @@ class CircuitBreaker:
             self.is_open = True
             self._table.set(self._opened, opened_at)
             self._probing = asyncio.create_task(self._recover())
+
+    def open_for_wrong_answers(self, reason: str) -> None:
+        """Open the circuit although calls succeed."""
+        self.open(_now() | 1, reason=reason)
 
     async def close(self) -> None:
         """Stop probing."""
@@ -134,7 +126,6 @@ class CircuitBreaker:
         return successes + failures >= _MIN_CALLS and failures >= successes
 
     def _bucket(self) -> list[int]:
-        """Return the mutable pair of successes and failures in this second, and forget those outside of the window."""
         second = int(monotonic())
         if second not in self._buckets:
             self._buckets = {past: counts for past, counts in self._buckets.items() if second - past < _WINDOW_SECONDS}

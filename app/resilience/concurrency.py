@@ -38,7 +38,6 @@ class BatchTimes(NamedTuple):
     wait: float
     """Until its call began; 0 if it did not wait."""
     call: float
-    """Duration of the call."""
 
 
 class ConcurrencyLimit:

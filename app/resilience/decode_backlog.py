@@ -39,11 +39,7 @@ class DecodeBacklog:
         return self._counts.total
 
     def add(self, pixels: int, deadline: Deadline, caller: Caller) -> Lease:
-        """Count an image of a caller until the lease is released. Call this in the event loop.
-
-        Raises:
-            GatewayFull: Decoding it and the images before it would take more than half of the remaining time.
-        """
+        """Count an image until the lease is released; raises GatewayFull if decoding would take more than half of the time left."""
         lease = Lease()
         if pixels < LARGE_PIXELS or caller.priority == SHADOW:  # whose thread does nothing else
             return lease

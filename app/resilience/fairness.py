@@ -83,7 +83,6 @@ class CallerCounts:
     """
 
     def __init__(self, table: WorkerTable, resource: str) -> None:
-        """Count in the table's columns for this resource."""
         self._table = table
         self._resource = resource
         self._total = table.column(resource)
@@ -152,8 +151,8 @@ class CallerCounts:
 class FairQueue(Generic[Work]):
     """Work that waits, in an order in which callers take turns: start-time fair queueing (Goyal, Vin and Cheng 1996).
 
-    Each caller's work keeps its order, except that images of batches come behind single ones. Work that is discarded costs nothing.
-    Callers of one priority take turns; those of another one wait until nothing of a higher one does.
+    Each caller's work keeps its order, except that images of batches come behind single ones. Callers of one priority take turns;
+    those of another one wait until nothing of a higher one does.
     """
 
     def __init__(self) -> None:
@@ -165,7 +164,6 @@ class FairQueue(Generic[Work]):
         """End of the last work of each flow that began."""
 
     def __len__(self) -> int:
-        """Return how much waits."""
         return sum(map(len, self._flows.values()))
 
     def add(self, work: Work) -> None:
@@ -230,7 +228,6 @@ class FairQueue(Generic[Work]):
 
 
 def _cost(turn: Turn, callers: int) -> float:
-    """Return what a caller pays for its turn, as one of those whose work waits."""
     cost = turn.cost * (_BATCH_COST if turn.is_batch else 1.0)
     share = turn.caller.fraction / (1 - turn.caller.fraction) if turn.caller.has_share else 0.0
     return cost / max(1.0, (callers - 1) * share)

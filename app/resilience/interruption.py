@@ -6,10 +6,7 @@ from typing import Self
 
 
 class Interruption:
-    """A `with` block that `interrupt` cancels; the block then raises the error passed to `interrupt`.
-
-    `asyncio.timeout` does the same for a timeout only.
-    """
+    """A `with` block that `interrupt` cancels, as `asyncio.timeout` does; it then raises the error passed to `interrupt`."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None

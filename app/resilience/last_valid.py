@@ -1,7 +1,6 @@
-"""The files that every worker reads: their content, or the last valid one.
+"""The files that every worker reads: their content, or the last valid one, which workers that start meanwhile use as well.
 
-While a file is invalid, workers use what it contained when it was last valid, also workers that start meanwhile. The contents are
-in a memory file that the first parent process creates and all workers inherit, because they include secrets.
+The contents are in a memory file that the first parent process creates and all workers inherit, because they include secrets.
 """
 
 import fcntl
@@ -16,6 +15,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 import structlog
 
+from app.resilience import memory_file
+
 T = TypeVar("T")
 File = Literal["api_keys", "triton_tls", "routes", "cache_key", "cascades"]
 FILES: tuple[File, ...] = get_args(File)
@@ -29,24 +30,15 @@ refused: dict[File, str] = {}
 
 
 def create() -> int:
-    """Create the memory file for this process and its children, unless the process has inherited one.
-
-    Returns:
-        The descriptor, which must be passed on to other programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        os.set_inheritable(own(), True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(own())
-    return int(os.environ[_VARIABLE])
+    """Create the memory file, as `memory_file.share` does."""
+    return memory_file.share(_VARIABLE, own)
 
 
 def load(file: File, source: str, read: Callable[[], T], kind: Any, *invalid: type[Exception]) -> T:  # noqa: ANN401 - a type form
     """Read a file, or recall its last valid content if it is invalid now.
 
-    `source` is its path, or several, and `kind` the type of the result, for msgspec. `read` raises one of `invalid`.
-
-    Raises:
-        Exception: One of `invalid`, if the file has never been valid.
+    `source` is its path, or several, and `kind` the type of the result, for msgspec. `read` raises one of `invalid`, as this does
+    if the file has never been valid.
     """
     try:
         found = read()
@@ -95,7 +87,6 @@ class WatchedFile(Generic[T]):
         return self._tables
 
     def _find_version(self) -> tuple[int, ...] | None:
-        """Return a value that changes when the file is written or replaced; None if it does not exist."""
         with suppress(OSError):
             found = self._path.stat()
             return found.st_mtime_ns, found.st_size, found.st_ino

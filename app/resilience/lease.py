@@ -9,7 +9,6 @@ class Lease:
     """Runs callbacks in the event loop when a `with` block and all jobs passed to `keep_for` have ended.
 
     A decoding thread cannot be stopped, and Triton reads shared memory until the RPC ends, even if the request no longer waits.
-    So resources are released when these jobs end, not when the request ends.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,6 @@ class MemoryBudget:
     """Bytes that the requests of a host use, with a limit."""
 
     def __init__(self, table: WorkerTable, key: str, limit_bytes: int) -> None:
-        """Count in the table's columns with this key."""
         self.limit_bytes = limit_bytes
         self._counts = CallerCounts(table, key)
         self._lock = Lock()
@@ -52,18 +51,15 @@ class Reservation:
         self._purpose = purpose
 
     def add(self, nbytes: int, *, is_refused: bool = True) -> None:
-        """Reserve more bytes. Those of work that is bounded otherwise, and without which others are held in vain, are only counted.
+        """Reserve more bytes; raises GatewayFull if a budget is exhausted.
 
-        Raises:
-            GatewayFull: A budget is exhausted.
+        The bytes of work that is bounded otherwise, and without which others are held in vain, are only counted: not `is_refused`.
         """
         self.nbytes += nbytes
         for budget in self._budgets:
             budget.add(self._caller, nbytes)  # counted first, so that two workers never use the same room
-        for budget in self._budgets:
-            if (
-                is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller)
-            ):  # a single reservation may exceed the budget
+        for budget in self._budgets:  # a single reservation may exceed each
+            if is_refused and budget.used_bytes > self.nbytes and not budget.has_room(self._caller):
                 self.keep(self.nbytes - nbytes)
                 raise GatewayFull(f"the gateway has no memory left for {self._purpose}", "memory")
 

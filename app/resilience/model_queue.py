@@ -57,10 +57,10 @@ class Permit(Lease):
         return not self._queue.has_room(self._part)
 
     def measure(self, batch: BatchTimes | None = None) -> None:
-        """Record the duration of the request. Call this when its result arrives, in time or not.
+        """Record the duration of the request when its result arrives, in time or not.
 
-        That of a caller with few requests tells nothing of the limit, as long as those of others are measured: it does not wait
-        behind them. That of a shadow, which lets all else pass, never does.
+        The durations of a shadow, which lets all else pass, tell nothing of the limit; those of a caller with few requests, which
+        does not wait behind the others, only count while nothing else is measured.
         """
         if self._part.caller.priority == SHADOW or (self._has_little and not self._queue.is_stale):
             return
@@ -68,8 +68,6 @@ class Permit(Lease):
 
 
 class _Part:
-    """The requests of one caller."""
-
     def __init__(self, queue: "ModelQueue", caller: Caller, counts: CallerCounts) -> None:
         self.caller = caller
         self.counts = counts
@@ -116,12 +114,7 @@ class ModelQueue:
         return len(self._waiting)
 
     def check(self, caller: Caller, uploads: int) -> None:
-        """Reject a request early. Those of the bodies that this worker receives from the same caller, `uploads`, may come first.
-
-        Raises:
-            GatewayFull: There is no room now or soon.
-            CircuitOpen: The same, because Triton has stopped to answer.
-        """
+        """Raise GatewayFull, or CircuitOpen, if a request would find no room behind `uploads` bodies of the same caller."""
         part = self._part(caller)
         if self._rounds.comes_later(caller, self.limit):
             raise self._no_place(caller)
@@ -131,12 +124,7 @@ class ModelQueue:
             raise self._no_place(caller)
 
     async def admit(self, caller: Caller, deadline: Deadline) -> Permit:
-        """Admit a request, now or when its turn comes.
-
-        Raises:
-            GatewayFull: There is no room, or the request would miss its deadline.
-            CircuitOpen: The same, because Triton has stopped to answer.
-        """
+        """Admit a request, now or when its turn comes, unless it would miss its deadline; raises as `check`."""
         part = self._part(caller)
         # For the usual deadline or a longer one, the limit is sufficient.
         if deadline.remaining < _SHORT * self._target_seconds:
@@ -154,11 +142,7 @@ class ModelQueue:
         return permit
 
     async def admit_later_step(self, caller: Caller, deadline: Deadline) -> Permit:
-        """Admit a part of a request that other models have answered in part, before all new requests of the same priority.
-
-        Raises:
-            DeadlinePassed: Its turn did not come in time.
-        """
+        """Admit a part of a request that other models have answered in part, before all new requests of the same priority."""
         part = self._part(caller)
         if (permit := self.try_admit(caller)) is not None:
             return permit
@@ -229,11 +213,9 @@ class ModelQueue:
         return part.counts.has_place(part.caller, self._room(part), 1)
 
     def _room(self, part: _Part) -> int:
-        """Return how many requests the caller and all that use the same fraction of the limit may have."""
         return max(1, int(self.limit * part.caller.fraction))
 
     def _is_worth_waiting(self, part: _Part, uploads: int) -> bool:
-        """Return whether a request's turn is expected within the maximum wait."""
         ahead = uploads + self._waiting.ahead_of(part.caller.priority)
         return 0 < (ahead + 1) * self.pace() * self._table.workers / part.caller.fraction <= _MAX_WAIT_SECONDS
 

@@ -17,10 +17,7 @@ _MAX_WAITING, _MAX_BYTES = 2_000, 64 << 20
 
 
 class Pacer:
-    """Computes the delay of each event that limits a rate.
-
-    The delay is limited to a second, so a permanently higher rate is delayed but not reduced.
-    """
+    """Computes the delay of each event above a rate: at most a second, so a permanently higher rate is delayed but not reduced."""
 
     def __init__(self, per_second: float) -> None:
         self._interval = 1 / per_second

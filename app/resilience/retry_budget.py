@@ -10,7 +10,6 @@ class RetryBudget:
     """One retry per ten requests plus one per ten seconds; unused retries are saved up to a maximum."""
 
     def __init__(self, max_saved: float = 3.0) -> None:
-        """Start with the maximum."""
         self._max_saved = self._saved = max_saved
         self._at = monotonic()
 

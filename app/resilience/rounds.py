@@ -1,7 +1,4 @@
-"""Rounds: equal numbers of admissions for callers while more of them ask than there are places.
-
-Without it, chance decides who finds a place.
-"""
+"""Rounds: equal numbers of admissions, not left to chance, for callers while more of them ask than there are places."""
 
 import math
 from time import monotonic

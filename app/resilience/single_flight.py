@@ -15,10 +15,7 @@ class SingleFlight(Generic[T]):
         self._tasks: dict[Hashable, asyncio.Task[T]] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work`, or wait for the current run with the same key.
-
-        The work continues if a waiting caller is cancelled.
-        """
+        """Run `work`, or wait for the current run with the same key; it continues if a waiting caller is cancelled."""
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(work())
@@ -38,7 +35,6 @@ class SingleFlight(Generic[T]):
             task.cancel()
 
     def _forget(self, key: Hashable, task: asyncio.Task[T]) -> None:
-        """Remove finished work, and retrieve its exception: otherwise asyncio would report it if no caller waits."""
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()
+            task.exception()  # otherwise asyncio would report it if no caller waits

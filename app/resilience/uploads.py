@@ -25,11 +25,7 @@ class Upload(Lease):
         return self._memory.nbytes
 
     def add(self, nbytes: int) -> None:
-        """Count received bytes.
-
-        Raises:
-            GatewayFull: The budget is exhausted.
-        """
+        """Count received bytes; raises GatewayFull if the budget is exhausted."""
         self._memory.add(nbytes)
 
 
@@ -40,26 +36,17 @@ class AnonymousUploads:
     """
 
     def __init__(self, table: WorkerTable, max_bytes: int) -> None:
-        """Count in a table, up to `max_bytes`."""
         self._table = table
         self._columns = [table.column(f"anonymous upload {number}") for number in range(_ANONYMOUS)]
         self.memory = MemoryBudget(table, "anonymous upload memory", max_bytes)
 
     def check(self, address: str, nbytes: int) -> None:
-        """Reject a body of a declared length early.
-
-        Raises:
-            GatewayFull: It would not be received now.
-        """
+        """Raise GatewayFull if a body of this declared length would not be received now."""
         if self._is_full(address, 1) or (self.memory.used_bytes and not self.memory.has_room(caller_at(address), nbytes)):
             raise _full()
 
     def start(self, address: str) -> Upload:
-        """Count a body from an address; an empty address (a unix socket without a proxy) has no limit of its own.
-
-        Raises:
-            GatewayFull: There are too many anonymous bodies.
-        """
+        """Count a body, or raise GatewayFull; an empty address (a unix socket without a proxy) has no limit of its own."""
         free_column = next((column for column in self._columns if not self._table.cells[column]), None)
         if free_column is None:
             raise _full()

@@ -19,10 +19,8 @@ class WaitQueue(Generic[L]):
         self._turns: dict[asyncio.Future[L], tuple[float, Callable[[], L | None]]] = {}
         """The priority of each request, and what makes its lease, in order of arrival."""
         self._poll: asyncio.TimerHandle | None = None
-        """Timer of the next check for room."""
 
     def __len__(self) -> int:
-        """Return the number of waiting requests."""
         return len(self._turns)
 
     def has(self, enter: Callable[[], L | None]) -> bool:
@@ -34,11 +32,7 @@ class WaitQueue(Generic[L]):
         return sum(own <= priority for own, _ in self._turns.values())
 
     async def wait(self, enter: Callable[[], L | None], seconds: float, priority: float = NORMAL) -> L:
-        """Wait behind all requests of this priority and higher ones until `enter` returns a lease; None: there is no room.
-
-        Raises:
-            TimeoutError: The turn did not come in time.
-        """
+        """Wait behind all requests of this priority and higher ones until `enter` returns a lease; raises TimeoutError."""
         turn: asyncio.Future[L] = asyncio.get_running_loop().create_future()
         self._turns[turn] = priority, enter
         if self._poll is None:
@@ -67,7 +61,6 @@ class WaitQueue(Generic[L]):
                 turn.set_result(lease)
 
     def _look(self) -> None:
-        """Check periodically whether requests of other workers have ended."""
         self._poll = None
         self.wake()
         if self._turns:

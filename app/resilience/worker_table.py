@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 from time import monotonic
 
+from app.resilience import memory_file
+
 _ROWS = 512
 _COLUMNS = 16384  # unused columns take no memory
 _CELL_BYTES = 8  # aligned, so reads are atomic
@@ -47,29 +49,15 @@ _PROCESS, _BEATS, _FOLLOWER = "process", "beats", "follower"
 
 
 def create() -> int:
-    """Create the table of this host, for this process and its children, unless the process has inherited one.
-
-    Returns:
-        The descriptor, which must be passed on to other programs.
-    """
-    if not os.environ.get(_VARIABLE):
-        descriptor = _create_file()
-        os.set_inheritable(descriptor, True)  # noqa: FBT003
-        os.environ[_VARIABLE] = str(descriptor)
-    return int(os.environ[_VARIABLE])
+    """Create the table of this host, as `memory_file.share` does."""
+    return memory_file.share(_VARIABLE, _create_file)
 
 
 class TableView:
     """A view of all rows. Columns are found by key."""
 
     def __init__(self) -> None:
-        """Open the host's table, or a new one if this process has not inherited any."""
-        inherited = os.environ.get(_VARIABLE)
-        if not inherited:
-            self._descriptor = _create_file()
-        else:
-            # Locks belong to an open file. With the inherited descriptor, all workers would share one.
-            self._descriptor = os.open(f"/proc/self/fd/{inherited}", os.O_RDWR)
+        self._descriptor = memory_file.reopen(_VARIABLE, _create_file)
         self._memory = mmap.mmap(self._descriptor, _SIZE)
         self._cells = memoryview(self._memory).cast("q")
         self._columns: dict[str, int] = {}
@@ -79,10 +67,7 @@ class TableView:
         """Number of columns whose keys have been read."""
 
     def column(self, key: str) -> int:
-        """Return the column of a key, the same in all workers; `NO_COLUMN` if the key is too long or no column is free.
-
-        Thread-safe.
-        """
+        """Return the column of a key, the same in all workers; `NO_COLUMN` if it is too long or none is free. Thread-safe."""
         if key not in self._columns:
             if self._memory.closed:
                 return _LAST
@@ -132,7 +117,6 @@ class TableView:
         os.close(self._descriptor)
 
     def _learn(self) -> None:
-        """Read the keys that other processes have added."""
         while self._known < _LAST and (length := self._cells[self._known]):
             start = _CELLS_SIZE + self._known * _KEY_BYTES
             self._columns[self._memory[start : start + length].decode()] = self._known
@@ -154,7 +138,6 @@ class TableView:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Prevent other threads and processes from changing the keys."""
         with self._finding:
             while not self._lock(_KEYS):  # held for microseconds
                 os.sched_yield()
@@ -170,7 +153,6 @@ class TableView:
         return False
 
     def _is_locked(self, row: int) -> bool:
-        """Return whether another worker has locked a row."""
         return self._control(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, row) != fcntl.F_UNLCK
 
     def _control(self, command: int, kind: int, row: int) -> int:
@@ -183,11 +165,7 @@ class WorkerTable(TableView):
     """One row of the table, and a view of all rows of living workers."""
 
     def __init__(self, *, is_follower: bool = False) -> None:
-        """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none.
-
-        Raises:
-            OSError: All rows are taken.
-        """
+        """Take a free row of the host's table. A follower, which searches for workers, is never the first, and counts as none."""
         super().__init__()
         self._row = next((row for row in range(_KEYS + 1, _ROWS) if self._lock(row)), -1)
         if self._row < 0:

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 MaskFormat = Literal["polygon", "rle", "png", "none"]
-"""How masks are encoded."""
 
 
 class Mask(NamedTuple):

@@ -38,18 +38,8 @@ def make_masks(  # noqa: PLR0913, PLR0917 - what masks are made of
 ) -> list[Mask]:
     """Make the masks of the objects in an image.
 
-    Args:
-        model: Name of the model, for errors.
-        found: The objects, with boxes in pixels of the input; the features are the coefficients.
-        prototypes: FP16 or FP32 (coefficients, height, width), which cover the input.
-        input_size: Width and height of the model's input.
-        transform: Position of the image in the input.
-        mask_format: How to encode the masks.
-        deadline: Deadline of the request.
-
-    Raises:
-        InvalidModelOutput: The prototypes do not match, or are not finite, or the masks are noise.
-        DeadlinePassed: There is no time left.
+    The boxes are in pixels of the input, the features are the coefficients. The prototypes, FP16 or FP32 (coefficients, height,
+    width), cover the input. Raises InvalidModelOutput, also for masks of noise, or DeadlinePassed.
     """
     assert found.features is not None  # noqa: S101 - the head has coefficients
     if prototypes.ndim != 3 or len(prototypes) != found.features.shape[1] or not prototypes.size:  # noqa: PLR2004
@@ -109,7 +99,6 @@ def _warp(values: NDArray[Any], scale: tuple[float, float], shift: tuple[float, 
 
 
 def _to_polygons(mask: _Mask, region: Region, transform: ImageTransform) -> list[NDArray[np.float32]]:
-    """Return the outer contours of a mask in pixels of the image, without those that have no area."""
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
     offset = np.array(region[:2], np.float32)
     return [transform.points_to_image(contour[:, 0] + offset) for contour in contours if len(contour) >= _MIN_VERTICES]

@@ -31,10 +31,7 @@ class _Labelled:
     def __init__(
         self, table: WorkerTable, name: str, description: str, labels: Sequence[str] = (), known: Iterable[str] = ()
     ) -> None:
-        """Count in a table; the name of a counter has no suffix `_total`.
-
-        `known` are values of the only label that are exported before their first event.
-        """
+        """Count in a table; `known` are values of the only label that are exported before their first event."""
         self.name, self._description, self._labels = name, description, labels
         self._table = table
         self._columns: dict[Labels, int] = {}

@@ -56,7 +56,6 @@ def forward(library: str, *, silent: str) -> None:
 
 class _Forwarder(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
         structlog.get_logger().log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 

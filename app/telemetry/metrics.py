@@ -2,11 +2,11 @@
 
 import platform
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from app.resilience.worker_table import COUNTER, GAUGE, WorkerTable
 from app.telemetry.instruments import CommonGauge, Counter, Gauge, Histogram, WorkerGauge, read_names
@@ -224,14 +224,11 @@ class Metrics:
         return {model for (model,) in read_names(self.table.keys(GAUGE)).get(self.model_active.name, ())}
 
 
-class _Families(Collector):
-    """A collector of metrics that are already collected."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
+class _Families(NamedTuple):
+    families: Iterable[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        return self._families
+        return self.families
 
 
 def render(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:

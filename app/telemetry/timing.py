@@ -6,14 +6,9 @@ STAGES = ("read", "model", "queue", "decode", "batch", "infer", "post")
 """The stages of a request, in order."""
 WAITS = {"queue", "batch"}
 """The stages in which a request only waits for others."""
-FETCH = "fetch"
-"""The stage between `read` and `model` that fetches an image by its URL."""
-CACHE = "cache"
-"""The stage before `model` that looks for a cached result, if there is a cache."""
-DRAW = "draw"
-"""The stage after `post` that draws a picture, if the request asks for one."""
-SEARCH = "search"
-"""The stage in which the database of search is asked."""
+FETCH, CACHE, DRAW, SEARCH = "fetch", "cache", "draw", "search"
+"""Further stages: an image is fetched by its URL or a result is looked for, both before `model`; a picture is drawn, after `post`;
+the database of search is asked."""
 
 
 class Timing:
@@ -22,7 +17,6 @@ class Timing:
     def __init__(self) -> None:
         self._start = self._lap_start = perf_counter()
         self.stages: dict[str, float] = {}
-        """Duration of each stage."""
         self.steps: dict[str, tuple[float, float]] = {}
         """Begin and end of each step of a cascade, since the start; they overlap."""
         self._starts: dict[str, float] = {}
@@ -49,10 +43,7 @@ class Timing:
             self._descriptions[stage] = description
 
     def fail(self) -> str:
-        """Record the time since the last lap as the stage in progress, and return that stage.
-
-        It is the stage named by `begin`, or the first of `STAGES` that is not recorded.
-        """
+        """Record the stage in progress, named by `begin` or else the first of `STAGES` that is not recorded, and return it."""
         stage = self._extra_stage or next((stage for stage in STAGES if stage not in self.stages), STAGES[-1])
         self.lap(stage)
         return stage

@@ -15,14 +15,7 @@ from app.model.spec import ModelSpec
 
 
 def decode_map(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """Decode the output tensor for one image, given by name; a batch dimension must be 1.
-
-    Returns:
-        UINT8 (height, width): for each pixel of the input the probability that it belongs to text, of 255.
-
-    Raises:
-        InvalidModelOutput: The tensor is missing, has the wrong shape or type, or values outside 0 to 1.
-    """
+    """Decode the output tensor for one image to UINT8 (height, width): of 255, how probably each pixel belongs to text."""
     (found,) = take_outputs(spec, outputs)
     expect_shape(spec, found, (None, None))
     if found.dtype == np.uint8:
@@ -43,11 +36,7 @@ class TextSteps(NamedTuple):
 
 
 def decode_steps(spec: ModelSpec, outputs: Mapping[str, NDArray[Any]]) -> TextSteps:
-    """Decode the output tensors for one line, given by name; a batch dimension must be 1.
-
-    Raises:
-        InvalidModelOutput: A tensor is missing or has the wrong shape or type, a class is unknown, or a score is not from 0 to 1.
-    """
+    """Decode the output tensors for one line, given by name; a batch dimension must be 1."""
     classes, scores = take_outputs(spec, outputs)
     expect_shape(spec, classes, (None,))
     expect_shape(spec, scores, classes.shape)

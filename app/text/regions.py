@@ -34,19 +34,10 @@ _Points = NDArray[Any]
 def find_regions(
     found: NDArray[np.uint8], transform: ImageTransform, confidence: float, deadline: Deadline
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Find lines of text; at most a thousand.
+    """Find lines of text, at most a thousand, with at least this mean probability; raises DeadlinePassed.
 
-    Args:
-        found: (height, width): for each pixel of the input the probability that it belongs to text, of 255.
-        transform: Position of the image in the input.
-        confidence: Minimum of a line's score, its mean probability.
-        deadline: Deadline of the request.
-
-    Returns:
-        The corners (n, 4, 2) x y of the lines in pixels of the upright image, clockwise from the top left, and their scores (n,).
-
-    Raises:
-        DeadlinePassed: There is no time left.
+    `found` (height, width) is, for each pixel of the input, the probability that it belongs to text, of 255. Returns the corners
+    (n, 4, 2) x y in pixels of the upright image, clockwise from the top left, and the scores (n,).
     """
     mask = cv2.dilate((found > _TEXT).view(np.uint8), _NEIGHBOURS)
     contours, _ = cv2.findContours(mask, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)

@@ -24,8 +24,6 @@ LOG = structlog.get_logger()
 
 
 class _Comparison(NamedTuple):
-    """The last comparison of a model here with the same model on another Triton."""
-
     own: ModelSpec
     other: ModelSpec
     is_same: bool
@@ -37,7 +35,6 @@ class TritonBackend:
     def __init__(self, client: TritonClient, table: WorkerTable) -> None:
         self.client = client
         self.table = table
-        """Shared by all workers."""
         self.silence = Silence(client, table)
         self.specs = SpecCache(client)
         self.regions = Regions(client)

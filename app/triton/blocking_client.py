@@ -33,30 +33,17 @@ class BlockingClient:
         """Inferences that were not answered in time. Without a reference, gRPC would cancel them, which may crash Triton."""
 
     def is_ready(self, model: str) -> bool:
-        """Return whether a model is ready.
-
-        Raises:
-            GatewayError: Triton does not answer, or rejects the request.
-        """
+        """Return whether a model is ready; raises GatewayError if Triton does not answer."""
         return bool(self.ask("ModelReady", name=model).ready)
 
     def read_spec(self, model: str) -> ModelSpec:
-        """Return the spec of a model, by reference; of a name alone, without a version.
-
-        Raises:
-            UnsupportedModel: The gateway does not support the model.
-            GatewayError: Triton does not answer, or does not have the model.
-        """
+        """Return the spec of a model, by reference; of a name alone, without a version."""
         name, version = split_reference(model)
         config = self.ask("ModelConfig", name=name, version=version).config
         return from_triton_config(MessageToDict(config, preserving_proto_field_name=True), version)
 
     def read_speeds(self) -> dict[str, float]:
-        """Return the mean time of a batch in each model that has run, in milliseconds.
-
-        Raises:
-            GatewayError: Triton does not answer.
-        """
+        """Return the mean time of a batch in each model that has run, in milliseconds."""
         counts, times = Counter[str](), Counter[str]()
         for model in self.ask("ModelStatistics").model_stats:  # a version each
             counts[model.name] += model.inference_stats.compute_infer.count
@@ -64,21 +51,13 @@ class BlockingClient:
         return {name: times[name] / count / 1e6 for name, count in counts.items() if count}
 
     def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make the RPC with this name and these fields of its request; return the response message.
-
-        Raises:
-            GatewayError: Triton does not answer in time, or rejects the request.
-        """
+        """Make the RPC with this name and these fields of its request; return the response message, or raise GatewayError."""
         request = getattr(service_pb2, f"{method}Request")(**fields)
         with _translated_errors():
             return getattr(self._stub, method)(request, timeout=_QUERY_SECONDS if seconds is None else seconds)
 
     def infer(self, spec: ModelSpec, tensor: NDArray[Any], seconds: float) -> dict[str, bytes]:
-        """Run one inference with a contiguous tensor of one image; return the content of the outputs by name.
-
-        Raises:
-            GatewayError: Triton did not answer within these seconds, after which the inference goes on, or rejected the request.
-        """
+        """Run one inference with a contiguous tensor of one image, which goes on after `seconds`; return the outputs by name."""
         request = infer_request(spec, [tensor], timeout_seconds=seconds, request_id="", slot=None)
         infer = self._channel.unary_unary(MODEL_INFER, response_deserializer=service_pb2.ModelInferResponse.FromString)
         with _translated_errors():

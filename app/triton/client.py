@@ -1,7 +1,7 @@
 """The gRPC channels to one Triton, and the calls the gateway makes over them."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,13 +22,15 @@ from app.triton.credentials import Credentials
 from app.triton.messages import InferResult, infer_request, read_response, to_json
 from app.triton.server_info import ModelState, ServerInfo, join_states, state_of
 from app.triton.shared_memory import Arena, Slot
-from app.triton.status import Unanswered, from_grpc_error, from_query_error, is_region_in_use
+from app.triton.status import Unanswered, from_grpc_error, from_query_error, own_message
 
 # An RPC may take this much longer than its caller's deadline.
 _BACKSTOP_SECONDS = 60.0
 _QUERY_SECONDS = 2.0
 _LEFT_SECONDS = 2.0  # longer than most inferences take
 _UNREGISTER_ATTEMPTS = 20
+# These RPCs do not carry the control key: a Triton has to allow them to everybody.
+_WITHOUT_KEY = {"ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"}
 MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 """The method for inferences whose requests are serialized already."""
 OPTIONS: list[tuple[str, int | str]] = [
@@ -47,7 +49,6 @@ OPTIONS: list[tuple[str, int | str]] = [
     # A proxy in the environment is meant for the web.
     ("grpc.enable_http_proxy", 0),
 ]
-"""Of every channel to a Triton."""
 
 
 class TritonClient:
@@ -62,14 +63,10 @@ class TritonClient:
         host: str = "",
         ips: Sequence[str] = (),
     ) -> None:
-        """Connect to a Triton.
+        """Connect to a Triton at `host:port` or `unix:/path`.
 
-        Args:
-            address: `host:port` or `unix:/path` of its gRPC endpoint.
-            control_key_path: File with the control key; None if Triton restricts no protocols.
-            credentials: For TLS; None for unencrypted connections.
-            host: The host that Triton's certificate must name; empty for the host in the address.
-            ips: IP addresses to connect to, in order of preference; empty for the host in the address.
+        `control_key_path` is that of the file with the control key; None if Triton restricts no protocols. `host` is what Triton's
+        certificate must name, and `ips` what to connect to, in order of preference; by default the host in the address.
         """
         self.address = address
         self._control_key_path = control_key_path
@@ -97,72 +94,43 @@ class TritonClient:
         await self._channel.close(grace=_LEFT_SECONDS if self.left else None)
 
     async def read_server(self) -> ServerInfo:
-        """Ask for Triton's version and extensions.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-        """
-        answer = await _query(self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=_QUERY_SECONDS))
+        """Ask for Triton's version and extensions."""
+        answer = await self.ask("ServerMetadata")
         return ServerInfo(answer.version, tuple(answer.extensions))
 
     async def is_ready(self, model: str) -> bool:
         """Return whether a model is ready, by reference; False if Triton does not answer."""
         name, version = split_reference(model)
-        request = service_pb2.ModelReadyRequest(name=name, version=version)
         with suppress(GatewayError):
-            return bool((await _query(self._stub.ModelReady(request, timeout=_QUERY_SECONDS))).ready)
+            return bool((await self.ask("ModelReady", name=name, version=version)).ready)
         return False
 
     async def list_models(self) -> dict[str, ModelState]:
-        """Return the models in Triton's repository by name. A model is ready if any of its versions is.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejects the request.
-        """
+        """Return the models in Triton's repository by name. A model is ready if any of its versions is."""
         index = await self.ask("RepositoryIndex")
         return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one.
-
-        Raises:
-            UnknownModel: Triton has no such model.
-            UnknownVersion: Only other versions are loaded; the message names them.
-            ModelNotReady: The model is not loaded.
-            TritonUnavailable: Triton does not answer.
-        """
+        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one."""
         name, version = split_reference(model)
-        metadata = await _query(self._stub.ModelMetadata(service_pb2.ModelMetadataRequest(name=name), timeout=_QUERY_SECONDS))
+        metadata = await self.ask("ModelMetadata", name=name)
         loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
         if version and version not in loaded:
             raise UnknownVersion(f"{name} has no version {version}; versions that can be used: {', '.join(loaded) or 'none'}")
-        request = service_pb2.ModelConfigRequest(name=name, version=version)
-        answer = await _query(self._stub.ModelConfig(request, timeout=_QUERY_SECONDS))
+        answer = await self.ask("ModelConfig", name=name, version=version)
         return MessageToDict(answer.config, preserving_proto_field_name=True), version or next(reversed(loaded), "")
 
     async def register(self, arena: Arena) -> None:
-        """Let Triton map an arena.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejected the arena, most likely because it runs on another host.
-        """
-        request = service_pb2.SystemSharedMemoryRegisterRequest(name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
+        """Let Triton map an arena; other errors than TritonUnavailable most likely mean that it runs on another host."""
         try:
-            await self._stub.SystemSharedMemoryRegister(request, timeout=_QUERY_SECONDS, metadata=self._control_metadata)
-        except grpc.RpcError as error:
-            # Region names are never reused, so another request has registered this arena.
-            if error.code() is not grpc.StatusCode.ALREADY_EXISTS:
-                raise from_query_error(error) from error
+            await self.ask("SystemSharedMemoryRegister", name=arena.region, key=f"/{arena.name}", byte_size=arena.nbytes)
+        except GatewayError as error:
+            cause = error.__cause__  # region names are never reused, so another request may have registered this arena
+            if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.ALREADY_EXISTS:
+                raise
 
     async def list_regions(self) -> dict[str, str]:
-        """Return the files of the regions that Triton has mapped, by region name.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-            GatewayError: Triton rejects the request.
-        """
+        """Return the files of the regions that Triton has mapped, by region name."""
         answer = await self.ask("SystemSharedMemoryStatus")
         return {region.name: region.key.removeprefix("/") for region in answer.regions.values()}
 
@@ -171,28 +139,29 @@ class TritonClient:
 
         Triton rejects this while an inference, possibly of a killed worker, reads the region. So the RPC is repeated for a while.
         """
-        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=region)
         with suppress(TimeoutError):
             async with asyncio.timeout(_QUERY_SECONDS):
                 for _ in range(_UNREGISTER_ATTEMPTS):
                     try:
-                        await self._stub.SystemSharedMemoryUnregister(request, metadata=self._control_metadata)
+                        await self.ask("SystemSharedMemoryUnregister", name=region)
                         break
-                    except grpc.RpcError as error:
-                        if not is_region_in_use(error):
+                    except GatewayError as error:
+                        if "currently in use" not in own_message(error):
                             break
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
     async def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make the RPC with this name and these fields of its request, which may need the control key; return the response message.
-
-        Raises:
-            TritonUnavailable: Triton does not answer in time.
-            GatewayError: Triton rejects the request.
-        """
+        """Make the RPC with this name and these fields, and the control key if it may need that; return the response."""
         request = getattr(service_pb2, f"{method}Request")(**fields)
         timeout = _QUERY_SECONDS if seconds is None else seconds
-        return await _query(getattr(self._stub, method)(request, timeout=timeout, metadata=self._control_metadata))
+        key = () if method in _WITHOUT_KEY else control_key.metadata(self._control_key_path)
+        try:
+            answer = await getattr(self._stub, method)(request, timeout=timeout, metadata=key)
+        except grpc.RpcError as error:
+            raise from_query_error(error) from error
+        if answer is None:  # gRPC could not parse it
+            raise InvalidModelOutput("Triton's answer cannot be read")
+        return answer
 
     async def describe(self, method: str, model: str) -> Any:  # noqa: ANN401 - it has any members
         """Return the answer of an RPC about a model, such as `ModelConfig`, as Triton's HTTP does; errors are those of `ask`."""
@@ -211,23 +180,12 @@ class TritonClient:
         priority: int = 0,
         waits_for_connection: bool = False,
     ) -> InferResult:
-        """Run one inference, for at most `timeout_seconds` and a minute. Cancelling this cancels the RPC if Triton survives that.
+        """Run one inference, at most `timeout_seconds` in Triton's queue and a minute; cancelled with this if Triton survives that.
 
-        Args:
-            spec: Spec of the model.
-            tensors: Input tensor of each image, contiguous; encoded images as `messages.write_bytes_element` writes them.
-            timeout_seconds: Maximum time in Triton's queue.
-            request_id: Request id, for Triton's log.
-            trace: The caller's span, for Triton's traces.
-            slot: Registered shared memory of the first tensor, directly followed by the others; None to send them inline. Triton
-                reads it until this returns, and possibly longer after `Disconnected` and `Unanswered`.
-            priority: One of the priority levels in the model's config, 1 being the highest; 0 for the default of the config.
-            waits_for_connection: Whether to wait for a connection instead of failing without one.
-
-        Raises:
-            DeadlinePassed: The request waited too long in Triton's queue; `Unanswered` if Triton did not answer at all.
-            TritonUnavailable, ModelNotReady, UnknownModel: Triton rejected the request or cannot be reached; see `status`.
-            InferenceFailed, InvalidModelOutput: Triton could not run the model, or the response is inconsistent.
+        The tensors, one per image, are contiguous; encoded images are as `messages.write_bytes_element` writes them. `slot` is the
+        registered shared memory of the first one, directly followed by the others; None to send them inline. Triton reads it until
+        this returns, and possibly longer after `Disconnected` and `Unanswered`. `priority` is 1 for the highest of the levels in
+        the model's config, and 0 for its default. Errors are those in `status`, and InvalidModelOutput.
         """
         request = infer_request(spec, tensors, timeout_seconds=timeout_seconds, request_id=request_id, slot=slot, priority=priority)
         metadata = None if trace is None else trace.headers
@@ -264,12 +222,7 @@ class TritonClient:
                 else:
                     call.cancel()
 
-    @property
-    def _control_metadata(self) -> tuple[tuple[str, str], ...]:
-        return control_key.metadata(self._control_key_path)
-
     async def _watch(self) -> None:
-        """Count the connections, and read the server's version whenever the channel has connected."""
         while True:
             state = self._channel.get_state(try_to_connect=True)
             self.server = None
@@ -284,7 +237,6 @@ class TritonClient:
 
 
 def _open_channel(address: str, credentials: Credentials | None, host: str, ips: Sequence[str]) -> grpc.aio.Channel:
-    """Open a channel, which connects on first use. The arguments are those of `TritonClient`."""
     options = list(OPTIONS)
     if ips:  # the certificate and proxies refer to the name
         options.append(("grpc.default_authority", address))
@@ -296,13 +248,3 @@ def _open_channel(address: str, credentials: Credentials | None, host: str, ips:
         options.append(("grpc.ssl_target_name_override", host))
     tls = grpc.ssl_channel_credentials(credentials.roots, credentials.key, credentials.certificates)
     return grpc.aio.secure_channel(address, tls, options=options)
-
-
-async def _query(call: Awaitable[Any]) -> Any:  # noqa: ANN401 - generated messages have no types
-    try:
-        answer = await call
-    except grpc.RpcError as error:
-        raise from_query_error(error) from error
-    if answer is None:  # gRPC could not parse it
-        raise InvalidModelOutput("Triton's answer cannot be read")
-    return answer

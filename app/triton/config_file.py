@@ -16,11 +16,7 @@ class ConfigFileError(Exception):
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Return a config in Triton's JSON form, without fields that this gateway does not know.
-
-    Raises:
-        ConfigFileError: The file cannot be read, or is not valid.
-    """
+    """Return a config in Triton's JSON form, without fields that this gateway does not know; raises ConfigFileError."""
     try:
         text = path.read_text(encoding="utf-8")
         config = text_format.Parse(text, model_config_pb2.ModelConfig(), allow_unknown_field=True)
@@ -55,12 +51,9 @@ def unloadable_models(repository: Path, loaded: Container[str] = (), *, is_embed
             if config.is_file():
                 read_config_file(config)
             elif any(folder.rglob("*.onnx")):
-                what = (
-                    f"`nereid add {folder}` makes"
-                    if any(folder.glob("*.onnx"))
-                    else "outside of the repository, `nereid add` makes"
-                )
-                found[folder.name] = Unloadable("no_config", f"{folder} has no config.pbtxt; {what} a model of the network in it")
+                add = f"`nereid add {folder}`" if any(folder.glob("*.onnx")) else "outside of the repository, `nereid add`"
+                reason = f"{folder} has no config.pbtxt; {add} makes a model of the network in it"
+                found[folder.name] = Unloadable("no_config", reason)
         except ConfigFileError as error:
             found[folder.name] = Unloadable("invalid", str(error))
         except OSError as error:

@@ -12,10 +12,7 @@ _KEY = re.compile("[!-~]+")
 
 
 def metadata(path: Path | None) -> tuple[tuple[str, str], ...]:
-    """Return the gRPC metadata with the key in a file; empty if there is no file or no valid key in it.
-
-    The file must be read for each RPC, because a restarted Triton has a new key.
-    """
+    """Return the gRPC metadata with the key in a file, which a restarted Triton changes; empty if there is no valid key in it."""
     text = ""
     if path is not None:
         with suppress(OSError, UnicodeDecodeError):

@@ -23,18 +23,14 @@ class Credentials:
     roots: bytes
     """Certificates of the trusted CAs."""
     key: bytes | None = field(default=None, repr=False)
-    """Private key of the client certificate; None without one."""
     certificates: bytes | None = None
-    """The client certificate, with intermediate certificates; None without one."""
 
 
 def load(folder: str) -> Credentials | None:
     """Read and check credentials, or return the last valid ones; None without TLS, for an empty path.
 
     The folder has the certificates of the CAs, `ca.crt`, and optionally a client certificate and its key, `tls.crt` and `tls.key`.
-
-    Raises:
-        CredentialsError: A file cannot be read or is not valid, and no process of this host has read valid ones before.
+    Raises CredentialsError if a file is not valid, and no process of this host has read valid ones before.
     """
     if not folder:
         return None

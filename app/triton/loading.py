@@ -33,8 +33,8 @@ class _State(NamedTuple):
 class ModelLoader:
     """Lets each Triton, which must run with explicit model control, load all added models after each change and each start.
 
-    Triton does nothing for a model that has not changed. It unloads those that were removed. If others are loaded on demand, it
-    loads those that are always loaded, and those that any Triton has loaded.
+    Triton unloads those that were removed. If others are loaded on demand, it loads those that are always loaded, and those that
+    any Triton has loaded.
     """
 
     def __init__(self, pool: TritonPool, repository: Path, on_demand: ModelsOnDemand | None = None) -> None:
@@ -72,7 +72,6 @@ class ModelLoader:
                 self._tasks[client] = state, asyncio.create_task(self._load(client, added, removed))
 
     def _read(self) -> tuple[dict[str, str], set[str]]:
-        """Return the models that were added, with what `identify` returns, and those that were removed."""
         added = {model: identify(self._repository / model) for model in added_models(self._repository)}
         return added, removed_models(self._repository)
 
@@ -96,7 +95,6 @@ class ModelLoader:
         self._loaded[client] = loaded
 
     def _publish(self, table: WorkerTable) -> None:
-        """Tell all workers which models each Triton has loaded from the same files."""
         clients = [server.client for server in self._pool.servers] if table.is_first else []
         loaded = [{*self._loaded.get(client, {}).items()} for client in clients]
         common = dict(set.intersection(*loaded)) if loaded else {}

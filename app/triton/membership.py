@@ -41,11 +41,7 @@ class Target(NamedTuple):
 
 
 async def resolve(address: str) -> list[Target]:
-    """Resolve an address of the settings to one Triton or, with `DNS_PREFIX`, to one per IP address.
-
-    Raises:
-        OSError: The name cannot be resolved.
-    """
+    """Resolve an address of the settings to one Triton or, with `DNS_PREFIX`, to one per IP address; raises OSError."""
     if not _has_name(address):
         return [Target(address)]
     host, _, port = address.removeprefix(DNS_PREFIX).rpartition(":")
@@ -61,12 +57,10 @@ async def resolve(address: str) -> list[Target]:
 
 
 def _has_name(address: str) -> bool:
-    """Return whether the host of an address is a name, and not an IP address or a socket."""
     return not re.fullmatch(r"(\[.*\]|[0-9.]+):[0-9]+|unix:.*", address)
 
 
 Connect = Callable[[Target], TritonBackend]
-"""Function that connects to a Triton."""
 
 
 class Membership:

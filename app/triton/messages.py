@@ -29,11 +29,7 @@ class InferResult(NamedTuple):
     """Version of the model that answered."""
 
     def split(self, spec: ModelSpec, images: int) -> list["InferResult"]:
-        """Return a separate result for each image, as views.
-
-        Raises:
-            InvalidModelOutput: A tensor's first dimension is not the number of images.
-        """
+        """Return a separate result for each image, as views; raises InvalidModelOutput for tensors of another number of images."""
         if images == 1:
             return [self]
         for name, tensor in self.outputs.items():
@@ -49,10 +45,7 @@ def bytes_element_size(data: bytes) -> int:
 
 
 def write_bytes_element(data: bytes, out: NDArray[np.uint8]) -> None:
-    """Write a file as an element of a BYTES tensor: its length, four bytes little-endian, then the file itself.
-
-    `out` is UINT8 (`bytes_element_size(data)`,).
-    """
+    """Write a file as an element of a BYTES tensor, UINT8 (`bytes_element_size(data)`,): its length, little-endian, and itself."""
     out[:_LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(_LENGTH_BYTES, "little"), np.uint8)
     out[_LENGTH_BYTES:] = np.frombuffer(data, np.uint8)
 
@@ -100,8 +93,7 @@ def _varint(number: int) -> bytes:
 def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult:
     """Return the output tensors of a response as read-only views.
 
-    Raises:
-        InvalidModelOutput: gRPC could not parse it (None), or a tensor's size does not match its shape, or its type is not numeric.
+    Raises InvalidModelOutput if gRPC could not parse it (None), or a tensor's size does not match its shape, or it is not numeric.
     """
     if message is None:
         raise InvalidModelOutput("Triton's answer cannot be read")
@@ -115,10 +107,7 @@ def read_response(message: service_pb2.ModelInferResponse | None) -> InferResult
 
 
 def to_json(value: Any, field: Any = None) -> Any:  # noqa: ANN401 - generated messages have no types
-    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and with 64-bit integers as numbers.
-
-    `field` describes the field that has the value.
-    """
+    """Convert a message to JSON as Triton's HTTP protocol has it: with defaults, and 64-bit integers as numbers."""
     match value:
         case Message():
             fields = [each for each in value.DESCRIPTOR.fields if not each.has_presence or value.HasField(each.name)]

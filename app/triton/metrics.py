@@ -84,7 +84,6 @@ def triton_metrics(table: WorkerTable) -> list[Metric]:
 
 
 def _last_readings(table: WorkerTable) -> list[Reading]:
-    """Return the published readings, the newest one last; an empty one if there are none."""
     try:
         return msgspec.msgpack.decode(table.published(), type=list[Reading])
     except msgspec.DecodeError:

@@ -56,10 +56,7 @@ class ModelOnServer:
         return max(self._answered_images, _NEXT_TO_NONE) / self._busy_seconds if self._busy_seconds else 0.0
 
     def forget_speed(self) -> None:
-        """Measure the speed anew, because Triton may have been replaced.
-
-        The duration of calls is kept: without it, a slow Triton would be taken for a silent one again.
-        """
+        """Measure the speed anew, but keep the duration of calls: without it, a slow Triton would be taken for a silent one."""
         self.measured_since = monotonic()
         """Calls that began earlier do not count for the speed."""
         self._answered_images, self._busy_seconds = 0.0, 0.0
@@ -102,7 +99,6 @@ class InFlightCall:
     """An in-flight call, which counts at one Triton until it has ended."""
 
     def __init__(self, served: ModelOnServer, images: int) -> None:
-        """Begin a call with this number of images."""
         self._images = images
         self._is_awaited = False
         self._enter(served)

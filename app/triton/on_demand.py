@@ -84,10 +84,7 @@ class ModelsOnDemand:
     async def load(self, name: str, seconds: float, caller: Caller = ANYBODY) -> None:
         """Load a model of the repository unless Triton has it. After these seconds the load goes on in the background.
 
-        Raises:
-            NotLoadedYet: It is not loaded in time, or too many are loaded or requested.
-            ModelNotReady: Triton cannot load it.
-            GatewayError: Triton does not tell which models it has.
+        Raises NotLoadedYet if it is late, or too many are requested, or ModelNotReady if Triton cannot load it.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -127,7 +124,6 @@ class ModelsOnDemand:
         self._loading.cancel()
 
     def _read(self) -> None:
-        """Read the names of the models; a folder without a version that can be read has none that can be loaded."""
         folders = model_folders(self._repository)
         self._models = {folder.name for folder in folders if any(path.name.isdigit() for path in folder.glob("[0-9]*"))}
 
@@ -135,7 +131,6 @@ class ModelsOnDemand:
         return self._table.column(f"{what} of model {name}")
 
     def _left_at(self, name: str) -> int:
-        """Return when a model was last unloaded, or `_LEAVING`."""
         values = self._table.values(self._column(_LEFT_AT, name))
         return max(values) if min(values) >= 0 else _LEAVING
 
@@ -148,7 +143,6 @@ class ModelsOnDemand:
         return any(self._table.total(self._table.column(key)) for key in (total_key(name), f"{_USERS} of model {name}"))
 
     async def _in_memory(self) -> dict[str, bool]:
-        """Return the models that take memory, and whether they are ready."""
         return {name: state.is_ready for name, state in (await self._pool.list_models()).items() if state.state in _IN_MEMORY}
 
     async def _load(self, name: str, caller: Caller) -> None:
@@ -202,7 +196,6 @@ class ModelsOnDemand:
         LOG.info("a model was loaded", model=name, seconds=round(seconds, 3))
 
     async def _make_room(self, name: str) -> None:
-        """Unload the least recently used models until there is room for this one."""
         until = monotonic() + _ROOM_SECONDS
         while len((loaded := await self._in_memory()).keys() - {name}) >= self._limit:
             needed = self._kept() | await asyncio.to_thread(self._steps, loaded.keys())
@@ -216,7 +209,6 @@ class ModelsOnDemand:
                 await asyncio.sleep(_POLL_SECONDS)
 
     def _steps(self, loaded: Collection[str]) -> set[str]:
-        """Return the models that loaded ensembles run."""
         steps = set[str]()
         for name in self._models.intersection(loaded):
             with suppress(ConfigFileError):  # the embedded Triton's own config, which has no ensembles
@@ -245,7 +237,6 @@ class ModelsOnDemand:
         return True
 
     async def _tell(self, method: str, name: str, seconds: float) -> list[GatewayError]:
-        """Call all Tritons; return the errors of those that have not done it."""
         calls = [server.client.ask(method, seconds, model_name=name) for server in self._pool.servers]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, GatewayError)]

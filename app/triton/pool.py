@@ -1,7 +1,4 @@
-"""The Tritons in use: which models they have, and which Triton gets the next call.
-
-Models are given by reference.
-"""
+"""The Tritons in use: which models, given by reference, they have, and which Triton gets the next call."""
 
 import asyncio
 import random
@@ -64,11 +61,7 @@ class TritonPool:
         return known[0] if len({spec.version for spec in known}) == 1 else None
 
     async def spec(self, model: str) -> ModelSpec:
-        """Return the spec of a model; ask all Tritons if it is not known.
-
-        Raises:
-            GatewayError: No Triton has a usable spec; the most informative error of `SpecCache.get`.
-        """
+        """Return the spec of a model; ask all Tritons if it is not known. Raises the most informative error of `SpecCache.get`."""
         spec = self.cached(model)
         if spec is not None:
             return spec
@@ -158,11 +151,7 @@ class TritonPool:
         raise TritonUnavailable("no Triton answers")
 
     async def list_models(self) -> dict[str, ModelState]:
-        """Return the models in the repositories of all Tritons by name. A model is ready if it is ready at any Triton.
-
-        Raises:
-            GatewayError: No Triton lists its models; the most informative error of `TritonClient.list_models`.
-        """
+        """Return the models of all Tritons by name; raises the most informative error if none lists its models."""
         answers = await asyncio.gather(*(server.client.list_models() for server in self.servers), return_exceptions=True)
         states = join_states(item for answer in answers if isinstance(answer, dict) for item in answer.items())
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -206,7 +195,6 @@ class TritonPool:
         return [server.model(spec.reference) for server in having]
 
     def _ask(self, server: TritonBackend, model: str) -> None:
-        """Look for a model at a Triton, if that is due."""
         if server.is_due(model):
             _ = self._start(server.look_for(model))
 
@@ -215,7 +203,6 @@ class TritonPool:
         await server.close()
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that does not have to be awaited."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget_task)
@@ -245,5 +232,4 @@ def choose(candidates: Sequence[ModelOnServer]) -> ModelOnServer:
 
 
 def _rank(error: BaseException) -> int:
-    """Return the position of an error's type in `_BY_IMPORTANCE`."""
     return next((rank for rank, kind in enumerate(_BY_IMPORTANCE) if isinstance(error, kind)), len(_BY_IMPORTANCE))

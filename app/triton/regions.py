@@ -44,14 +44,7 @@ class Regions:
         await self._registering.run(arena.region, lambda: self._add(arena))
 
     async def add_again(self, arena: Arena) -> bool:
-        """Let Triton map an arena again after a restart.
-
-        Returns:
-            Whether it is mapped now.
-
-        Raises:
-            TritonUnavailable: Triton does not answer.
-        """
+        """Let Triton map an arena again after a restart; return whether it is mapped, or raise TritonUnavailable."""
         try:
             await self._client.register(arena)
         except TritonUnavailable:

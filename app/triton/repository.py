@@ -78,10 +78,7 @@ def last_versions(repository: Path) -> dict[str, int]:
 
 
 def loadable_models(repository: Path) -> list[str]:
-    """Return the names of the models that the embedded Triton loads: with a config and at least one version that contains a file.
-
-    A model is excluded if its config for the embedded Triton contains only comments.
-    """
+    """Return the models that the embedded Triton loads: with a config, not of comments only, and a version that has a file."""
     names = []
     for folder in model_folders(repository):
         config = config_path(folder, is_embedded=True)

@@ -4,10 +4,7 @@ from bisect import bisect_left, insort
 
 
 class Ring:
-    """Lends parts of `nbytes` bytes, each directly after the previous one if there is room.
-
-    So consecutive parts can be read in one piece. If none is lent, the next part begins at offset 0: few parts touch few pages.
-    """
+    """Lends parts of `nbytes` bytes, each directly after the previous one if there is room, to be read in one piece."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -20,7 +17,7 @@ class Ring:
     def take(self, nbytes: int) -> int | None:
         """Take a part, and return its offset; None if there is no room."""
         if not self._lent:
-            self._next = 0
+            self._next = 0  # few parts touch few pages
         offset = self._find_room(nbytes, self._next)
         if offset is None:
             offset = self._find_room(nbytes, 0)
@@ -32,11 +29,7 @@ class Ring:
         return offset
 
     def give_back(self, offset: int, end: int) -> None:
-        """Give back a part.
-
-        Raises:
-            ValueError: It is not lent.
-        """
+        """Give back a part; raises ValueError if it is not lent."""
         self._lent.remove((offset, end))
         self.lent_bytes -= end - offset
 

@@ -21,7 +21,6 @@ SLOTS = 32
 """Maximum number of full-size slots in an arena. If all are in use, further tensors are sent inline."""
 MAX_ARENA_BYTES = 128 << 20
 MAX_WORKER_BYTES = 256 << 20
-"""Maximum size of all arenas of a worker."""
 SHM = Path("/dev/shm")  # noqa: S108 - the only place of POSIX shared memory
 _NAME = re.compile(r"nereid-[0-9]+-[0-9a-f]{8}")
 
@@ -53,11 +52,7 @@ class Arena:
     """A file in /dev/shm, divided into slots. The file is locked while this process lives."""
 
     def __init__(self, nbytes: int) -> None:
-        """Create the file and reserve its memory. Otherwise a write to a full /dev/shm would raise SIGBUS.
-
-        Raises:
-            OSError: /dev/shm has no room, or does not exist.
-        """
+        """Create the file and reserve its memory, or raise OSError: a write to a full /dev/shm would raise SIGBUS."""
         self.nbytes = nbytes
         self.name, self._descriptor = _create()
         self.region = f"{self.name}-{secrets.token_hex(16)}"
@@ -105,10 +100,7 @@ class Arena:
 
 
 def sweep() -> list[str]:
-    """Remove the arenas of ended processes, also of other containers, and return their names.
-
-    The kernel unlocks a file when the last process that opened it has ended.
-    """
+    """Remove the arenas of ended processes, also of other containers, and return their names."""
     swept = []
     for path in SHM.iterdir() if SHM.is_dir() else ():
         if not _NAME.fullmatch(path.name) or not path.is_file() or path.is_symlink():
@@ -141,7 +133,6 @@ def is_removed(name: str) -> bool:
 
 
 def _create() -> tuple[str, int]:
-    """Create and lock a file; return its name and descriptor."""
     while True:
         name = f"nereid-{os.getpid()}-{secrets.token_hex(4)}"
         descriptor = os.open(SHM / name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

@@ -1,7 +1,6 @@
 """Find out whether a Triton answers anything at all.
 
-Unanswered inferences may mean that Triton hangs or that the model is slow. An unanswered request for the server's metadata means
-that Triton hangs.
+Unanswered inferences may mean that the model is slow; an unanswered request for the server's metadata means that Triton hangs.
 """
 
 import asyncio
@@ -35,7 +34,6 @@ class Silence:
         """When Triton last answered an inference, on the `time.monotonic` clock."""
         self._asked_at = 0.0
         self._asking: asyncio.Task[None] | None = None
-        """The task that asks; None if there is none."""
         self._slow_patience = 0.0
         """The patience after a late answer, seconds."""
         self._slow_until = 0.0
@@ -55,10 +53,7 @@ class Silence:
         return waited >= self._patience
 
     def ask(self, since: float, on_silent: Callable[[], object]) -> None:
-        """Ask until Triton answers or its connection breaks, unless it has answered an inference since this `time.monotonic`.
-
-        After each time-out, `on_silent` is called.
-        """
+        """Ask until Triton answers, unless it has answered an inference since then; call `on_silent` after each time-out."""
         if self._asking is None and self.heard_at < since:
             self._asked_at = monotonic()
             self._asking = asyncio.create_task(self._ask(on_silent))
@@ -72,7 +67,6 @@ class Silence:
 
     @property
     def _patience(self) -> float:
-        """Time without an answer after which Triton is silent, seconds."""
         return self._slow_patience if monotonic() < self._slow_until else QUIET_SECONDS
 
     async def _ask(self, on_silent: Callable[[], object]) -> None:

@@ -23,8 +23,6 @@ _ABSENT_SECONDS, _MAX_ABSENT = 1.0, 1000
 
 
 class _Known(NamedTuple):
-    """A cached spec."""
-
     spec: ModelSpec
     connection: int
     """Number of the connection over which the config was read."""
@@ -33,10 +31,7 @@ class _Known(NamedTuple):
 
 
 class SpecCache:
-    """Specs of models by reference, read again every few seconds in the background. `confirm` detects that a spec was outdated.
-
-    While Triton is not available, the known specs stay in use.
-    """
+    """Specs of models by reference, read again every few seconds in the background, and kept while Triton is not available."""
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
@@ -61,15 +56,7 @@ class SpecCache:
         return known.spec
 
     async def get(self, model: str) -> ModelSpec:
-        """Return the spec of a model; read it if it is not known.
-
-        Raises:
-            UnknownModel: Triton does not have the model.
-            UnknownVersion: Only other versions are loaded.
-            ModelNotReady: The model was unloaded, or could not be loaded, or Triton is being stopped.
-            TritonUnavailable: Triton does not answer.
-            UnsupportedModel: The model's tensors match no supported format.
-        """
+        """Return the spec of a model; read it if it is not known. Raises UnsupportedModel, or as `TritonClient.read_config`."""
         spec = self.cached(model)
         if spec is not None:
             return spec
@@ -89,12 +76,7 @@ class SpecCache:
         return await self._reading.run(model, lambda: self._read(model))
 
     async def confirm(self, spec: ModelSpec, version: str) -> None:
-        """Check that the version that answered is of the model for which the request was made; if in doubt, read its spec again.
-
-        Raises:
-            ModelReplaced: Another model answered.
-            GatewayError: As for `get`.
-        """
+        """Raise ModelReplaced if the version that answered is of another model than the spec; if in doubt, read the spec again."""
         known = self._specs.get(spec.reference)
         is_current = known is not None and known.connection == self._client.connection
         own = known.spec if known is not None else spec
@@ -148,7 +130,6 @@ class SpecCache:
             task.cancel()
 
     def _meaning(self, model: str) -> list[str]:
-        """Return the known references that stand for a model: its own, and the name of which it is the default version."""
         return [name for name, known in self._specs.items() if model in {name, known.spec.reference}]
 
     async def _refresh(self, model: str) -> None:

@@ -7,10 +7,7 @@ from app.triton.client import TritonClient
 
 
 class ModelStatistics(NamedTuple):
-    """Counters of a version of a model. Times are sums over requests.
-
-    A request may contain several images, and an execution several requests.
-    """
+    """Counters of a version of a model; times are sums over requests, each of which may contain several images."""
 
     inferences: int = 0
     """Processed images."""
@@ -50,12 +47,7 @@ class ModelStatistics(NamedTuple):
 
 
 async def read_statistics(client: TritonClient, seconds: float) -> dict[tuple[str, str], ModelStatistics]:
-    """Return the counters of each loaded model, by name and version.
-
-    Raises:
-        TritonUnavailable: Triton does not answer within `seconds`.
-        GatewayError: Triton rejects the request.
-    """
+    """Return the counters of each loaded model, by name and version."""
     answer = await client.ask("ModelStatistics", seconds)
     return {
         (model.name, model.version): ModelStatistics(

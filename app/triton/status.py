@@ -83,7 +83,6 @@ _ERRORS: tuple[tuple[str, str, type[GatewayError], str], ...] = (
     ("UNKNOWN", "", Refused, "the server at Triton's address does not answer as Triton does"),
     ("CANCELLED", "", TritonUnavailable, "Triton dropped the request"),
 )
-_REGION_IN_USE = "currently in use"
 
 
 def from_grpc_error(error: grpc.RpcError) -> GatewayError:
@@ -106,8 +105,3 @@ def own_message(error: GatewayError) -> str:
     cause = error.__cause__
     text = cause.details() if isinstance(cause, grpc.RpcError) else None
     return (text or error.detail).strip().partition("\n")[0]
-
-
-def is_region_in_use(error: grpc.RpcError) -> bool:
-    """Return whether Triton did not unregister a region because an inference still reads it."""
-    return _REGION_IN_USE in (error.details() or "")

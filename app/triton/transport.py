@@ -35,14 +35,10 @@ class InputBuffer(NamedTuple):
 
     tensor: NDArray[Any]
     slot: Slot | None
-    """The slot that contains the tensor; None if the tensor is not in shared memory."""
 
 
 class Transport:
-    """The arenas of one worker, one per size of input tensor in use.
-
-    Each Triton on this host maps all arenas. Other Tritons get the tensors in them inline.
-    """
+    """The arenas of one worker, one per size of input tensor in use; each Triton on this host maps all of them."""
 
     def __init__(self, mode: Mode, *regions: Regions) -> None:
         self._mode = mode
@@ -54,7 +50,6 @@ class Transport:
         """Total size of all arenas, including those being created or removed."""
         self._creating: SingleFlight[None] = SingleFlight()
         self._tasks: set[asyncio.Task[None]] = set()
-        """Tasks that remove or register arenas."""
         self._is_closing = False
         self._inline_until: dict[int, float] = {}
         """By size of slots: until when no arena is created, because there was no room or Triton did not answer."""
@@ -100,7 +95,7 @@ class Transport:
     async def prepare(self, slot_bytes: int) -> None:
         """Create slots for tensors of up to this size, if shared memory is available and within its budget.
 
-        If a Triton hangs, requests that another Triton can answer do not wait for it. The slots may then be created later.
+        Requests that another Triton can answer do not wait for one that hangs. The slots may then be created later.
         """
         arena = self._arenas.get(slot_bytes)
         if arena is not None and not self._is_mapped(arena):
@@ -117,24 +112,14 @@ class Transport:
             self._inline_until[slot_bytes] = monotonic() + _IMPATIENT_SECONDS
 
     def take(self, slot_bytes: int, nbytes: int) -> Slot | None:
-        """Take a slot for a tensor of at most the prepared size; None to send it inline. May be called from any thread.
-
-        Raises:
-            TritonUnavailable: The mode is `shm`, but no Triton has mapped an arena of this size.
-        """
+        """Take a slot for a tensor; None to send it inline, which the mode `shm` forbids. May be called from any thread."""
         if (arena := self._arenas.get(slot_bytes)) is not None and self._is_mapped(arena):
             return arena.take(nbytes)
         self._require_inline()
         return None
 
     def allocate(self, shape: tuple[int, ...], dtype: type[np.generic], slot_bytes: int, lease: Lease) -> InputBuffer:
-        """Allocate an uninitialised input tensor, in a slot if there is one. May be called from any thread.
-
-        A tensor above the prepared size gets no slot. The lease gives the slot back.
-
-        Raises:
-            TritonUnavailable: As `take` says.
-        """
+        """Allocate an uninitialised input tensor, as `take` if possible in a slot, which the lease then gives back."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         slot = self.take(slot_bytes, nbytes) if nbytes <= slot_bytes else None
         if slot is None:
@@ -143,11 +128,7 @@ class Transport:
         return InputBuffer(slot.array(shape, dtype), slot)
 
     def find(self, regions: Regions, slot: Slot | None) -> Slot | None:
-        """Return the slot if a Triton can read it; None if the tensor must be sent inline to this Triton.
-
-        Raises:
-            TritonUnavailable: The mode is `shm`, and Triton cannot read the slot.
-        """
+        """Return the slot if a Triton can read it; None if the tensor must be sent inline, which the mode `shm` forbids."""
         if slot is None or slot.arena in regions:
             return slot
         self._require_inline()
@@ -164,10 +145,7 @@ class Transport:
             _ = self._start(self._remove_unused(arena))
 
     async def refresh(self) -> None:
-        """Remove arenas that were not used for a minute, except the last used one; register the others. To be called regularly.
-
-        Tritons that have mapped an arena already are not asked again.
-        """
+        """Remove arenas that were not used for a minute, except the last used one; register the others. To be called regularly."""
         for slot_bytes in self._by_last_use()[:-1]:
             await self._retire(slot_bytes, _IDLE_SECONDS)
         self._map_everywhere()
@@ -181,7 +159,6 @@ class Transport:
         self._arenas.clear()
 
     def _is_mapped(self, arena: Arena) -> bool:
-        """Return whether any Triton has mapped this arena."""
         for regions in self.regions:  # noqa: SIM110 - `any` takes three times as long, and each request asks twice
             if arena in regions:
                 return True
@@ -193,18 +170,16 @@ class Transport:
         return now >= regions.unavailable_until and (len(self.regions) == 1 or now >= regions.silent_until)
 
     def _patience(self) -> float | None:
-        """Return how long a request waits for an arena, in seconds; None for no limit, if nothing else can answer it."""
+        """Return how many seconds a request waits for an arena; None for no limit, if nothing else can answer it."""
         if self._mode == "shm" or len(self.regions) == 1:
             return None
         return 0.0 if any(regions.silent_until for regions in self.regions) else _PATIENCE_SECONDS
 
     def _require_inline(self) -> None:
-        """Raise `TritonUnavailable` if the settings do not allow tensors inline."""
         if self._mode == "shm":
             raise TritonUnavailable("shared memory is required by the settings, but is not available")
 
     def _map_everywhere(self) -> None:
-        """Register the arenas with the Tritons that may map them and have not."""
         for regions in self.regions:
             for arena in self._arenas.values():
                 if arena not in regions and self._may_map(regions) and not self._is_closing:
@@ -215,7 +190,6 @@ class Transport:
             await regions.add(arena)
 
     async def _create(self, slot_bytes: int) -> None:
-        """Create and register an arena; remove idle arenas if it needs their room."""
         nbytes = arena_bytes(slot_bytes)
         for other in self._by_last_use():
             if self._nbytes + nbytes > MAX_WORKER_BYTES:
@@ -240,18 +214,15 @@ class Transport:
             _ = self._start(self._remove(arena))
 
     def _by_last_use(self) -> list[int]:
-        """Return the slot sizes of the arenas, the least recently used arena first."""
         return sorted(self._arenas, key=lambda slot_bytes: self._arenas[slot_bytes].used_at)
 
     async def _retire(self, slot_bytes: int, idle_seconds: float) -> None:
-        """Remove an arena if it was not used for this time and no slot is lent."""
         arena = self._arenas.get(slot_bytes)
         if arena is not None and monotonic() - arena.used_at >= idle_seconds and arena.retire(only_unused=True):
             del self._arenas[slot_bytes]
             await self._remove(arena)
 
     async def _remove_unused(self, arena: Arena) -> None:
-        """Remove an arena when no slot is lent any more."""
         while arena.lent_bytes and not self._is_closing:  # noqa: ASYNC110 - threads also give slots back
             await asyncio.sleep(_POLL_SECONDS)
         await self._remove(arena)

@@ -19,7 +19,6 @@ from app.triton.status import (
     Unreachable,
     from_grpc_error,
     from_query_error,
-    is_region_in_use,
     own_message,
 )
 from tests.fakes.triton import SPEC, FakeTriton
@@ -104,15 +103,6 @@ def test_other_refusals_of_queries_are_those_of_inferences(text: str, expected: 
     status = grpc.StatusCode.NOT_FOUND if expected is UnknownModel else grpc.StatusCode.INVALID_ARGUMENT
 
     assert type(from_query_error(rpc_error(status, text))) is expected
-
-
-@pytest.mark.parametrize(
-    ("details", "is_in_use"),
-    [("Cannot unregister nereid-1-0, it is currently in use.", True), ("Unable to find region", False), ("", False), (None, False)],
-)
-def test_a_region_in_use_is_recognised(details: str | None, is_in_use: bool) -> None:  # noqa: FBT001
-    """Only in this case is another attempt to unregister useful."""
-    assert is_region_in_use(rpc_error(grpc.StatusCode.INTERNAL, details)) is is_in_use
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from app.host.program import CommandError
 from app.model.golden import picture
 from app.model.heads import ClassificationHead, DetectionHead, PoseHead
 from app.model.spec import are_interchangeable, from_triton_config
-from app.pipeline.golden import read_golden, values_of
+from app.pipeline.golden import parse, read_golden
 from app.triton.config_file import read_config_file
 from app.triton.repository import LOCK, REMOVED, config_path, loadable_models
 from app.zoo import check, description
@@ -112,7 +112,7 @@ def test_golden_picture_tells_zeros_from_nothing(repository: Repository, tmp_pat
         folder = repository.path / name
         for is_embedded in (True, False):
             spec = from_triton_config(read_config_file(config_path(folder, is_embedded=is_embedded)), "1")
-            values = values_of(spec)["1"]
+            values = parse(spec.golden)["1"]
             assert bool(values.boxes) == (name == "doors")
             assert spec.gives_sample
             assert "golden_sample" not in spec.requested_names
@@ -132,7 +132,7 @@ def test_versions_of_earlier_programs_have_no_raw_values(repository: Repository,
     assert "golden" not in config.read_text(encoding="utf-8")
     added(save(network(half=True), tmp_path / "best.onnx"), repository)
     spec = from_triton_config(read_config_file(config), "2")
-    assert (list(values_of(spec)), spec.gives_sample) == (["2"], False)
+    assert (list(parse(spec.golden)), spec.gives_sample) == (["2"], False)
     with repository.writing():
         repository.remove("doors:1")
 
