@@ -111,7 +111,10 @@ class TritonClient:
         return join_states((entry.name, state_of(entry.state, entry.reason, entry.version)) for entry in index.models)
 
     async def read_config(self, model: str) -> tuple[dict[str, Any], str]:
-        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one."""
+        """Return a model's config in Triton's JSON form, and its version: that of the reference, or else the newest loaded one.
+
+        Raises UnknownModel, ModelNotReady if it is not loaded, or UnknownVersion, which names the loaded versions.
+        """
         name, version = split_reference(model)
         metadata = await self.ask("ModelMetadata", name=name)
         loaded = sorted((number for number in metadata.versions if number.isdigit()), key=int)
@@ -151,7 +154,10 @@ class TritonClient:
                     await asyncio.sleep(_QUERY_SECONDS / _UNREGISTER_ATTEMPTS)
 
     async def ask(self, method: str, seconds: float | None = None, **fields: Any) -> Any:  # noqa: ANN401 - messages have no types
-        """Make the RPC with this name and these fields, and the control key if it may need that; return the response."""
+        """Make the RPC with this name and these fields, and the control key if it may need that; return the response.
+
+        Raises TritonUnavailable without an answer in time, or another GatewayError if Triton refuses.
+        """
         request = getattr(service_pb2, f"{method}Request")(**fields)
         timeout = _QUERY_SECONDS if seconds is None else seconds
         key = () if method in _WITHOUT_KEY else control_key.metadata(self._control_key_path)
