@@ -281,7 +281,7 @@ async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
             assert await detector.detect() == [FOUND]
 
 
-async def test_it_waits_for_its_address_and_not_for_triton(
+async def test_listener_waits_for_its_address_and_not_for_triton(
     world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frigate asks only once whether the model is there, possibly before Triton is."""

@@ -97,7 +97,6 @@ def _half(data: bytes) -> int:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [cut, gap, zeroed, flipped])
 def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage: Callable[[bytes, Random], bytes]) -> None:
-    """Other files have all pixels; with `allows_truncated`, a JPEG of one scan always has some."""
     tested = FILES[name]
     shape = pixels_of(tested.whole).shape
     random = Random(29)  # noqa: S311 - not a secret

@@ -31,7 +31,6 @@ LIMITS = PixelLimits(10**7, 10**7)
 
 
 def converted(mode: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Save the cat again."""
     file = BytesIO()
     Image.open(BytesIO(CAT)).convert(mode).save(file, "JPEG", **options)
     return file.getvalue()
@@ -121,7 +120,7 @@ def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
     assert jpeg.read_header(PROGRESSIVE[: first + 30])[1:3] == (1, False)
 
 
-def test_what_follows_the_image_does_not_matter() -> None:
+def test_bytes_behind_the_image_are_ignored() -> None:
     """Reading stops at the end, or at a scan that contains the whole image. Phones append videos."""
     anything = np.random.default_rng(0).bytes(1_000_000) + SCAN * 200
 
@@ -150,7 +149,6 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_a_length(marker: bytes) 
     ids=["fill bytes", "junk", "segments", "markers", "both"],
 )
 def test_jpeg_that_is_mostly_header_is_refused(flood: bytes, some: int, many: int) -> None:
-    """Hundreds of segments, as cameras may write them, are accepted; thousands are not."""
     assert jpeg.read_header(WITH_EXIF[:2] + flood * some + WITH_EXIF[2:]).exif
     for rest in (WITH_EXIF[2:], b""):
         with pytest.raises(InvalidImage, match="too many"):

@@ -59,7 +59,6 @@ def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeyp
     [(["read", "model"], "", "queue"), (["read"], FETCH, FETCH), (STAGES, "", "post"), (STAGES, DRAW, DRAW)],
 )
 def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, failed: str) -> None:
-    """It is the one that has begun, or the first that has not ended; no stage follows the last one."""
     timing = Timing()
     for stage in ended:
         timing.lap(stage)

@@ -65,7 +65,6 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
 
 @pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
 def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
-    """The labels of the registry are in the order of the network's classes."""
     labels = registry.load()[NAME].class_names
 
     assert labels[next(iter(figure.top))] == SHOWN[figure.image]
