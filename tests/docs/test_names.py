@@ -23,7 +23,8 @@ def pronoun_tests(source: str) -> Iterator[str]:
 def test_names_of_tests_begin_with_no_pronoun() -> None:
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     assert len(files) > 100
-    assert [f"{file.relative_to(ROOT)}::{name}" for file in files for name in pronoun_tests(file.read_text(encoding="utf-8"))] == []
+    vague = [f"{file.relative_to(ROOT)}::{name}" for file in files for name in pronoun_tests(file.read_text(encoding="utf-8"))]
+    assert not vague, "\n".join(vague)
 
 
 @pytest.mark.parametrize(
