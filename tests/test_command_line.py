@@ -515,7 +515,6 @@ def test_version_that_a_default_route_names_is_not_removed(
 def test_model_is_removed_if_a_route_has_its_name(
     repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests without a name are then answered by the model of the route."""
     (tmp_path / "routes.toml").write_text('[doors]\nto = "gates"\n', encoding="utf-8")
     monkeypatch.setenv("NEREID_MODEL", "doors")
     assert main(["add", export(tmp_path, 1), "--name", "doors"]) == 0

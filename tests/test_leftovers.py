@@ -74,7 +74,6 @@ run.remove_folder()
 
 
 def test_folders_of_sockets_are_removed_once_no_program_has_them(tmp_path: Path) -> None:
-    """Also those of homes that were never made, which the product does not remove."""
     done = subprocess.run([sys.executable, "-c", SOCKETS, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == ["[] False True", "[] False"]

@@ -130,7 +130,6 @@ def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> 
 
 @both
 def test_model_is_warmed_up(name: str, file: str) -> None:
-    """The first request finds it ready for one image of its size; TensorRT also for the largest batch, which it builds for."""
     config = parsed(name, file)
     (image,) = config.input
 

@@ -682,7 +682,6 @@ def test_server_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_workers_of_several_instances_are_not_replaced_together() -> None:
-    """Their ages differ by up to a tenth, but not more, and are none that the server does not take."""
     ages = [Server(Settings(worker_max_age_seconds=10_000)).workers_lifetime for _ in range(20)]
 
     assert 9000 <= min(ages) < max(ages) <= 11_000
@@ -690,7 +689,6 @@ def test_workers_of_several_instances_are_not_replaced_together() -> None:
 
 
 def test_memory_of_a_worker_is_limited_in_mebibytes() -> None:
-    """As the settings count it; workers that grow alike are not replaced together."""
     limits = [Server(Settings(worker_max_memory_mb=1000)).workers_rss / 2**20 for _ in range(20)]
 
     assert 900 <= min(limits) < max(limits) <= 1100

@@ -243,7 +243,6 @@ async def test_gateway_leaks_no_memory_files_or_threads(
 async def test_a_leak_is_found(
     triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway that loses 512 bytes with each answer does not pass the same measurement."""
     slope, _, _ = await measure_leaks(triton, tmp_path, _LEAK_REQUESTS, 512, monkeypatch)
     record_figure("soak with a leak of 512 bytes: memory of both workers, MB per 10,000 requests", slope)
 

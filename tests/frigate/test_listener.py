@@ -111,7 +111,6 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
 async def test_boxes_are_those_of_detect(
     triton: object, settings: Settings, connect: Connect, address: str, size: tuple[int, int]
 ) -> None:
-    """Of a picture as large as the model's input, and of a smaller one, which is placed on it."""
     assert triton is not None
     picture = Image.open(BytesIO(scene("PNG"))).resize(size)
     picture.save(file := BytesIO(), "PNG")

@@ -137,7 +137,6 @@ def test_other_groups_are_not_killed() -> None:
 
 
 def test_systemd_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be started anew; nothing depends on it."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
 
     notify("WATCHDOG=1")

@@ -129,7 +129,6 @@ async def test_an_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> No
 
 
 def test_a_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
-    """So do the programs that show one."""
     whole = decoders.decode(HEIC, "HEIC")
     for aperture, expected in ((CORNER, whole[:, 24:]), (MIDDLE, whole[4:12, 12:20])):
         np.testing.assert_array_equal(decoders.decode(with_aperture(HEIC, 3, aperture), "HEIC"), expected)

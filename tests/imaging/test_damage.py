@@ -116,7 +116,6 @@ def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage:
 
 
 def test_gif_of_several_frames_has_all_of_the_first() -> None:
-    """What follows a frame that ends early is not taken for its pixels."""
     data = encode(CAT, "GIF", save_all=True, append_images=[CAT.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
     with Image.open(BytesIO(data)) as file:
         blocks = [file.tile[0].offset]

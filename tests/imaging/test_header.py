@@ -163,7 +163,6 @@ def test_only_a_jpeg_may_have_the_pixels_of_scalable_formats(image_format: str) 
 @pytest.mark.parametrize(("width", "height"), [(13000, 13000), (16000, 16000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_bomb_is_refused_by_its_header(width: int, height: int) -> None:
-    """The sizes are below and above Pillow's own limit."""
     data = png(width, height, 1, GREY)
 
     with pytest.raises(ImageTooLarge, match="the limit is 50 megapixels"):
@@ -347,7 +346,6 @@ def test_a_jpeg_is_not_searched_beyond_its_first_scan() -> None:
 
 @pytest.mark.parametrize("tag", [256, 257])
 def test_a_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
-    """A size with many values is rejected before they are read; the first of several equal tags counts."""
     long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
     data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
     with peak_below(10_000):

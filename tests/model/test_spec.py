@@ -360,7 +360,6 @@ def test_the_config_may_specify_the_head(
 
 @pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"])
 def test_a_head_is_that_of_a_detector(head: str) -> None:
-    """Of one with a single output, except `end_to_end`, which other tensors can be, too."""
     for outputs in ((SCORES,), END_TO_END[:3]) if head == "end_to_end" else ((SCORES,), END_TO_END):
         with pytest.raises(UnsupportedModel, match="match no supported head"):
             spec_of(*outputs, head=head)
@@ -412,7 +411,6 @@ def test_boxes_of_rtdetr_are_fractions(units: str) -> None:
 def test_preprocessing_is_that_of_the_published_models(
     output: Tensor, parameters: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
-    """The published YOLOX models take BGR from 0 to 255, at the top left; the config may say otherwise."""
     spec = spec_of(output, **parameters)
 
     assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
@@ -665,7 +663,6 @@ def test_every_parameter_of_a_classifier_is_read() -> None:
 
 
 def test_a_classifier_of_ultralytics_needs_no_parameters() -> None:
-    """Its exporter writes the task, the size and the names; the network returns probabilities, and sees whole squares."""
     metadata = "{'task': 'classify', 'imgsz': [320, 320], 'names': {0: 'tench', 1: 'goldfish'}}"
     given = spec_of(("output0", "TYPE_FP32", [2]), image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
 

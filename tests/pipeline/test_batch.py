@@ -79,7 +79,6 @@ async def test_slot_that_is_not_ready_ends_a_batch() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
-    """A batch never exceeds the model's maximum, and always has the image that has waited longest."""
     with open_arena() as arena:
         images = [pending(arena if is_shared else None) for _ in range(6)]
 

@@ -241,7 +241,6 @@ async def test_callers_take_turns(setup: Setup) -> None:
 
 @pytest.mark.parametrize("max_calls", [2, 3])
 async def test_a_caller_with_no_image_under_way_may_send_one(setup: Setup, max_calls: int) -> None:
-    """Alone, in one call more than is allowed, and one that Triton should run first; other images wait."""
     setup.calls.max_calls = max_calls
     asking = setup.start(6, "a")
     await turns()

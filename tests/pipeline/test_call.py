@@ -83,7 +83,6 @@ def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
 
 @pytest.mark.parametrize("shape", [(736, 768), (368, 384), (768, 736)])
 def test_a_map_of_text_has_the_size_of_the_input(shape: tuple[int, int]) -> None:
-    """Otherwise all places would be wrong."""
     config = {
         "name": "m",
         "max_batch_size": 1,

@@ -131,7 +131,6 @@ async def test_no_time_left_is_no_answer(world: World) -> None:
 @SHARED_OR_NOT
 @pytest.mark.parametrize("version", ["2.51.0", "2.59.1", None])
 async def test_an_inference_is_cancelled_only_if_that_is_safe(world: World, version: str | None, is_shared: bool) -> None:  # noqa: FBT001
-    """A cancel is safe if Triton is known to survive it, and reads no slot. Otherwise the RPC goes on, and keeps its slot."""
     cancelled = 2 if version == "2.59.1" and not is_shared else 0
     await world.set_version(version or "2.59.1")
     world.client.server = world.client.server if version else None
@@ -411,7 +410,6 @@ async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World,
 
 
 async def test_few_requests_are_tried_again(world: World) -> None:
-    """If all are lost, three of them are retried at first; answered requests earn more retries."""
     attempts = []
     world.fake.refusal = STOPPING
     for _ in range(5):
@@ -770,7 +768,6 @@ async def test_a_busy_triton_does_not_hang(world: World, model: str, is_busy: bo
 
 
 async def test_an_answer_before_an_inference_says_nothing_about_its_hang(world: World) -> None:
-    """The answer only shows that Triton worked before that."""
     await world.infer()
     world.hold()
     await world.give_up(5)

@@ -121,7 +121,6 @@ async def test_a_version_with_the_same_labels_is_not_asked_twice(world: World) -
 
 
 async def test_a_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
-    """It rejects an image of the old size."""
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
     world.fake.next_refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input")]

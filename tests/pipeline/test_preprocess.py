@@ -252,7 +252,6 @@ async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shar
 
 
 async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
-    """The model itself would only say that it cannot decode it."""
     model = spec("TYPE_STRING", [1], square="64", formats="JPEG, PNG")
     with Lease() as lease:
         fill(IMAGES["PNG"], model, inline, lease)
@@ -313,7 +312,6 @@ async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes
 async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
     inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
 ) -> None:
-    """An upright JPEG that is decoded at exactly the size of its area needs no copy."""
     decoded: list[NDArray[np.uint8]] = []
 
     def record(*arguments: Any, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401
@@ -354,7 +352,6 @@ def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: 
 def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - what is drawn
     model: ModelSpec, width: int, height: int, palette: NDArray[np.uint8], seed: int, orientation: int
 ) -> None:
-    """Neither the tensor nor the position in it; both are those of the pixels, which are never decoded."""
     indices = np.random.default_rng(seed).integers(0, len(palette), (height, width), np.uint8)
     expected = np.empty(model.image_shape, np.uint8)
     fit = fit_for(model)

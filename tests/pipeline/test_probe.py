@@ -140,7 +140,6 @@ async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
 
 
 async def test_a_probe_waits_until_triton_can_be_reached() -> None:
-    """So the circuit closes as soon as Triton is back."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     probing = asyncio.create_task(run_probe(client, SPEC))

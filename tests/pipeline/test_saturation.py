@@ -89,7 +89,6 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
 async def test_tritons_that_come_and_go_leave_room_for_admission(
     table: WorkerTable, metrics: Metrics, world: World, decode_threads: DecodeThreads, time: Time
 ) -> None:
-    """After a day of pods with new addresses and many models, a new model is admitted and all metrics are shown."""
     (stays,) = world.pool.servers
     for pod in range(150):
         server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"), table)

@@ -228,7 +228,6 @@ async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(worl
 
 
 async def test_single_triton_that_hangs_stays_in_use(world: World) -> None:
-    """With a single Triton, only the results of calls count."""
     world.pool.remove(world.pool.servers[1])
     await world.infer()
     world.hold()

@@ -58,7 +58,6 @@ def test_the_first_requests_have_a_place_beside_those_of_others(table: WorkerTab
 
 @pytest.mark.parametrize("callers", [2, 3, 5])
 def test_greedy_callers_get_equal_parts(table: WorkerTable, callers: int) -> None:
-    """Also if one of them had taken everything before, as it gives that back. A part changes in steps of nine."""
     counts = CallerCounts(table, "x")
     all_of_them = [Caller(str(number)) for number in range(callers)]
     take(counts, 100, all_of_them[0])
@@ -192,7 +191,6 @@ def test_a_share_is_a_part_of_the_turns(fraction: float, others: int, expected: 
 
 
 def test_images_of_batches_come_behind_single_ones() -> None:
-    """Of the same caller and of others. They are not excluded: an image of a batch has its turn after eight single ones."""
     work = Queue()
     work.more(A, 50, is_batch=True)
     work.more(A, 8)

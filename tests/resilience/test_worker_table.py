@@ -94,7 +94,6 @@ def output(script: str) -> list[str]:
 
 
 def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
-    """They are not known by name, but what is counted there disturbs no other key."""
     longest, longer = "x" * 384, "x" * 385
 
     longest = longest.removeprefix("x" * len("gauge "))

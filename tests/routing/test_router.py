@@ -194,7 +194,6 @@ async def test_a_target_without_a_version_is_the_default_version(routed: Routed)
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.29, 0.5, 1.0])
 async def test_a_share_is_exact(routed: Routed, share: float) -> None:
-    """After any number of requests, the canary has got its share of them, rounded down."""
     routed.put(canary=Canary("tiny:3", share))
     parts = [routed.choose().part for _ in range(2000)]
 

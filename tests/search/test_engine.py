@@ -256,7 +256,6 @@ async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
 
 
 async def test_a_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
-    """All of its pictures come and go together; the same picture is there once, with the name it was registered with last."""
     ann, ben = make_image(1), make_image(2)
     await engine.add("", make_image(3, faces=[make_face(201)]))
     assert await engine.register("", "Ann", [ann, ben]) is False

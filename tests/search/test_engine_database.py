@@ -203,7 +203,6 @@ async def test_a_database_that_comes_back_is_used(database: str, postgres: Serve
 
 @pytest.mark.system
 async def test_plans_walk_the_index(database: str) -> None:
-    """A search walks the HNSW index with each filter, finds what an exact search does, and a small tenant is not lost in it."""
     count, dimensions = 6000, 64
     source = np.random.default_rng(1)
     vectors = source.normal(size=(100, dimensions))[source.integers(0, 100, count)] + 0.5 * source.normal(size=(count, dimensions))

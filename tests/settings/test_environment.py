@@ -39,7 +39,6 @@ def test_empty_variable_counts_as_not_set(name: str) -> None:
 
 
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:
-    """Also the key of clients in the same shell."""
     others = {"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", "NEREID_KEY": "one.secret"}
     assert load({**others, SUPERVISED: "4"}) == Settings()
 

@@ -129,7 +129,6 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
 
 
 def test_marks_of_blocks() -> None:
-    """A comment directly before a block counts, also in a list; one in another language may show an error that is expected."""
     text = """
 <!-- background -->
 ```sh

@@ -114,7 +114,6 @@ async def test_a_gpu_is_lost_and_comes_back(tmp_path: Path, start: Start) -> Non
 
 
 async def test_models_are_divided_among_gpus(tmp_path: Path, start: Start) -> None:
-    """One repository for all models, and a folder for each GPU with links to its own; each is asked for those only."""
     models.write(tmp_path / "written")
     (tmp_path / "model_repository").mkdir()
     for gpu, names in enumerate(("ABC", "DEF")):

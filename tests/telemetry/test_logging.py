@@ -66,7 +66,6 @@ def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_message_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is to follow it, such as the end of a worker that hangs, happens all the same."""
     with Path("/dev/full").open("w", encoding="ascii") as full:
         monkeypatch.setattr(sys, "stderr", full)
         logging.say("worker 1 does not respond; replacing it")
@@ -134,7 +133,6 @@ def test_messages_of_a_library_are_part_of_the_log(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_each_line_is_one_write(*, is_terminal: bool) -> None:
-    """Messages, events and tracebacks of several processes do not merge, also where Python is told not to buffer."""
     script = f"""
 import sys
 import structlog

@@ -17,7 +17,6 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> Timing:
 
 
 def test_stages_are_the_times_between_laps(timing: Timing) -> None:
-    """What `start_lap` drops belongs to the total, but to no stage; a repeated stage has the later time, in its first place."""
     timing.lap("read")
     timing.start_lap()
     timing.lap("decode")

@@ -25,7 +25,6 @@ def test_a_header_is_written_as_it_was_read(flags: str) -> None:
     ],
 )
 def test_unknown_flags_and_fields_are_not_passed_on(version: str, given: str, known: str) -> None:
-    """Other flags are reserved and have to be zero; a later version may have more fields. What is written is the first version."""
     context = parse(f"{version}-{TRACE}-{SPAN}-{given}")
 
     assert context

@@ -47,7 +47,6 @@ async def trace(
 
 
 async def test_a_request_is_a_span_of_the_server(receiver: Receiver) -> None:
-    """Its name and attributes are those of OpenTelemetry's conventions for HTTP, and its ids those that callees get."""
     context = await trace(method="POST", route="/predict/{model}")
 
     assert receiver.paths == ["/v1/traces"]

@@ -222,7 +222,6 @@ async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fa
 
 
 async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that ends does not wait for an inference that hangs."""
     fake, client = fake_triton
     await client.read_server()
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.5)
@@ -318,7 +317,6 @@ async def test_an_inference_without_an_answer_is_given_up(
 async def test_cancelling_an_inference_does_not_cancel_the_call_to_an_old_triton(
     fake_triton: Fake, version: str, cancelled: int
 ) -> None:
-    """Nor does closing the client, which waits for the answer."""
     fake, client = fake_triton
     fake.version = version
     await eventually(lambda: client.server == ServerInfo(version))

@@ -116,7 +116,6 @@ async def test_workers_export_the_same(host: Host) -> None:
 
 
 async def test_means_cover_30_seconds(host: Host) -> None:
-    """Those of both Tritons together; then they are NaN, and stay there."""
     tell(host.fakes[0], 10, 3, 3, 5_000_000, 3, 15_000_000)
     tell(host.fakes[1], 108, 12, 12, 20_000_000, 12, 80_000_000)
     await host.pass_intervals()

@@ -41,7 +41,6 @@ def test_the_speed_is_that_while_calls_are_under_way(served: ModelOnServer, cloc
 
 
 def test_calls_at_the_same_time_add_to_the_speed(served: ModelOnServer, clock: Clock) -> None:
-    """Overlapping time counts once."""
     places = [InFlightCall(served, 1) for _ in range(2)]
     clock.now += 0.1
     for in_flight in places:
@@ -87,7 +86,6 @@ def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clo
 
 
 def test_calls_that_end_after_a_hang_do_not_make_others_late(served: ModelOnServer, clock: Clock) -> None:
-    """Their duration is that of the hang."""
     hung = [InFlightCall(served, 1) for _ in range(2)]
     clock.now += 12
     circuit: Any = SimpleNamespace(is_closed=False)
@@ -151,7 +149,6 @@ def test_triton_that_never_answered_is_silent_after_half_of_the_time_of_a_hang(s
 
 
 def test_slow_triton_that_was_left_out_may_be_as_slow_again(served: ModelOnServer, clock: Clock) -> None:
-    """The next call may take as long as the last one."""
     answer(served, clock, 4.0)
     served.forget_speed()
     served.begin(1)

@@ -118,7 +118,6 @@ async def test_the_error_that_says_most_is_raised(
 
 
 async def test_without_a_triton_nothing_is_found() -> None:
-    """A name may not be resolvable yet."""
     pool = TritonPool(Transport("inline"))
 
     with pytest.raises(TritonUnavailable, match="no Triton is known"):
@@ -350,7 +349,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_triton_that_fails_at_once_does_not_attract_every_call(clock: Clock) -> None:
-    """It is always idle, but its speed is low."""
     broken = served(clock, 0)
     broken.begin(1)
     clock.now += 0.001
@@ -367,7 +365,6 @@ def test_triton_with_the_fewest_images_is_chosen(clock: Clock) -> None:
 
 
 def test_slower_triton_may_have_fewer_images(clock: Clock) -> None:
-    """The candidate that would finish one more image first is chosen."""
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
     assert shares([served(clock, 15, 100), served(clock, 2, 20)]) == [0, 1]
 

@@ -221,7 +221,6 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
 
 
 async def test_single_arena_is_not_removed(transport: Transport) -> None:
-    """A single arena is the last used one."""
     await transport.refresh()
     only = await prepared(transport, NBYTES, 1000)
     await transport.refresh()

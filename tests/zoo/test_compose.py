@@ -348,7 +348,6 @@ def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
 
 
 def test_candidates_are_limited_before_suppression() -> None:
-    """An object that ranks behind too many better candidates is dropped, although no other box covers it."""
     crowd = [(50.0, 50.0, 20.0, 20.0, 0, 0.9)] * (MAX_CANDIDATES - 1)
     last, too_low = (150.0, 50.0, 20.0, 20.0, 0, 0.5), (150.0, 150.0, 20.0, 20.0, 0, 0.4)
     found = answer(yolo_head([*crowd, last, too_low]))

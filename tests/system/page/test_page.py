@@ -135,7 +135,6 @@ async def test_the_boxes_of_a_photo_that_is_stored_turned_are_upright(page: Page
 
 
 async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: Page, gateway: RunningGateway) -> None:
-    """In a place of its size: browsers may know fewer formats than the gateway, or others."""
     answer = await ask(gateway, SCENE)
     await page.route("**/detect*", lambda route: route.fulfill(body=msgspec.json.encode(answer), content_type="application/json"))
     async with page.expect_file_chooser() as chooser:

@@ -92,7 +92,6 @@ async def test_the_gateway_answers_the_same(settings: Settings) -> None:
 
 @pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
 def test_missing_weights_are_named(networks: dict[str, Path], missing: str) -> None:
-    """The file of another network is rejected, instead of composing one that is wrong."""
     weights = read_weights(networks[NAME])
     del weights[missing]
 
