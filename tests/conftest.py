@@ -323,7 +323,6 @@ async def fake_triton() -> AsyncIterator[tuple[FakeTriton, TritonClient]]:
 
 @pytest.fixture
 def arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
-    """The arenas that are created during the test."""
     made: list[Arena] = []
     create = Arena.__init__
 

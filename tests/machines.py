@@ -81,7 +81,6 @@ class Machine(RuleBasedStateMachine):
         return task
 
     def skip(self, seconds: float) -> None:
-        """Let time pass."""
         self.clock.now += seconds
         self.call(lambda: None)
 

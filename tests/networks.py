@@ -11,7 +11,6 @@ _CLONE_NEWNET = 0x40000000
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip` of iproute2."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 

@@ -52,13 +52,10 @@ def _link(source: str, target: str) -> None:
 
 
 class Server:
-    """One that runs as long as the session of the tests."""
-
     def __init__(self, settings: Settings, program: EmbeddedPostgres) -> None:
         self.settings, self.program = settings, program
 
     def url(self, database: str) -> str:
-        """Return the URL of a database."""
         return self.settings.search_database.replace("/nereid?", f"/{database}?")
 
     async def execute(self, command: str, database: str = "postgres") -> None:

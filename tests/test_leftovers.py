@@ -40,8 +40,7 @@ run.remove_folder()
 """
 
 
-def test_what_is_left_behind_is_named() -> None:
-    """A process that still runs, and a temporary file; nothing once they are gone."""
+def test_processes_and_files_left_behind_are_named() -> None:
     done = subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True, check=True)
     file, process, last = done.stdout.splitlines()
 
@@ -75,7 +74,6 @@ run.remove_folder()
 
 
 def test_folders_of_sockets_are_removed_once_no_program_has_them(tmp_path: Path) -> None:
-    """Also those of homes that were never made, which the product does not remove."""
     done = subprocess.run([sys.executable, "-c", SOCKETS, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == ["[] False True", "[] False"]
@@ -110,7 +108,6 @@ def test_another():
 
 
 def test_module_that_holds_a_lock_memory_or_a_thread_fails(tmp_path: Path) -> None:
-    """A locked folder, a file in memory and a thread of its tests, but not what belongs to the session."""
     (tmp_path / "test_holding.py").write_text(HOLDING, encoding="utf-8")
     command = [
         sys.executable,

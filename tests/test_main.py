@@ -51,7 +51,6 @@ def arenas() -> set[str]:
 
 
 async def test_a_worker_is_prepared_for_its_first_request(settings: Settings) -> None:
-    """The default model is known and warm, by the transport of the settings; the garbage collector passes over the application."""
     fake = FakeTriton()
     async with serving(fake) as port:
         application = create_app(with_triton(settings, port))
@@ -64,7 +63,6 @@ async def test_a_worker_is_prepared_for_its_first_request(settings: Settings) ->
 
 
 async def test_application_starts_without_triton(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton may start later; until then only what needs it fails, which is logged."""
     log = captured_log(monkeypatch, main)
     nowhere = with_triton(settings, free_port())
     async with started(create_app(nowhere)) as client:
@@ -82,7 +80,6 @@ async def test_application_starts_without_triton(settings: Settings, monkeypatch
 
 
 async def test_shared_memory_is_removed_in_the_end(settings: Settings) -> None:
-    """The slots for the default model exist while the application runs, here and in Triton, and not afterwards."""
     fake, before = FakeTriton(), arenas()
     async with serving(fake) as port:
         async with started(create_app(msgspec.structs.replace(with_triton(settings, port), transport="auto"))):
@@ -103,7 +100,6 @@ def leftover() -> Iterator[str]:
 
 
 async def test_leftovers_of_killed_workers_are_removed(settings: Settings, leftover: str) -> None:
-    """A new worker removes them from shared memory, and from Triton once that has mapped an arena of its own."""
     fake = FakeTriton()
     fake.regions, fake.keys = {"stale"}, {"stale": f"/{leftover}"}
     async with serving(fake) as port:
@@ -115,7 +111,7 @@ async def test_leftovers_of_killed_workers_are_removed(settings: Settings, lefto
             assert "stale" not in fake.regions
 
 
-async def test_nothing_runs_once_the_application_has_ended(settings: Settings) -> None:
+async def test_no_task_or_thread_runs_once_the_application_has_ended(settings: Settings) -> None:
     tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     async with serving(FakeTriton()) as port:
         async with started(create_app(with_triton(settings, port))) as client:
@@ -140,7 +136,6 @@ async def settle() -> None:
 async def test_work_that_outlives_its_request_ends_before_the_application(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A thread or an RPC that nobody waits for gives back what it holds; the event loop has nothing to report."""
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     fake, gate = FakeTriton(), Gate()
@@ -186,7 +181,6 @@ async def test_memory_suffices_for_the_largest_image(settings: Settings, image_f
 async def test_memory_of_a_burst_is_returned_when_it_has_ended(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, budget: str
 ) -> None:
-    """Memory is returned once, after the burst, be it one of images or of their bodies."""
     returned: list[bool] = []
     resident = 100
     monkeypatch.setattr("app.host.allocator.return_freed_memory", lambda: returned.append(True))
@@ -240,7 +234,7 @@ async def test_traces_are_exported_before_the_application_ends(settings: Setting
     assert not [thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("Otel")]
 
 
-async def test_what_opentelemetry_complains_of_is_in_the_log(
+async def test_complaints_of_opentelemetry_are_in_the_log(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
@@ -264,7 +258,6 @@ async def test_default_models_of_a_worker_are_those_of_the_settings(settings: Se
 
 
 async def test_models_that_can_be_pulled_are_those_of_the_registry(settings: Settings) -> None:
-    """Without a model repository here, nothing can be pulled into it."""
     async with serving(FakeTriton()) as port:
         here = with_triton(settings, port)
         elsewhere = msgspec.structs.replace(here, model_repository=f"{here.model_repository}/nowhere")
@@ -307,7 +300,6 @@ def test_invalid_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_process_is_configured(settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Logs have the level of the settings, and freed memory is kept."""
     called: list[int] = []
     monkeypatch.setattr("app.host.allocator.keep_freed_memory", lambda: called.append(1))
     create_app(msgspec.structs.replace(settings, log_level="warning"))

@@ -64,7 +64,7 @@ def spec_of(name: str, file: str) -> ModelSpec:
 
 
 @each
-def test_both_configs_give_the_same_spec(name: str) -> None:
+def test_production_and_embedded_configs_give_the_same_spec(name: str) -> None:
     """The gateway treats a model the same way wherever it runs; only the device and the instances differ."""
     production, embedded = spec_of(name, PRODUCTION), spec_of(name, EMBEDDED)
 
@@ -75,7 +75,6 @@ def test_both_configs_give_the_same_spec(name: str) -> None:
 
 @both
 def test_spec_is_that_of_the_recipe(name: str, file: str) -> None:
-    """A pulled model takes the canvas as it is and needs no post-processing."""
     spec, recipe = spec_of(name, file), ENTRIES[name].recipe
 
     assert spec.input_is_canvas
@@ -119,7 +118,6 @@ def test_pulled_model_is_described_by_its_config(name: str, file: str, repositor
 
 @both
 def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> None:
-    """A full queue rejects requests at once, and a request may bring its own timeout."""
     config = parsed(name, file)
     policy = config.dynamic_batching.default_queue_policy
 
@@ -132,7 +130,6 @@ def test_requests_are_batched_and_the_queue_is_bounded(name: str, file: str) -> 
 
 @both
 def test_model_is_warmed_up(name: str, file: str) -> None:
-    """The first request finds it ready for one image of its size; TensorRT also for the largest batch, which it builds for."""
     config = parsed(name, file)
     (image,) = config.input
 

@@ -15,7 +15,6 @@ def test_iou_is_the_shared_part_of_the_union() -> None:
 
 
 def test_suppression_keeps_the_best_of_overlapping_boxes_of_a_class() -> None:
-    """Boxes of another class or with little overlap are kept; boxes below the minimum score are dropped."""
     corners = np.array([LEFT, LEFT, LEFT, RIGHT, RIGHT])
     scores = np.array([0.8, 0.9, 0.7, 0.6, 0.1])
 
@@ -23,7 +22,6 @@ def test_suppression_keeps_the_best_of_overlapping_boxes_of_a_class() -> None:
 
 
 def test_a_box_matches_one_other_at_most() -> None:
-    """The best pairs count; classes must be the same."""
     one, other = Box(1, 0.9, LEFT), Box(1, 0.8, LEFT)
 
     assert matches([one], [one, other], 0.9) == 1

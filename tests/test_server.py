@@ -120,7 +120,6 @@ class Api:
         return [child for child in psutil.Process(self.process.pid).children() if not has_ended(child)]
 
     async def is_refused(self) -> bool:
-        """Return whether it refuses new connections."""
         return await self.answers("/livez", None)
 
     async def has_noted(self, *, signals: int = 0, alive: int = 0) -> bool:
@@ -202,8 +201,8 @@ async def check_graceful_end(fake: FakeTriton, api: Api, request: "asyncio.Task[
 
 
 @pytest.mark.system
-async def test_it_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> None:
-    """Whoever may write to the socket may use it; one that a killed server has left there is no obstacle."""
+async def test_server_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> None:
+    """A socket that a killed server has left behind is no obstacle."""
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(tmp_path / "api.sock"))
         killed.listen()
@@ -216,8 +215,7 @@ async def test_it_answers_on_a_unix_socket(fake: FakeTriton, tmp_path: Path) -> 
 
 
 @pytest.mark.system
-async def test_it_says_where_it_listens_and_when_it_is_ready(fake: FakeTriton, tmp_path: Path) -> None:
-    """Each once, as a Triton comes that can run the default model."""
+async def test_server_says_where_it_listens_and_when_it_is_ready(fake: FakeTriton, tmp_path: Path) -> None:
     fake.query_refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
     async with running(fake, tmp_path) as api:
 
@@ -243,7 +241,7 @@ async def check_socket_in_use(api: Api, fake: FakeTriton) -> None:
 
 
 @pytest.mark.system
-async def test_an_address_where_it_cannot_listen_is_one_line(fake: FakeTriton, tmp_path: Path) -> None:
+async def test_address_where_the_server_cannot_listen_is_one_line(fake: FakeTriton, tmp_path: Path) -> None:
     """Another program may have taken the address after it was checked."""
     patch = "import app.preflight; app.preflight.require_address = lambda _: None"
     missing = tmp_path / "missing" / "api.sock"
@@ -255,8 +253,7 @@ async def test_an_address_where_it_cannot_listen_is_one_line(fake: FakeTriton, t
 
 
 @pytest.mark.system
-async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
-    """SIGTERM lets /readyz answer 503 first; then requests in progress end, and nothing is left."""
+async def test_server_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path) -> None:
     async with running(fake, tmp_path, drain_delay_seconds=10) as api, stalled(fake, api) as request:
         (worker,) = api.workers()
         assert await api.status("/readyz") == 200
@@ -273,7 +270,7 @@ async def test_it_is_not_ready_before_it_stops(fake: FakeTriton, tmp_path: Path)
 
 @pytest.mark.system
 @pytest.mark.parametrize("drain_delay", [0.5, FOREVER])
-async def test_a_second_signal_ends_it_at_once(fake: FakeTriton, tmp_path: Path, drain_delay: float) -> None:
+async def test_second_signal_ends_the_server_at_once(fake: FakeTriton, tmp_path: Path, drain_delay: float) -> None:
     """It may be waiting for load balancers or for a request that hangs."""
     patch = SIGNALS.format(same_seconds=0)
     async with running(fake, tmp_path, patch, drain_delay_seconds=drain_delay) as api, stalled(fake, api) as request:
@@ -435,7 +432,6 @@ mp.ASGIWorker = make_late"""
 
 @pytest.mark.system
 async def test_a_worker_that_does_not_respond_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
-    """One that was stopped, as one whose event loop is blocked, shows no sign of life; the other one is left alone."""
     async with running(fake, tmp_path, BEATS, workers=2) as api:
         await until(partial(api.has_noted, alive=2))
         stopped, other = api.workers()
@@ -473,7 +469,6 @@ application.build = build_or_fail
 
 @pytest.mark.system
 async def test_a_worker_that_cannot_start_does_not_end_the_others(fake: FakeTriton, tmp_path: Path) -> None:
-    """They serve, and one that is to be renewed goes on; all of them run again once workers can start."""
     broken = tmp_path / "api.sock.broken"
     async with running(fake, tmp_path, FAILING_START, workers=2) as api:
 
@@ -520,7 +515,6 @@ async def test_an_api_of_which_no_worker_can_start_ends(fake: FakeTriton, tmp_pa
 
 @pytest.mark.system
 async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton, tmp_path: Path) -> None:
-    """Those that start meanwhile use what the files contained before, also after a renewal."""
     credential, table = keys.create("camera-1")
     contents = {
         "keys.toml": table.replace('["detect"]', '["detect", "health"]'),
@@ -559,7 +553,6 @@ async def test_files_that_become_invalid_do_not_end_the_workers(fake: FakeTriton
 
 @pytest.mark.system
 async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_path: Path) -> None:
-    """It serves until its successor is ready, and ends its requests."""
     flag, is_ready, is_told = tmp_path / "too much", tmp_path / "ready", tmp_path / "told"
     patch = (
         "import app.server, os, time; app.server._HANDOVER_SECONDS = 1.0\n"
@@ -609,7 +602,6 @@ async def test_a_worker_with_too_much_memory_is_replaced(fake: FakeTriton, tmp_p
 
 @pytest.mark.system
 async def test_each_line_of_all_processes_is_one_write(fake: FakeTriton, tmp_path: Path) -> None:
-    """Of the launcher, the server and its workers, which share a terminal or a pipe, also when a worker dies."""
     read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
     writes: list[str] = []
 
@@ -665,13 +657,12 @@ async def test_host_may_be_a_name(fake: FakeTriton, tmp_path: Path) -> None:
         (_signals.set_loop_signals, "ce78d76020b2e048"),
     ],
 )
-def test_what_the_server_overrides_is_as_it_was(function: Callable[..., object], digest: str) -> None:
+def test_code_of_granian_that_the_server_overrides_is_unchanged(function: Callable[..., object], digest: str) -> None:
     """If Granian has changed it, look through `app/server.py` before the new digest."""
     assert hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16] == digest
 
 
 def test_server_is_as_the_settings_say() -> None:
-    """It runs the application over plain HTTP/1, and has room for more connections than wait to be accepted."""
     port = free_port()
     server = Server(Settings(host="127.0.0.2", port=port, workers=3, timeout_seconds=5, max_timeout_seconds=40))
 
@@ -684,7 +675,6 @@ def test_server_is_as_the_settings_say() -> None:
 
 
 def test_server_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
-    """The permissions are an octal number."""
     server = Server(Settings(socket=str(tmp_path / "api.sock"), socket_mode="606"))
 
     assert server.bind_uds == tmp_path / "api.sock"
@@ -692,7 +682,6 @@ def test_server_may_listen_on_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_workers_of_several_instances_are_not_replaced_together() -> None:
-    """Their ages differ by up to a tenth, but not more, and are none that the server does not take."""
     ages = [Server(Settings(worker_max_age_seconds=10_000)).workers_lifetime for _ in range(20)]
 
     assert 9000 <= min(ages) < max(ages) <= 11_000
@@ -700,7 +689,6 @@ def test_workers_of_several_instances_are_not_replaced_together() -> None:
 
 
 def test_memory_of_a_worker_is_limited_in_mebibytes() -> None:
-    """As the settings count it; workers that grow alike are not replaced together."""
     limits = [Server(Settings(worker_max_memory_mb=1000)).workers_rss / 2**20 for _ in range(20)]
 
     assert 900 <= min(limits) < max(limits) <= 1100

@@ -152,14 +152,12 @@ class World:
         return not self.slot.arena.lent_bytes
 
     def free_slots(self, nbytes: int = SPEC.image_bytes) -> int:
-        """Count the free slots of a size."""
         slot = self.transport.take(nbytes, nbytes)
         assert slot
         slot.free()
         return (slot.arena.nbytes - slot.arena.lent_bytes) // nbytes
 
     def hold(self) -> None:
-        """Let no Triton answer inferences."""
         for fake in self.fakes:
             fake.may_answer.clear()
 
@@ -211,7 +209,6 @@ class World:
         assert [type(failed) for failed in missed] == [DeadlinePassed] * images
 
     async def leave(self, asking: Sequence[asyncio.Task[Any]]) -> None:
-        """Disconnect the clients of requests."""
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)

@@ -18,8 +18,6 @@ MEAN, STD = (0.5, 0.25, 0.125), (0.5, 0.25, 2.0)
 
 
 class Classifier(NamedTuple):
-    """The parameters of a generated classifier."""
-
     element: str
     layout: str
     parameters: dict[str, str]

@@ -96,7 +96,6 @@ def scripted(*answers: int | bytes | None, host: str = "127.0.0.1", port: int = 
 
 
 def listening_on(path: Path) -> socket.socket:
-    """Make a unix socket that listens."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()

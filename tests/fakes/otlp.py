@@ -14,8 +14,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Receiver(ThreadingHTTPServer):
-    """Keeps what it receives; tests set the attributes."""
-
     daemon_threads = True
 
     def __init__(self) -> None:

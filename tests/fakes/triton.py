@@ -25,7 +25,6 @@ SPEC: ModelSpec = from_triton_config(CONFIG, "1")
 
 
 def config_with(**parameters: str) -> dict[str, Any]:
-    """Return the config with parameters."""
     return {**CONFIG, "parameters": {name: {"string_value": text} for name, text in parameters.items()}}
 
 

@@ -8,7 +8,6 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def connect(address: str) -> Connection:
-    """Connect to `host:port` or `unix:/path`."""
     if address.startswith("unix:"):
         return await asyncio.open_unix_connection(address.removeprefix("unix:"))
     host, _, port = address.partition(":")

@@ -35,7 +35,6 @@ _NONSENSE = encode(models.solid(120, 0, 0), "/predict/nonsense", Content_Type="i
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """A running gateway, Triton and Prometheus."""
     require_program("prometheus", "prometheus")
     folder = tmp_path_factory.mktemp("alerts")
     write_models(folder / "models")
@@ -51,8 +50,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     shared_memory.sweep()  # as `serve` does after a gateway that was killed
 
 
-async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
-    """Errors of clients do not count."""
+async def test_no_alert_fires_for_errors_of_clients(watched: Watched) -> None:
     async with asking(watched.gateway, _GOOD, encode(b"", "/nowhere", "GET"), encode(b"x", "/detect")) as statuses:
         await asyncio.sleep(30)
 
@@ -62,7 +60,6 @@ async def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
 
 
 async def test_a_few_failures_are_a_ticket(watched: Watched) -> None:
-    """The failure rate is 2 %."""
     async with asking(watched.gateway, *[_GOOD] * 49, _NONSENSE) as statuses:
         said = await watched.until_firing("NereidSomeErrors")
         assert "NereidErrors" not in await watched.firing()
@@ -72,7 +69,6 @@ async def test_a_few_failures_are_a_ticket(watched: Watched) -> None:
 
 
 async def test_failures_are_a_page(watched: Watched) -> None:
-    """The failure rate is 10 %."""
     async with asking(watched.gateway, *[_GOOD] * 9, _NONSENSE):
         said = await watched.until_firing("NereidErrors")
     await watched.until_silent("NereidErrors")
@@ -81,7 +77,6 @@ async def test_failures_are_a_page(watched: Watched) -> None:
 
 
 async def test_missed_deadlines_are_a_page(watched: Watched) -> None:
-    """A deadline is too short for the model here, which counts as a failure."""
     late = encode(_IMAGE, "/predict/wait_20?timeout_ms=20", Content_Type="image/png")
     async with asking(watched.gateway, *[_GOOD] * 9, late, every=0.1) as statuses:
         said = await watched.until_firing("NereidErrors")
@@ -127,7 +122,6 @@ async def test_keys_that_are_no_longer_valid_are_a_page(watched: Watched, tmp_pa
 
 
 async def test_a_database_of_search_that_is_away_is_a_page(watched: Watched, tmp_path: Path) -> None:
-    """Detection goes on."""
     write_short_rules(tmp_path)
     nobody = f"postgresql://nereid@127.0.0.1:{free_port()}/nereid"
     settings = {"model": "checksum", "log_level": "warning", "search": "on", "database_url": nobody}
@@ -159,7 +153,6 @@ async def test_a_missing_default_model_is_a_page(watched: Watched, tmp_path: Pat
 
 
 async def test_slow_answers_are_a_page(watched: Watched) -> None:
-    """The model takes three seconds; the gateway is not full."""
     slow = encode(_IMAGE, "/predict/wait_3000", Content_Type="image/png")
     async with asking(watched.gateway, slow, every=3.5) as statuses:
         said = await watched.until_firing("NereidSlow")
@@ -196,7 +189,6 @@ async def test_a_model_that_hangs_is_a_ticket(watched: Watched) -> None:
 
 
 async def test_a_triton_that_answers_wrongly_is_a_ticket(watched: Watched) -> None:
-    """Also for a model that is not the default one."""
     wrong = watched.triton.repository / "faulty" / "1" / "wrong"
     async with asking(watched.gateway, *[_GOOD] * 4, encode(_IMAGE, "/predict/faulty", Content_Type="image/png")) as statuses:
         wrong.touch()
@@ -231,8 +223,10 @@ async def test_workers_that_die_are_a_ticket(watched: Watched) -> None:
     assert killed > 5
 
 
-async def test_one_of_several_is_a_ticket(watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of two Tritons, and one of two gateways; that Prometheus has lost them all is a page."""
+async def test_failure_of_one_triton_or_gateway_of_several_is_a_ticket(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That Prometheus has lost them all is a page."""
     adapt, targets = prometheus_module.adapt, tmp_path / "targets.json"
 
     def adapt_with_file(*arguments: Any) -> bytes:  # noqa: ANN401 - as they are
@@ -277,7 +271,6 @@ async def test_a_triton_that_hangs_is_a_page(watched: Watched) -> None:
 
 
 async def test_a_triton_that_has_ended_is_a_page(watched: Watched) -> None:
-    """Also if nobody asks for anything; that it is back ends the alert."""
     watched.triton.process.kill()
     await watched.until_firing("NereidTritonDown")
     assert "NereidErrors" not in await watched.firing()

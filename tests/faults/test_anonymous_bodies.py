@@ -147,10 +147,7 @@ async def _reject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 async def test_callers_with_a_key_do_not_notice_those_without(
     null_triton: Triton, tmp_path: Path, record_figure: RecordFigure
 ) -> None:
-    """Neither thousands of connections that send one byte, nor bodies that would fill the memory, take anything from them.
-
-    In turns, so that whatever else this machine does counts on both sides.
-    """
+    """In turns with a bystander, so that whatever else this machine does counts on both sides."""
     keys = write_keys(tmp_path, ("camera", SECRET, "detect"))
     quiet, busy, statuses = Calls(Counter(), []), Calls(Counter(), []), Counter[int]()
     with serving(null_triton, tmp_path, settings={"api_keys_file": keys}) as gateway:

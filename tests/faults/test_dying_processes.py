@@ -37,7 +37,6 @@ def fleet(fault_repository: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of an NGINX in front of the instances."""
     with proxying([f"unix:{socket}" for socket in fleet.sockets], tmp_path_factory.mktemp("nginx")) as proxy:
         yield proxy.local_url
 
@@ -62,7 +61,6 @@ async def until_gone(process: psutil.Process) -> None:
 
 
 async def test_a_rolling_restart_loses_nothing(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
-    """Each instance gets SIGTERM while the other one serves, and is started again; for 5,000 requests and longer."""
     restarts = 0
     async with asking(fleet, url) as counted:
         while counted.requests < _REQUESTS or restarts < 4:
@@ -103,10 +101,9 @@ async def test_a_worker_that_dies_again_does_not_end_the_service(fleet: Fleet, u
     [("instance", signal.SIGKILL, 10), ("worker", signal.SIGSTOP, 15), ("instance", signal.SIGSTOP, 40)],
     ids=["killed instance", "hanging worker", "hanging instance"],
 )
-async def test_what_dies_or_hangs_is_replaced(  # noqa: PLR0913, PLR0917 - a table
+async def test_killed_or_hung_worker_or_instance_is_replaced(  # noqa: PLR0913, PLR0917 - a table
     fleet: Fleet, url: str, record_figure: RecordFigure, what: str, how: signal.Signals, limit: float
 ) -> None:
-    """The workers of an instance end with it, its stale socket is no obstacle, and NGINX repeats what they had begun."""
     async with asking(fleet, url) as counted:
         instance = fleet.instances()[0]
         ending = [instance, *fleet.workers_of(instance)] if what == "instance" else fleet.workers_of(instance)
@@ -127,7 +124,6 @@ async def test_what_dies_or_hangs_is_replaced(  # noqa: PLR0913, PLR0917 - a tab
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "terminated"])
 async def test_triton_ends_under_load(fleet: Fleet, url: str, record_figure: RecordFigure, how: signal.Signals) -> None:
-    """Requests are answered 503 until `serve` has started it again; none hangs, and none gets another one's answer."""
     async with asking(fleet, url, clients=16) as counted:
         for _ in range(2):
             triton = fleet.triton()
@@ -167,7 +163,6 @@ async def detect(url: str) -> Answer:
 async def test_a_model_that_has_lost_a_process_is_repaired(
     fault_repository: Path, tmp_path: Path, record_figure: RecordFigure, model: str
 ) -> None:
-    """One of two processes of the default model, or the only one of another: the first request that meets it is enough."""
     repository = tmp_path / "models"
     shutil.copytree(fault_repository, repository)
     config = repository / "checksum" / "config.pbtxt"
@@ -195,7 +190,6 @@ async def test_a_model_that_has_lost_a_process_is_repaired(
 
 
 async def test_a_triton_that_hangs_is_replaced(fleet: Fleet, url: str, record_figure: RecordFigure) -> None:
-    """Requests end at their deadline, and then at once, until `serve` has killed and started it again."""
     async with asking(fleet, url) as counted:
         triton = fleet.triton()
         assert triton is not None
@@ -233,7 +227,6 @@ async def test_workers_are_renewed_without_a_loss(fault_repository: Path, tmp_pa
 @NEEDS_MOUNTS
 @pytest.mark.system
 async def test_triton_is_restarted_on_a_full_disk(fault_repository: Path, tmp_path: Path) -> None:
-    """It serves as before, whatever becomes of its log."""
     home = tmp_path / "triton"
     mount = f"cp -a {home} {tmp_path}/links && mount -t tmpfs -o size=1m tmpfs {home} && cp -a {tmp_path}/links/. {home}"
     wrapper = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]

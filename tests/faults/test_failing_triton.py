@@ -69,10 +69,7 @@ async def stopped(process: psutil.Process) -> AsyncIterator[None]:
 
 
 async def test_a_full_queue_never_opens_the_circuit(triton: Triton, tmp_path: Path) -> None:
-    """Row 6: what does not fit into the model's queue is rejected at once, a thousand times.
-
-    The gateway alone would not fill the queue: it sends few calls at a time.
-    """
+    """Row 6: what does not fit into the model's queue is rejected at once; the gateway alone sends too few calls to fill it."""
     asked = encode(models.solid(1, 1, 1), "/predict/queue_of_4", Content_Type="image/png")
     counts: Counter[int] = Counter()
     end = monotonic() + 4 * _PATIENCE_SECONDS

@@ -84,7 +84,6 @@ def _change(value: Any, random: Random) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _infer(random: Random) -> bytes:
-    """Make a request for an inference, with a binary tensor or without."""
     is_image, is_binary = random.random() < 0.6, random.random() < 0.6
     binary = (_ELEMENT if is_image else _TENSOR) if is_binary else b""
     own = (
@@ -122,7 +121,6 @@ def _infer(random: Random) -> bytes:
 
 
 def _ask(random: Random) -> bytes:
-    """Make another request."""
     if random.random() < 0.3:
         path = random.choice(["index", "models/six_columns/load", "models/x/unload", "models//load", "nothing"])
         return encode(

@@ -66,7 +66,6 @@ async def test_a_truncated_image_is_rejected(gateway: Gateway) -> None:
 
 
 def test_twenty_thousand_broken_files_do_no_harm_apart(record_figure: RecordFigure) -> None:
-    """An AVIF or HEIC is decoded or invalid, its process stays within its memory, and the program that forks lives on."""
     random = Random(_SEED)  # noqa: S311 - the same files in each run
     decoders = Decoders()
     files = [(AVIF, "AVIF"), (HEIC, "HEIC"), (encode_image(NOISE, "AVIF"), "AVIF")]

@@ -55,8 +55,6 @@ class Kind(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Records of an image."""
-
     parts: int
     vectors: int
     lines: int
@@ -240,10 +238,9 @@ async def vectors_in(url: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("count", "kills"), [pytest.param(20_000, 3, marks=pytest.mark.timeout(3600)), pytest.param(300, 1, marks=pytest.mark.system)]
 )
-async def test_what_was_acknowledged_is_there_once(
+async def test_acknowledged_image_is_there_once_whatever_process_is_killed(
     repository: Path, tmp_path: Path, record_figure: RecordFigure, count: int, kills: int
 ) -> None:
-    """Whoever is killed: afterwards each image is there with its own vector, or, if nobody was told so, not at all."""
     with searching(repository, tmp_path) as fleet:
         ingest = Ingest(fleet, ONLY_VECTORS, count)
         async with asyncio.TaskGroup() as group:
@@ -275,7 +272,6 @@ async def test_what_was_acknowledged_is_there_once(
 async def test_an_image_is_there_with_all_its_parts(
     full_repository: Path, tmp_path: Path, record_figure: RecordFigure, count: int, kills: int
 ) -> None:
-    """Objects, faces, text and all vectors, from several models and in several tables: all of them or nothing."""
     with searching(full_repository, tmp_path, model="person_and_car", faces="true") as fleet:
         ingest = Ingest(fleet, ALL_PARTS, count)
         async with asyncio.TaskGroup() as group:
@@ -294,7 +290,6 @@ async def test_an_image_is_there_with_all_its_parts(
 async def test_a_folder_is_indexed_although_its_worker_is_killed(
     repository: Path, tmp_path: Path, record_figure: RecordFigure, count: int, kills: int
 ) -> None:
-    """Another worker goes on from the last chunk that was saved; each file is there once."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(count):
@@ -459,7 +454,6 @@ def is_answered(answer: Answer) -> bool:
 async def test_detection_goes_on_while_search_is_away(
     repository: Path, tmp_path: Path, record_figure: RecordFigure, name: str
 ) -> None:
-    """Search answers 503, also a request under way, until it is back by itself; no worker ends, and detection does not notice."""
     fault = FAULTS[name]
     with small_disk() as (home, wrapper), searching_at(home, repository, tmp_path, wrapper) as fleet:
         workers = [worker for each in fleet.instances() if each != search_of(fleet) for worker in fleet.workers_of(each)]

@@ -106,10 +106,7 @@ def _requests(credential: str) -> Iterator[tuple[int, bytes]]:
 
 
 async def test_no_secret_comes_out(guarded: Guarded, null_triton: Triton) -> None:
-    """Neither image bytes nor metadata, file names, values, headers or keys are in the log or in an answer, however it ends.
-
-    Nor does an answer contain a file name, a name of a shared memory region, or anything of a programming language.
-    """
+    """Nor does an answer contain a name of a shared memory region, or anything of a programming language."""
     gateway, credential = guarded
     secret = credential.partition(".")[2]
     log_from = len(gateway.log.read_bytes())
@@ -135,7 +132,6 @@ async def test_no_secret_comes_out(guarded: Guarded, null_triton: Triton) -> Non
 
 
 async def test_a_key_is_not_visible_to_other_users_of_the_host(guarded: Guarded) -> None:
-    """The command lines and environments of the processes contain no secret, only the name of the file of hashes."""
     secret = guarded.credential.partition(".")[2]
     for process in (guarded.gateway.process, *guarded.gateway.workers()):
         assert secret not in " ".join(process.cmdline())

@@ -75,8 +75,9 @@ def successor(triton: Triton) -> Iterator[EmbeddedTriton]:
 
 
 @pytest.mark.system
-async def test_one_is_killed_and_started_again(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
-    """No client sees an error, neither then nor when the other one is killed while the first is back; /health tells of it."""
+async def test_killed_triton_costs_no_caller_an_answer(
+    tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure
+) -> None:
     first, second = tritons
     with successor(first) as again:
         async with traffic(gateway.url) as counted:
@@ -100,7 +101,9 @@ async def test_one_is_killed_and_started_again(tritons: list[Triton], gateway: G
     assert [(one["status"], one["left_out"]) for one in health["tritons"]] == [("unreachable", ["checksum"]), ("ready", [])]
 
 
-async def test_one_hangs_and_goes_on(tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure) -> None:
+async def test_hung_triton_costs_a_client_one_deadline_at_most(
+    tritons: list[Triton], gateway: Gateway, record_figure: RecordFigure
+) -> None:
     first, _ = tritons
     async with traffic(gateway.url) as counted:
         await counted.until(_REQUESTS)

@@ -26,8 +26,6 @@ _PAUSE_SECONDS = 0.1
 
 
 class Told(NamedTuple):
-    """What a caller was told."""
-
     asked_at: float
     """Seconds after Triton was stopped."""
     seconds: float
@@ -69,7 +67,7 @@ async def ask_until(url: str, deadline: float, start: float, end: float) -> list
 
 @pytest.mark.parametrize("deadline", _DEADLINES)
 @pytest.mark.parametrize("callers", _CALLERS)
-async def test_all_are_told_soon(
+async def test_callers_of_a_silent_triton_get_503_soon(
     triton: Triton, gateway: Gateway, callers: int, deadline: float, record_figure: RecordFigure
 ) -> None:
     """After the sixth failure, or ten seconds, everybody gets 503 at once; nobody is told that the gateway is full."""

@@ -112,10 +112,7 @@ async def test_a_slow_client_is_cut_off(gateway: Gateway, record_figure: RecordF
 
 
 async def test_nginx_cuts_off_a_slow_client(gateway: Gateway, tmp_path: Path, record_figure: RecordFigure) -> None:
-    """Rows 21 and 22: NGINX closes a connection that stalls, also one whose response is not read, and the gateway sees none of it.
-
-    It has no limit for a body that never pauses for long: such a client costs NGINX a connection, and the gateway nothing.
-    """
+    """Rows 21 and 22: a body that never pauses for long has no limit: it costs NGINX a connection, and the gateway nothing."""
     clients = {name: KINDS[name][0] for name in ("silent", "stalled header", "slow header", "stalled body")}
     with proxying([gateway.address], tmp_path) as proxy:
         lines = len(gateway.log_lines())

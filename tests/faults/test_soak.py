@@ -68,7 +68,6 @@ main()
 
 @pytest.mark.parametrize("transport", ["shm", "inline"])
 async def test_clients_that_give_up(triton: Triton, tmp_path: Path, record_figure: RecordFigure, transport: str) -> None:
-    """Half of them set a deadline of 1 to 10 ms, half hang up after 0.5 to 10 ms: Triton does not notice."""
     created = triton.process.create_time()
     left = _GIVE_UPS
     counts: Counter[str] = Counter()
@@ -116,7 +115,6 @@ async def behind_nginx(repository: Path, folder: Path, **settings: object) -> As
 
 
 async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
-    """50,000 answers, while Triton is killed every 12 s, a worker every 17, and clients leave whose slots are used again."""
     source = random.Random(2)  # noqa: S311 - not a secret
     ends: Counter[str] = Counter()
 
@@ -157,7 +155,6 @@ async def test_every_answer_belongs_to_its_request(fault_repository: Path, tmp_p
 
 
 async def test_workers_killed_for_five_minutes(fault_repository: Path, tmp_path: Path, record_figure: RecordFigure) -> None:
-    """Every ten seconds a random worker is killed; no client sees a failure."""
     source = random.Random(3)  # noqa: S311 - not a secret
     async with behind_nginx(fault_repository, tmp_path) as (fleet, url):
         async with traffic(url) as counted, meanwhile(every(_KILL_SECONDS, lambda: source.choice(fleet.workers()).kill())):
@@ -234,8 +231,9 @@ async def measure_leaks(
     return float(np.polyfit(counts, bytes_, 1)[0]) * 10_000 / 1e6, before, after
 
 
-async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """100,000 requests of which a fifth hang up: memory does not grow, and everything else is as before."""
+async def test_gateway_leaks_no_memory_files_or_threads(
+    triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slope, before, after = await measure_leaks(triton, tmp_path, _REQUESTS, 0, monkeypatch)
     record_figure(f"soak of {_REQUESTS:,}: memory of both workers, MB per 10,000 requests", slope, _MAX_SLOPE_MB)
     for name, was, is_ in zip(Resources._fields, before, after, strict=True):
@@ -245,7 +243,6 @@ async def test_nothing_leaks(triton: Triton, tmp_path: Path, record_figure: Reco
 async def test_a_leak_is_found(
     triton: Triton, tmp_path: Path, record_figure: RecordFigure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway that loses 512 bytes with each answer does not pass the same measurement."""
     slope, _, _ = await measure_leaks(triton, tmp_path, _LEAK_REQUESTS, 512, monkeypatch)
     record_figure("soak with a leak of 512 bytes: memory of both workers, MB per 10,000 requests", slope)
 

@@ -56,7 +56,6 @@ class Watched(NamedTuple):
 
 
 def shorten(duration: str) -> str:
-    """Shorten a duration in Prometheus' notation."""
     number, unit = _DURATION.fullmatch(duration).groups()  # type: ignore[union-attr]
     return f"{int(number) * _UNITS[unit] * 1000 // _FACTOR}ms"
 

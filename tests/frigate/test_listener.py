@@ -111,7 +111,6 @@ def listening(world: World, address: str, seconds: float = 30) -> Iterator[async
 async def test_boxes_are_those_of_detect(
     triton: object, settings: Settings, connect: Connect, address: str, size: tuple[int, int]
 ) -> None:
-    """Of a picture as large as the model's input, and of a smaller one, which is placed on it."""
     assert triton is not None
     picture = Image.open(BytesIO(scene("PNG"))).resize(size)
     picture.save(file := BytesIO(), "PNG")
@@ -281,7 +280,7 @@ async def test_another_worker_takes_over(  # noqa: PLR0913, PLR0917
             assert await detector.detect() == [FOUND]
 
 
-async def test_it_waits_for_its_address_and_not_for_triton(
+async def test_listener_waits_for_its_address_and_not_for_triton(
     world: World, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frigate asks only once whether the model is there, possibly before Triton is."""

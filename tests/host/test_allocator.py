@@ -64,7 +64,6 @@ print(before - resident())
 
 
 def test_memory_of_a_burst_can_be_returned() -> None:
-    """Most of 200 MB that were freed below a block in use go back to the kernel."""
     output = subprocess.run([sys.executable, "-c", BURST], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert int(output) > 100

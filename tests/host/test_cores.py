@@ -28,14 +28,12 @@ print(cores.available() <= 1)
 def test_workers_are_one_per_core_unless_they_are_counted(
     monkeypatch: pytest.MonkeyPatch, workers: int, instances: int, available: float, count: int
 ) -> None:
-    """Several instances share the cores; a number of workers is that of each instance."""
     monkeypatch.setattr(cores, "available", lambda: available)
 
     assert cores.workers(workers, instances) == count
 
 
-def test_what_a_process_uses_is_counted_from_its_start() -> None:
-    """Idle time lowers the value."""
+def test_cpu_use_of_a_process_is_averaged_since_its_start() -> None:
     program = """
 import time
 from app.host import cores

@@ -13,7 +13,6 @@ from tests.support import ROOT
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """Each is known by modules that its packages contain; all together are the extra `all`."""
     declared: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (everything,) = declared.pop("all")
     distributions = packages_distributions()

@@ -63,8 +63,7 @@ def test_a_real_python_describes_itself(own: interpreter.Interpreter, path: Path
     assert (found.version, found.library_folders) == (own.version, own.library_folders)
 
 
-def test_none_is_one_line(path: Path) -> None:
-    """It says for what it is needed, how to install it, and what to do without."""
+def test_missing_python_is_one_line(path: Path) -> None:
     assert not list(path.iterdir())
 
     with pytest.raises(CommandError) as caught:

@@ -69,7 +69,6 @@ def test_pillow_simd_is_recognised_by_its_version(monkeypatch: pytest.MonkeyPatc
 
 
 def test_wheel_is_downloaded(index: Path, downloads: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of several versions the pinned one, from where pip is configured to look, without what it requires, and quietly."""
     for version in ("0.9", "1.0", "1.0.1", "2.0"):
         tiny_wheel(index, version, metadata="Requires-Dist: nereid-no-such-package\n")
 
@@ -81,7 +80,6 @@ def test_wheel_is_downloaded(index: Path, downloads: Path, capfd: pytest.Capture
 
 
 def test_wheel_that_does_not_exist_is_an_error(index: Path, downloads: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The message says that pip failed, and pip's own message, which names the package, stands above it."""
     tiny_wheel(index, "2.0")
 
     with pytest.raises(CommandError, match="pip download failed; the reason is above") as caught:
@@ -137,7 +135,6 @@ def test_progress_of_pip_is_shown_on_a_terminal(
 
 
 def test_member_is_extracted(tmp_path: Path) -> None:
-    """The one file is copied to the target, and nothing else of the wheel is written."""
     wheel = tiny_wheel(tmp_path)
     target = tmp_path / "small.bin"
 
@@ -236,7 +233,6 @@ def test_another_sha256_is_an_error(tmp_path: Path) -> None:
 
 
 def test_requirements_are_installed_by_the_python_of_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Only wheels, only with their hashes, and into an environment that is new."""
     python, environment = tmp_path / "python", tmp_path / "environment"
     program = f'echo "$0" "$@"; [ -d {environment} ] || {{ mkdir -p {environment}/bin; cp "$0" {environment}/bin; }}'
     python.write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
@@ -252,7 +248,6 @@ def test_requirements_are_installed_by_the_python_of_the_environment(tmp_path: P
 
 @pytest.mark.system
 def test_environment_has_what_is_required_and_nothing_of_ours(index: Path, tmp_path: Path) -> None:
-    """It is a Python of its own in which the requirements can be imported, and what was in the folder is gone."""
     wheel = tiny_wheel(index)
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"{NAME}==1.0 --hash=sha256:{sha256(wheel)}\n", encoding="utf-8")
@@ -270,7 +265,6 @@ def test_environment_has_what_is_required_and_nothing_of_ours(index: Path, tmp_p
 @pytest.mark.system
 @pytest.mark.parametrize("options", [f"--hash=sha256:{'0' * 64}", ""], ids=["another hash", "no hash"])
 def test_requirement_must_have_the_hash_of_its_wheel(index: Path, tmp_path: Path, options: str) -> None:
-    """A wheel that is not the locked one is not installed, and neither is one that is not locked."""
     tiny_wheel(index)
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(f"{NAME}==1.0 {options}\n", encoding="utf-8")
@@ -282,7 +276,6 @@ def test_requirement_must_have_the_hash_of_its_wheel(index: Path, tmp_path: Path
 
 
 def test_environment_that_cannot_be_created_is_an_error(index: Path, tmp_path: Path) -> None:
-    """A file in the place of the folder is a failure that says what could not be done."""
     folder = tmp_path / "file" / "environment"
     folder.parent.write_text("in the way", encoding="utf-8")
 

@@ -47,7 +47,6 @@ def test_port_is_free_right_after_a_connection() -> None:
 
 
 def test_port_of_all_addresses_is_in_use_on_each() -> None:
-    """A server on all addresses also listens on loopback, and a server on loopback blocks all addresses."""
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - for a moment
         assert not is_free("127.0.0.1", server.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -65,14 +64,12 @@ def test_ipv6_address_has_ports_too() -> None:
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 def test_address_of_another_machine_is_an_error(host: str) -> None:
-    """A server cannot listen there, which is not the same as a port in use."""
     with pytest.raises(OSError, match=r"\w"):
         is_free(host, *find_free(1))
 
 
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_free_ports_are_found(count: int) -> None:
-    """They are different, free, and below those from which the kernel picks ports for outgoing connections."""
     ports = find_free(count)
 
     assert len(set(ports)) == len(ports) == count
@@ -80,7 +77,6 @@ def test_free_ports_are_found(count: int) -> None:
 
 
 def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port on which someone listens is not found, and no port is found twice."""
     one, other = find_free(2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         candidates = iter([server.getsockname()[1], one, one, server.getsockname()[1], other])
@@ -107,7 +103,6 @@ def test_ports_in_use_and_doubles_are_skipped(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_host_may_be_this_machine_or_loopback(host: str, is_here: bool, is_only_for_here: bool | None) -> None:  # noqa: FBT001
-    """By its address or its name; what cannot be a host is not. Listening on all addresses is not loopback."""
     assert is_this_machine(host) is is_here
     if is_only_for_here is not None:
         assert is_loopback(host) is is_only_for_here
@@ -135,7 +130,6 @@ def test_ipv4_address_is_preferred(monkeypatch: pytest.MonkeyPatch, addresses: l
 
 @NEEDS_IPV6
 def test_port_is_looked_for_where_the_server_will_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if a name has another address, on which the port is free, before that one."""
     look_up = socket.getaddrinfo
 
     def look_up_both(host: str, *arguments: int, **options: int) -> object:
@@ -152,7 +146,7 @@ def test_unknown_host_has_no_address() -> None:
         resolve("no-such-host.invalid")
 
 
-def test_who_listens_is_found() -> None:
+def test_holder_of_a_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         found = holder(port)
@@ -178,7 +172,7 @@ def test_who_listens_is_found() -> None:
         ("", False),
     ],
 )
-def test_this_program_is_known_by_its_command(command: str, expected: bool) -> None:  # noqa: FBT001
+def test_command_of_nereid_is_recognised(command: str, expected: bool) -> None:  # noqa: FBT001
     assert (NEREID.search(command) is not None) is expected
 
 
@@ -189,7 +183,6 @@ def test_socket_that_does_not_exist_is_free(tmp_path: Path) -> None:
 
 
 def test_stale_socket_is_removed(tmp_path: Path) -> None:
-    """A server that was killed leaves its socket behind, where no other can listen until it is removed."""
     path = tmp_path / "api.sock"
     listening_on(path).close()
     assert path.is_socket()
@@ -215,7 +208,7 @@ def test_socket_in_use_stays(tmp_path: Path) -> None:
         ("x" * 108, "too long"),  # the kernel allows 107 bytes
     ],
 )
-def test_where_no_socket_can_be_is_an_error(tmp_path: Path, path: str, message: str) -> None:
+def test_path_that_cannot_be_a_socket_is_an_error(tmp_path: Path, path: str, message: str) -> None:
     """What is no socket stays: a path that was mistyped may be that of a file which somebody needs."""
     (tmp_path / "file").write_text("precious", encoding="utf-8")
     with pytest.raises(OSError, match=message):

@@ -20,7 +20,6 @@ Process = subprocess.Popen[bytes]
 
 @pytest.mark.parametrize(("how", "said"), [("", b"told\n"), (", signal.SIGKILL", b"")])
 def test_child_ends_with_its_parent(how: str, said: bytes) -> None:
-    """The milder signal is the default, so that a child can clean up."""
     code = f"""
 import os, signal, subprocess
 from functools import partial
@@ -61,7 +60,6 @@ def read_line(process: Process) -> str:
 
 
 def test_leader_may_end_by_itself(tmp_path: Path) -> None:
-    """It gets SIGTERM and the time to clean up; its exit code is kept."""
     cleaned = tmp_path / "cleaned"
     with running(f"trap 'touch {cleaned}; exit 7' TERM; echo ready; while :; do sleep 0.05; done") as process:
         assert read_line(process) == "ready"
@@ -87,8 +85,7 @@ def test_leader_that_ignores_the_signal_is_killed() -> None:
     ids=["ends", "has to be killed", "has ended already"],
 )
 @pytest.mark.parametrize("child", ["exec sleep 60", "trap '' TERM; while :; do sleep 0.05; done"], ids=["mild", "stubborn"])
-def test_what_the_leader_leaves_behind_is_killed(leader: str, child: str) -> None:
-    """Children of the leader do not outlive it, whether or not they would end by themselves."""
+def test_child_left_by_the_leader_of_its_group_is_killed(leader: str, child: str) -> None:
     with running(f"({child}) >/dev/null & echo $!; {leader}") as process:
         left_behind = psutil.Process(int(read_line(process)))
         if leader == "exit 0":
@@ -128,7 +125,6 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
     ("files", "connections"), [(10**6, MAX_CONNECTIONS), (1024, 1024 - RESERVED_FILES), (RESERVED_FILES, 1), (3, 1)]
 )
 def test_connections_leave_files_for_the_worker_itself(files: int, connections: int) -> None:
-    """The result is at least one and has an upper bound."""
     assert connections_within(files) == connections
 
 
@@ -141,7 +137,6 @@ def test_other_groups_are_not_killed() -> None:
 
 
 def test_systemd_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be started anew; nothing depends on it."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
 
     notify("WATCHDOG=1")

@@ -38,7 +38,6 @@ def test_child_is_told_only_of_descriptors_that_it_inherits(monkeypatch: pytest.
 
 
 def test_one_file_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its modules and libraries are inside; other programs that it starts get the caller's libraries back."""
     monkeypatch.setattr(program, "IS_ONE_FILE", True)
     monkeypatch.setattr(program, "ROOT", tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lib/own")

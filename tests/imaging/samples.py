@@ -34,7 +34,6 @@ _BEST: dict[str, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "
 
 
 def limits(pixels: int) -> PixelLimits:
-    """Return the same limit for all formats."""
     return PixelLimits(pixels, pixels)
 
 

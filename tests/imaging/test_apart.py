@@ -56,10 +56,7 @@ def test_one_pillow_is_installed() -> None:
 
 @pytest.mark.parametrize(("turns", "axis"), list(product(range(4), (None, 0, 1))))
 def test_rotation_and_mirroring_of_an_avif_are_applied(decoders: Decoders, turns: int, axis: int | None) -> None:
-    """First the rotation, anticlockwise, then the mirroring: axis 0 swaps top and bottom, axis 1 left and right.
-
-    Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12; MIAF has this order.
-    """
+    """First the rotation, then the mirroring, as MIAF has it. Source: ISO/IEC 23008-12, 6.5.10 and 6.5.12."""
     at = AVIF.index(b"irot") + 4
     mirror = b"" if axis is None else b"\0\0\0\x09imir" + bytes([axis])
 
@@ -132,7 +129,6 @@ async def test_an_avif_is_cropped_as_chromium_shows_it(decoders: Decoders) -> No
 
 
 def test_a_heic_is_cropped_to_any_aperture(decoders: Decoders) -> None:
-    """So do the programs that show one."""
     whole = decoders.decode(HEIC, "HEIC")
     for aperture, expected in ((CORNER, whole[:, 24:]), (MIDDLE, whole[4:12, 12:20])):
         np.testing.assert_array_equal(decoders.decode(with_aperture(HEIC, 3, aperture), "HEIC"), expected)

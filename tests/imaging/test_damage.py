@@ -97,7 +97,6 @@ def _half(data: bytes) -> int:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [cut, gap, zeroed, flipped])
 def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage: Callable[[bytes, Random], bytes]) -> None:
-    """Other files have all pixels; with `allows_truncated`, a JPEG of one scan always has some."""
     tested = FILES[name]
     shape = pixels_of(tested.whole).shape
     random = Random(29)  # noqa: S311 - not a secret
@@ -117,7 +116,6 @@ def test_damaged_file_is_refused_as_far_as_its_damage_is_seen(name: str, damage:
 
 
 def test_gif_of_several_frames_has_all_of_the_first() -> None:
-    """What follows a frame that ends early is not taken for its pixels."""
     data = encode(CAT, "GIF", save_all=True, append_images=[CAT.transpose(Image.Transpose.FLIP_TOP_BOTTOM)])
     with Image.open(BytesIO(data)) as file:
         blocks = [file.tile[0].offset]

@@ -72,7 +72,6 @@ def with_alpha(alpha: int) -> Image.Image:
 def test_lossless_formats_are_decoded_exactly(
     image: Image.Image, image_format: str, options: dict[str, Any], expected: NDArray[np.uint8]
 ) -> None:
-    """Of an animation the first frame; colours stay as stored, however transparent they are; bytes behind do not count."""
     data = encode(image, image_format, **options)
 
     np.testing.assert_array_equal(pixels_of(data), expected)
@@ -120,7 +119,6 @@ def test_palette_with_alpha_keeps_its_colours() -> None:
     [(GREY, 1, 256, 256), (GREY, 1, 1200, 1001), (GREY_ALPHA, 2, 256, 256), (RGB, 3, 256, 256), (RGBA, 4, 256, 256)],
 )
 def test_sixteen_bits_are_scaled(colour: int, channels: int, width: int, height: int) -> None:
-    """All 65536 values become 256 values; nothing is clipped to white."""
     values = np.resize(np.arange(65536, dtype=np.uint16), (height, width, channels))
 
     pixels = pixels_of(png(width, height, 16, colour, values.astype(">u2").tobytes()))
@@ -158,7 +156,6 @@ def test_large_image_has_the_pixels_that_pillow_converts(mode: str, image_format
 
 
 def test_large_palette_with_transparency_keeps_its_colours() -> None:
-    """Pillow must not warn for any band."""
     palette = large("P")
 
     pixels = pixels_of(encode(palette, "PNG", transparency=bytes(range(60))))
@@ -176,7 +173,6 @@ def test_decoding_a_large_image_makes_no_whole_copies(depth: int, colour: int) -
 
 @pytest.mark.parametrize("length", [None, -500], ids=["decoded", "truncated"])
 def test_pillows_image_is_released_once_it_is_decoded(length: int | None) -> None:
-    """This also holds if decoding failed, and while the header is still in use."""
     header = read_header(encode(NOISE, "PNG")[:length], limits(MEGA))
     with suppress(InvalidImage):
         decode(header, NOISE.size)
@@ -230,7 +226,6 @@ LZW = cv2.imencode(".tiff", PIXELS, [cv2.IMWRITE_TIFF_COMPRESSION, cv2.IMWRITE_T
 
 @pytest.mark.parametrize("data", [AVIF, HEIC, LZW], ids=["AVIF", "HEIC", "LZW"])
 def test_memory_of_an_image_that_is_decoded_apart_is_reserved_before(data: bytes) -> None:
-    """An AVIF takes twice the memory per pixel, with half the pixel limit."""
     reserved: list[int] = []
     header = read_header(data, limits(MEGA), reserved.append)
     pixels = count_pixels(data, limits(MEGA))
@@ -361,7 +356,6 @@ def test_large_jpeg_is_decoded_at_a_reduced_size(orientation: int, min_decode_si
 )
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_jpeg_is_never_smaller_than_needed(mode: str, min_decode_size: tuple[int, int], size: tuple[int, int]) -> None:
-    """The reduction is the largest of 1, 2, 4 and 8 that leaves both sides long enough."""
     header = read_header(encode(Image.new(mode, (1600, 1200)), "JPEG"), limits(2 * MEGA))
 
     assert decode(header, min_decode_size).shape[1::-1] == size
@@ -382,7 +376,6 @@ def test_no_other_format_but_an_mpo_is_reduced(data: bytes, size: tuple[int, int
 
 @pytest.mark.parametrize(("width", "height"), [(800, 600), (1600, 1200)])
 def test_upright_jpeg_is_decoded_into_memory_of_its_size(width: int, height: int) -> None:
-    """At a reduced size as well."""
     data = encode(Image.fromarray(gradient(1600, 1200)), "JPEG")
     out = np.zeros((height, width, 3), np.uint8)
 

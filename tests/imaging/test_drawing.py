@@ -49,7 +49,7 @@ def test_a_frame_lies_on_the_edge_of_its_box() -> None:
     assert (pixels[210:390, 110:290] == GREY).all()
 
 
-def test_nothing_outside_boxes_and_labels_changes() -> None:
+def test_pixels_outside_boxes_and_labels_do_not_change() -> None:
     pixels = drawn(640, 480, marks((100, 200, 300, 400)))
     changed = (pixels != GREY).any(axis=2)
 
@@ -67,7 +67,6 @@ def test_nothing_outside_boxes_and_labels_changes() -> None:
     boxes=st.lists(st.tuples(*[st.floats(-50, 450, width=32)] * 4, st.integers(0, 200)), max_size=12),
 )
 def test_any_boxes_can_be_drawn(shape: str, width: int, height: int, boxes: list[Any]) -> None:
-    """Rows that are further from all boxes than the height of a label do not change."""
     sorted_boxes = [(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)) for x1, y1, x2, y2, _ in boxes]
     what = marks(*sorted_boxes, class_ids=[box[4] for box in boxes])
     corners = what.boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
@@ -142,7 +141,6 @@ def test_a_class_has_one_colour_and_its_neighbours_have_others() -> None:
 
 
 def test_a_mask_is_filled_and_has_a_contour() -> None:
-    """All of its parts; nothing else in the box changes."""
     other = np.array([[170, 170], [200, 170], [200, 200], [170, 200]], np.float32)
     pixels = drawn(640, 480, marks(SQUARE)._replace(masks=[[TRIANGLE, other]]))
     filled = np.rint(0.45 * np.array(colour_of(0)) + 0.55 * GREY)
@@ -167,7 +165,6 @@ def test_where_masks_overlap_the_better_one_has_its_colour() -> None:
 
 
 def test_masks_need_no_more_memory_than_the_picture_reserves() -> None:
-    """Each of many objects covers the whole image."""
     header = read_header(encode(Image.new("RGB", (1000, 500)), "PNG"), limits(MEGA))
     outline = np.array([[0, 0], [1000, 0], [1000, 500], [0, 500]], np.float32)
     what = marks(*[(0, 0, 1000, 500)] * 50)._replace(masks=[[outline]] * 50)
@@ -205,7 +202,6 @@ def test_the_label_of_an_oblique_object_touches_it(shape: str) -> None:
 
 @pytest.mark.parametrize("values", [2, 3])
 def test_keypoints_are_dots_of_different_colours(values: int) -> None:
-    """Those of low confidence are left out, if there are confidences."""
     keypoints = np.array([[[120, 120, 0.9], [150, 150, 0.5], [180, 180, 0.49]]], np.float32)[..., :values]
     pixels = drawn(640, 480, marks(SQUARE)._replace(keypoints=keypoints))
 

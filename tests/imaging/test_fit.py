@@ -128,7 +128,6 @@ def test_placement_is_that_of_the_detectors_own_code(
 def test_padding_around_an_image_changes_nothing(
     size: tuple[int, int], padding: tuple[int, int, int, int], placement: Literal["center", "top_left"]
 ) -> None:
-    """An image that comes with the padding of the letterbox becomes the same canvas."""
     pixels, box = noise(*size), letterbox(64, 65, placement=placement, enlarge=False)
     left, top, right, bottom = (*padding[:2], *padding[:2]) if placement == "center" else (0, 0, *padding[2:])
     padded = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), constant_values=box.pad)
@@ -150,7 +149,6 @@ HUGE = float(np.finfo(np.float32).max)
     ],
 )
 def test_boxes_are_clipped_to_the_image(transform: ImageTransform, boxes: ArrayLike, expected: ArrayLike) -> None:
-    """Without a warning, however large they are."""
     np.testing.assert_array_equal(transform.to_image(np.array(boxes, np.float32)), expected)
 
 
@@ -212,7 +210,6 @@ def test_a_crop_lies_inside_the_image(image: tuple[int, int], fraction: float) -
 
 
 def test_the_middle_is_drawn() -> None:
-    """The image was decoded at its true size, and at half of it."""
     fit = CenterCrop((100, 100), 0.5, "bilinear")
     transform = fit.fit(800, 400)
     for width, height in ((800, 400), (400, 200)):

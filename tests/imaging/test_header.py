@@ -70,8 +70,7 @@ def test_pillow_does_not_parse_the_texts_and_profiles_of_a_png(chunk: bytes) -> 
         np.testing.assert_array_equal(pixels, PIXELS)
 
 
-def test_nothing_is_allocated_for_the_second_frame_of_a_gif() -> None:
-    """Only the first frame is read, whatever its disposal method."""
+def test_second_frame_of_a_gif_takes_no_memory() -> None:
     data = encode(Image.new("P", (32, 16), 3), "GIF", disposal=2, transparency=0)
 
     header = read_header(data, limits(MEGA))
@@ -137,7 +136,7 @@ OTHER_JPEGS = [b"\0\0\0\x0cjP  \r\n\x87\n", b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\
         *((png(*size, 8, GREY), InvalidImage, "the PNG header") for size in ((0, 0), (0, 10), (10, 0))),
     ],
 )
-def test_what_is_no_image_is_refused(data: bytes, error: type[Exception], message: str) -> None:
+def test_unsupported_data_or_invalid_header_is_refused(data: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         read_header(data, limits(MEGA))
 
@@ -164,7 +163,6 @@ def test_only_a_jpeg_may_have_the_pixels_of_scalable_formats(image_format: str) 
 @pytest.mark.parametrize(("width", "height"), [(13000, 13000), (16000, 16000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_bomb_is_refused_by_its_header(width: int, height: int) -> None:
-    """The sizes are below and above Pillow's own limit."""
     data = png(width, height, 1, GREY)
 
     with pytest.raises(ImageTooLarge, match="the limit is 50 megapixels"):
@@ -283,7 +281,6 @@ def test_webp_with_too_many_chunks_is_refused(chunk: bytes) -> None:
 )
 @pytest.mark.parametrize("size", [(1, 1), (300, 200), (5000, 17)])
 def test_every_format_tells_its_size(name: str, options: dict[str, object], size: tuple[int, int]) -> None:
-    """WebP has three variants."""
     data = encode(Image.new("RGB", size, "teal"), name, **options) + FILL
 
     assert count_pixels(data, LIMITS) == size[0] * size[1]
@@ -299,7 +296,6 @@ def test_a_bmp_may_be_stored_from_top_to_bottom() -> None:
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF"])
 def test_a_truncated_image_has_no_pixels_or_its_own(name: str) -> None:
-    """No error is raised, wherever the data ends."""
     data = encode(Image.new("RGB", (30, 20)), name, **({"exif": FILL} if name == "JPEG" else {}))
 
     assert {count_pixels(data[:length], LIMITS) for length in range(len(data))} <= set(range(601))
@@ -311,7 +307,7 @@ def test_an_avif_and_a_heic_tell_their_size() -> None:
     assert count_pixels(HEIC, LIMITS) == 64 * 64
 
 
-def test_anything_else_has_no_pixels() -> None:
+def test_data_that_is_no_image_has_no_pixels() -> None:
     assert count_pixels(b"", LIMITS) == count_pixels(b"no image at all" * 10, LIMITS) == 0
     noise = random.Random(0)  # noqa: S311 - no secret
     for magic in (
@@ -350,7 +346,6 @@ def test_a_jpeg_is_not_searched_beyond_its_first_scan() -> None:
 
 @pytest.mark.parametrize("tag", [256, 257])
 def test_a_tiff_that_repeats_its_size_costs_nothing(tag: int) -> None:
-    """A size with many values is rejected before they are read; the first of several equal tags counts."""
     long = struct.pack("<HHLL", tag, 3, 20_000, 8 + 2 + 12 * 511 + 4) * 511
     data = b"II*\0" + struct.pack("<LH", 8, 511) + long + bytes(4) + bytes(40_000)
     with peak_below(10_000):

@@ -31,7 +31,6 @@ LIMITS = PixelLimits(10**7, 10**7)
 
 
 def converted(mode: str, **options: Any) -> bytes:  # noqa: ANN401
-    """Save the cat again."""
     file = BytesIO()
     Image.open(BytesIO(CAT)).convert(mode).save(file, "JPEG", **options)
     return file.getvalue()
@@ -101,7 +100,6 @@ def test_exif_is_found_behind_what_decoders_skip(between: bytes) -> None:
 
 @pytest.mark.parametrize("cut", range(0, 700, 7))
 def test_truncated_file_is_read_as_far_as_it_goes(cut: int) -> None:
-    """The decoders find out whether a truncated file can be decoded."""
     assert jpeg.read_header(PROGRESSIVE[: 3 + cut]).scans <= 10
 
 
@@ -121,8 +119,7 @@ def test_a_file_of_one_scan_is_told_from_one_of_several() -> None:
     assert jpeg.read_header(PROGRESSIVE[: first + 30])[1:3] == (1, False)
 
 
-def test_what_follows_the_image_does_not_matter() -> None:
-    """Reading stops at the end, or at a scan that contains the whole image. Phones append videos."""
+def test_bytes_behind_the_image_are_ignored() -> None:
     anything = np.random.default_rng(0).bytes(1_000_000) + SCAN * 200
 
     assert jpeg.read_header(PROGRESSIVE + anything) == jpeg.read_header(PROGRESSIVE)
@@ -131,7 +128,6 @@ def test_what_follows_the_image_does_not_matter() -> None:
 
 @pytest.mark.parametrize("marker", [b"\xff\xd0", b"\xff\x01", b"\xff\xd8", b"\xff\xff"])
 def test_scans_cannot_be_hidden_behind_a_marker_without_a_length(marker: bytes) -> None:
-    """The bytes that follow such a marker are read as segments, not skipped as its content."""
     scans = PROGRESSIVE[2:-2] + SCAN * 200
     hidden = marker + (len(scans) + 2).to_bytes(2, "big") + scans
     with pytest.raises(InvalidImage, match="too many"):
@@ -150,7 +146,6 @@ def test_scans_cannot_be_hidden_behind_a_marker_without_a_length(marker: bytes) 
     ids=["fill bytes", "junk", "segments", "markers", "both"],
 )
 def test_jpeg_that_is_mostly_header_is_refused(flood: bytes, some: int, many: int) -> None:
-    """Hundreds of segments, as cameras may write them, are accepted; thousands are not."""
     assert jpeg.read_header(WITH_EXIF[:2] + flood * some + WITH_EXIF[2:]).exif
     for rest in (WITH_EXIF[2:], b""):
         with pytest.raises(InvalidImage, match="too many"):

@@ -20,7 +20,6 @@ def test_a_name_is_drawn_in_its_own_script(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", " \n", "\N{CAT FACE}", "คน", "אופניים", "العربية", "\ud800"])
 def test_a_name_that_cannot_be_drawn_is_replaced_by_the_class_id(name: str) -> None:
-    """Neither question marks nor letters in the wrong order are drawn."""
     assert readable_name(name, 3) == "class 3"
 
 
@@ -29,7 +28,6 @@ def test_a_name_that_cannot_be_drawn_is_replaced_by_the_class_id(name: str) -> N
     [("stop\nsign", "stop sign"), ("\x00\x1b[31mcar", "[31mcar"), ("e\u0301te\u0301", "\xe9t\xe9"), ("x" * 1000, "x" * 40 + "…")],
 )
 def test_a_name_is_one_short_line(name: str, shown: str) -> None:
-    """Control characters become spaces, accents are composed with their letters, and long names are truncated."""
     assert readable_name(name, 3) == shown
 
 
@@ -54,7 +52,6 @@ def test_a_label_fits(name: str, text_size: int, max_width: int, max_height: int
 
 @pytest.mark.parametrize("text_size", [12, 40])
 def test_text_lies_inside_its_label(text_size: int) -> None:
-    """There is background on all sides, also below descenders."""
     label = fit("Ågypq 行", "0.87", text_size, 1000, 1000)
 
     assert label is not None

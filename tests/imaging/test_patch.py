@@ -18,7 +18,6 @@ CONFIG = {
 
 
 def test_a_turned_object_lies_where_the_model_wants_it() -> None:
-    """Of any size, at any angle, also where it reaches beyond the image."""
     spec = from_triton_config(CONFIG, "1")
     for angle, scale, middle in ((0.5, 60, (110, 90)), (-2.5, 250, (120, 100)), (0, 80, (10, 100))):
         cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
@@ -35,8 +34,7 @@ def test_a_turned_object_lies_where_the_model_wants_it() -> None:
             assert np.abs(cut[place[1], place[0], :2] - expected).max() <= max(2.0, scale / 100), (angle, place)
 
 
-def test_what_is_straightened_is_at_most_as_large_as_a_page() -> None:
-    """A line as large as the image, and one that the detector places far beyond it."""
+def test_straightened_line_is_at_most_as_large_as_a_page() -> None:
     spec = from_triton_config(CONFIG, "1")
     image = np.zeros((2400, 3000, 3), np.uint8)
     image[:1200, :1500] = 200

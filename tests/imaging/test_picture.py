@@ -26,7 +26,6 @@ def profile_of(colours: bytes) -> bytes:
 
 
 def draw(data: bytes, marks: Marks = NOTHING, picture_type: PictureType = "image/png") -> NDArray[np.uint8]:
-    """Draw, and decode the picture."""
     picture = draw_picture(read_header(data, limits(MEGA)), marks, picture_type)
     with Image.open(BytesIO(picture)) as image:
         assert Image.MIME[image.format or ""] == picture_type

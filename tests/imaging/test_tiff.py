@@ -101,7 +101,6 @@ def test_modes_are_decoded(order: str, alpha: int) -> None:
 
 
 def tiled(pixels: NDArray[Any], photometric: int, **others: tuple[int, ...]) -> bytes:
-    """Write a TIFF with tiles of 32 x 32 pixels."""
     height, width = pixels.shape[:2]
     padded = np.zeros((-(-height // 32) * 32, -(-width // 32) * 32, *pixels.shape[2:]), pixels.dtype)
     padded[:height, :width] = pixels
@@ -134,7 +133,6 @@ def test_tiles_of_deep_grey_must_fill_the_width() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_image_is_turned_upright(orientation: int) -> None:
-    """Also one of which libtiff says that its compression is old."""
     stored = store(PIXELS, orientation)
     for compression, data in ((1, stored.tobytes()), (5, old_lzw(stored.tobytes()))):
         file = write(tags_for(stored, 2, _274=(orientation,), _259=(compression,)), data)
@@ -221,7 +219,6 @@ def test_pixels_that_are_missing_are_invalid(compression: int) -> None:
 
 
 def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
-    """To rewrite the file again changes nothing."""
     file = BytesIO()
     Image.fromarray(PIXELS).save(file, "TIFF", description="canary", software="canary", dpi=(300, 300))
     written = tiff.rewrite(file.getvalue(), tiff.read_header(file.getvalue()))
@@ -231,8 +228,7 @@ def test_the_decoder_sees_no_tag_that_was_not_checked() -> None:
     assert tiff.read_size(written) == (32, 16)
 
 
-def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    """By default, libtiff's warnings are written there."""
+def test_warnings_of_libtiff_do_not_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     data = encode(NOISE, "TIFF")
     for at in range(8, 60):
         for value in (0, 255):

@@ -22,7 +22,6 @@ def test_anchors_cover_the_input_row_by_row() -> None:
 
 @given(st.tuples(SIDES, SIDES))
 def test_anchors_are_counted_as_they_are_laid_out(input_size: tuple[int, int]) -> None:
-    """The count is the length of the grid, whether or not the strides divide the input."""
     corners, strides = anchor_grid(input_size)
 
     assert count_anchors(input_size) == len(corners) == len(strides)

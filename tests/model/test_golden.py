@@ -79,7 +79,7 @@ def test_the_last_values_alone_may_be_known() -> None:
     assert Golden(SIZES[-2:]).difference(Golden((0.0,) * 128)) == "other raw values"
 
 
-def test_nothing_but_noise_differs_from_nothing() -> None:
+def test_values_that_are_only_noise_equal_zeros() -> None:
     assert Golden((1e-4,) * 64).difference(Golden((0.0,) * 64)) == ""
 
 

@@ -63,7 +63,6 @@ def format_of(spec: ModelSpec) -> OutputFormat:
 
 
 def with_groups(*groups: dict[str, Any], batch: int = 1) -> ModelSpec:
-    """Return the spec of a model with these instance groups."""
     return from_triton_config(config(SIX_COLUMNS, batch=batch) | {"instance_group": groups}, "1")
 
 
@@ -112,7 +111,6 @@ def test_spec_of_a_plain_model() -> None:
     ],
 )
 def test_a_model_processes_a_full_batch_in_each_instance(batch: int, groups: list[dict[str, Any]], expected: int) -> None:
-    """Instances are those of all groups, as many on each GPU as a group says."""
     assert with_groups(*groups, batch=batch).parallel_images == expected
 
 
@@ -215,7 +213,6 @@ def test_device_is_that_of_the_instances(kinds: list[str], device: str) -> None:
 
 
 def test_version_is_the_given_one() -> None:
-    """The config does not say which version will be asked, and nothing but the description depends on what runs the model."""
     given = from_triton_config(config(SIX_COLUMNS) | {"backend": "", "platform": "tensorrt_plan"}, "7")
 
     assert given == msgspec.structs.replace(from_triton_config(config(SIX_COLUMNS), "7"), backend="tensorrt_plan")
@@ -234,7 +231,7 @@ def test_version_is_the_given_one() -> None:
     ],
 )
 def test_channels_are_found_first_or_last(dims: list[int | str], input_format: InputFormat, input_size: tuple[int, int]) -> None:
-    """The dimension of 3 decides the input format; the other two are height and width. Triton's JSON has numbers as texts."""
+    """Triton's JSON has numbers as texts."""
     given = spec_of(image=("images", "TYPE_FP32", dims))
 
     assert (given.input_format, given.input_size, given.has_batch_dimension) == (input_format, input_size, True)
@@ -273,7 +270,6 @@ def test_variable_input_size_is_read_from_the_parameters(parameters: dict[str, A
     ],
 )
 def test_batch_dimension_is_found(batch: int, image: list[int | str], output: list[int | str], *, expected: bool) -> None:
-    """It comes from `max_batch_size`, is the first of four dimensions, or does not exist."""
     given = spec_of(("o", "TYPE_FP32", output), image=("i", "TYPE_FP32", image), batch=batch)
 
     assert (given.has_batch_dimension, given.input_size) == (expected, (640, 640))
@@ -283,7 +279,6 @@ def test_batch_dimension_is_found(batch: int, image: list[int | str], output: li
 @pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize("dims", [[1], [-1]])
 def test_model_that_takes_the_file(dims: list[int | str], batch: int) -> None:
-    """A BYTES input takes the encoded file as one element; one of up to a mebibyte fits a slot."""
     given = spec_of(*END_TO_END, image=("file", "TYPE_STRING", dims), batch=batch, square="640")
 
     assert (given.input_format, given.dtype, given.datatype) == (InputFormat.FILE, None, "BYTES")
@@ -302,7 +297,6 @@ def test_model_that_takes_the_file_must_have_its_size_in_the_config() -> None:
 
 @pytest.mark.parametrize("outputs", [END_TO_END, (SIX_COLUMNS,), (YOLO_HEAD,)])
 def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, ...]) -> None:
-    """In an output of its own, which is requested, too, and does not change what the others are taken for."""
     file: Tensor = ("file", "TYPE_STRING", [1])
     without = spec_of(*outputs, image=file, square="640")
     given = spec_of(("decoded", "TYPE_INT32", [1]), *outputs, image=file, square="640")
@@ -330,7 +324,6 @@ def test_model_may_tell_which_files_it_could_not_decode(outputs: tuple[Tensor, .
     ],
 )
 def test_single_output_is_recognised_by_its_shape(output: Tensor, output_format: OutputFormat) -> None:
-    """It is rows of six columns, a YOLO head, a YOLOX head with one row per anchor, or a YOLOv5 head with three."""
     given = spec_of(output)
 
     assert (format_of(given), given.output_names) == (output_format, (output[0],))
@@ -358,7 +351,6 @@ def test_anchors_are_those_of_the_input(output: Tensor) -> None:
 def test_the_config_may_specify_the_head(
     head: str, output_format: OutputFormat, fitting: tuple[list[int], ...], others: tuple[list[int], ...]
 ) -> None:
-    """Its shape must be one that this head has."""
     for dims in fitting:
         assert format_of(spec_of(table(*dims), head=head)) is output_format
     for dims in others:
@@ -368,7 +360,6 @@ def test_the_config_may_specify_the_head(
 
 @pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr"])
 def test_a_head_is_that_of_a_detector(head: str) -> None:
-    """Of one with a single output, except `end_to_end`, which other tensors can be, too."""
     for outputs in ((SCORES,), END_TO_END[:3]) if head == "end_to_end" else ((SCORES,), END_TO_END):
         with pytest.raises(UnsupportedModel, match="match no supported head"):
             spec_of(*outputs, head=head)
@@ -420,7 +411,6 @@ def test_boxes_of_rtdetr_are_fractions(units: str) -> None:
 def test_preprocessing_is_that_of_the_published_models(
     output: Tensor, parameters: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
-    """The published YOLOX models take BGR from 0 to 255, at the top left; the config may say otherwise."""
     spec = spec_of(output, **parameters)
 
     assert (spec.resize, spec.channels, spec.scale, spec.placement) == expected
@@ -452,7 +442,7 @@ COMPOSED: list[Tensor] = [
 def test_a_head_with_features_is_recognised(
     outputs: list[Tensor], parameters: dict[str, Any], task: str, features: int, output_format: OutputFormat
 ) -> None:
-    """By names, shapes and the task; what is read last are the prototypes, in whatever order the config has them."""
+    """The prototypes are read last, in whatever order the config has them."""
     spec = spec_of(*outputs, **parameters)
 
     assert isinstance(spec.head, DetectionHead)
@@ -487,7 +477,6 @@ def test_a_pose_model_has_a_sensible_number_of_keypoints(output: Tensor, shape: 
     ],
 )
 def test_each_class_has_one_label(output: Tensor, parameters: dict[str, Any], classes: int) -> None:
-    """Or none has one. Labels may be the same."""
     for labels in (classes - 1, classes + 1):
         with pytest.raises(UnsupportedModel, match=rf"^m has {labels} labels for {classes} classes; its config needs one"):
             spec_of(output, labels=names(labels), **parameters)
@@ -641,7 +630,6 @@ SCORES: Tensor = ("scores", "TYPE_FP32", [1000])
     ],
 )
 def test_one_score_for_each_class_is_a_classifier(output: Tensor, batch: int, classes: int) -> None:
-    """The batch may be written out; the names of the tensors do not matter."""
     side = ("image", "TYPE_UINT8", [*([output[2][0]] if not batch else []), 224, 224, 3])
     given = spec_of(output, image=side, batch=batch)
 
@@ -654,7 +642,6 @@ def test_one_score_for_each_class_is_a_classifier(output: Tensor, batch: int, cl
 
 
 def test_every_parameter_of_a_classifier_is_read() -> None:
-    """Models trained on ImageNet need these parameters."""
     given = spec_of(
         SCORES,
         image=("i", "TYPE_FP32", [3, 224, 224]),
@@ -676,7 +663,6 @@ def test_every_parameter_of_a_classifier_is_read() -> None:
 
 
 def test_a_classifier_of_ultralytics_needs_no_parameters() -> None:
-    """Its exporter writes the task, the size and the names; the network returns probabilities, and sees whole squares."""
     metadata = "{'task': 'classify', 'imgsz': [320, 320], 'names': {0: 'tench', 1: 'goldfish'}}"
     given = spec_of(("output0", "TYPE_FP32", [2]), image=("images", "TYPE_FP32", [3, -1, -1]), metadata=metadata)
 
@@ -709,6 +695,5 @@ def test_a_classifier_is_described_by_its_scores() -> None:
         *((change, False) for change in ({"pad": 0}, {"channels": "BGR"})),
     ],
 )
-def test_what_goes_in_and_what_comes_out_matters(change: dict[str, object], *, is_same: bool) -> None:
-    """Where and how fast a model runs does not: it takes the same image and finds the same."""
+def test_models_of_the_same_inputs_and_outputs_are_interchangeable(change: dict[str, object], *, is_same: bool) -> None:
     assert are_interchangeable(SPEC, msgspec.structs.replace(SPEC, **change)) is is_same

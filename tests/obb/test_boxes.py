@@ -39,7 +39,6 @@ def test_corners_run_clockwise_from_a_long_edge(
 
 
 def test_boxes_fall_to_better_ones_even_if_these_fall_too() -> None:
-    """The first suppresses the second; the third overlaps only the second, and still falls."""
     row = [(50 + 14 * index, 50.0, 40.0, 20.0, 0.0, 0.0) for index in range(3)]
 
     assert suppress(found_of(*row), np.zeros(3, np.int32), 0.5).tolist() == [0]

@@ -69,7 +69,7 @@ async def test_the_order_in_memory_counts() -> None:
         assert chosen([b, c, a], 8) == [a, b, c]
 
 
-async def test_what_is_not_ready_ends_a_batch() -> None:
+async def test_slot_that_is_not_ready_ends_a_batch() -> None:
     with open_arena() as arena:
         a, b, _, d, e = (pending(arena) for _ in range(5))
 
@@ -79,7 +79,6 @@ async def test_what_is_not_ready_ends_a_batch() -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 async def test_a_batch_has_an_end(is_shared: bool) -> None:  # noqa: FBT001
-    """A batch never exceeds the model's maximum, and always has the image that has waited longest."""
     with open_arena() as arena:
         images = [pending(arena if is_shared else None) for _ in range(6)]
 
@@ -99,7 +98,6 @@ async def test_slots_and_messages_do_not_mix() -> None:
 
 
 async def test_for_a_triton_that_maps_no_memory_slots_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All images are sent inline, whether or not they have slots, and the batch has no slot that another Triton could read."""
     monkeypatch.setattr(batch_module, "_MAX_INLINE_BYTES", 25)
     with open_arena() as arena:
         a, b, _, d = (pending(arena) for _ in range(4))
@@ -126,7 +124,7 @@ async def test_only_images_of_one_spec_go_together() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-async def test_who_goes_alone_takes_nobody_along(is_shared: bool) -> None:  # noqa: FBT001
+async def test_image_that_goes_alone_takes_no_other_along(is_shared: bool) -> None:  # noqa: FBT001
     with open_arena() as arena:
         a, b, c = (pending(arena if is_shared else None) for _ in range(3))
         b.goes_alone = True

@@ -72,7 +72,6 @@ def used(world: World) -> tuple[int, int]:
 
 
 async def test_images_succeed_and_fail_alone(world: World) -> None:
-    """Each image has its own stages; the list of images is emptied, and all memory is released."""
     images: list[Image] = [SCENE, b"junk", MalformedRequest("no image"), SCENE]
     found = await outcomes(await open_batch(world, images))
 
@@ -83,14 +82,13 @@ async def test_images_succeed_and_fail_alone(world: World) -> None:
     assert used(world) == (0, 0)
 
 
-async def test_what_they_have_in_common_fails_at_once(world: World) -> None:
+async def test_invalid_option_fails_a_batch_at_once(world: World) -> None:
     with pytest.raises(InvalidParameter):
         await open_batch(world, [SCENE], options=OPTIONS._replace(classes=["unicorn"]))
     assert used(world) == (0, 0)
 
 
 async def test_images_are_counted_before_triton_is_asked_for_the_model(world: World) -> None:
-    """A batch without enough memory does not ask Triton; reserved memory is released after a missed deadline."""
     world.fake.may_tell.clear()
     waiting = asyncio.create_task(open_batch(world, [SCENE] * 15, 20, OPTIONS._replace(model="other")))
     await eventually(lambda: world.fake.config_reads > 0)
@@ -108,7 +106,6 @@ async def test_images_are_counted_before_triton_is_asked_for_the_model(world: Wo
 
 @pytest.mark.world(mode="inline", max_requests=2)
 async def test_a_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """Before its first image is processed; the images of another one are ahead of it."""
     await outcomes(await open_batch(world, [SCENE] * 5))
     gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 15)).run(keep):
@@ -121,7 +118,6 @@ async def test_a_batch_that_would_come_too_late_is_rejected(monkeypatch: pytest.
 
 
 async def test_images_are_not_processed_while_the_circuit_is_open(world: World) -> None:
-    """Also those of a batch that was accepted before."""
     await world.detect()
     batch = await open_batch(world, [SCENE, b"not an image"])
     served = world.server.model("tiny")
@@ -160,7 +156,6 @@ async def test_a_batch_that_is_abandoned_keeps_its_memory_until_its_thread_has_e
 
 
 async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate) -> None:
-    """All of them fail at the deadline of the batch."""
     gate.block(monkeypatch, preprocess, "fill_input")
     async with (await open_batch(world, [SCENE] * 5, 20)).run(explain) as done:
         await eventually(gate.reached.is_set)
@@ -174,7 +169,6 @@ async def test_images_that_are_not_done_in_time_fail(monkeypatch: pytest.MonkeyP
 
 
 async def test_batches_take_a_part_of_the_memory(world: World) -> None:
-    """A larger batch is accepted if it is alone; the next batch is rejected as a whole."""
     async with (await open_batch(world, [SCENE] * 30)).run(keep) as done:
         with pytest.raises(GatewayFull) as raised:
             await outcomes(await open_batch(world, [SCENE]))
@@ -202,7 +196,6 @@ async def test_an_image_waits_for_memory(world: World) -> None:
 
 @pytest.mark.parametrize("part", ["memory", "batch_memory"])
 async def test_an_address_waits_for_memory(world: World, host: Host, part: str) -> None:
-    """It waits for the memory for images and for the memory of batches."""
     budget: MemoryBudget = getattr(world.admission, part)
     others = budget.reserve(ANYBODY)
     others.add(budget.limit_bytes - 100)  # the address itself has room
@@ -225,7 +218,6 @@ async def test_an_address_waits_for_memory(world: World, host: Host, part: str) 
 
 
 async def test_an_address_waits_for_the_images_before_it(world: World, host: Host) -> None:
-    """It is fetched in its turn; if that does not come before the deadline, the error says why, and takes no later turn."""
     slots = world.pipeline.fetcher.batch_slots
     held = 0
     while not slots.locked():
@@ -253,7 +245,6 @@ async def test_errors_keep_no_image(world: World) -> None:
 
 
 async def test_slots_bound_how_many_images_are_asked_about_at_a_time(world: World) -> None:
-    """What asks may be anything. Images whose turn does not come before the deadline say so, and all slots are free again."""
     slots, goes_on, running, most = asyncio.Semaphore(2), asyncio.Event(), 0, 0
 
     async def ask(image: bytes, _: CallContext, __: Lease) -> int:

@@ -118,8 +118,7 @@ async def setup() -> AsyncIterator[Setup]:
     assert not made.batcher.tasks
 
 
-async def test_what_becomes_ready_meanwhile_leaves_together(setup: Setup) -> None:
-    """They are sent when the call ends, in order of arrival, up to the model's batch size; each gets its own result."""
+async def test_images_that_become_ready_during_a_call_leave_together(setup: Setup) -> None:
     asking = setup.start(8)
     await turns()
     assert setup.calls.batches == [[0]]
@@ -170,7 +169,7 @@ async def test_an_answer_with_too_few_rows_is_nobodys(setup: Setup) -> None:
     assert setup.calls.batches == [[0], [1, 2, 3], [1], [2], [3]]
 
 
-async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
+async def test_failure_of_triton_fails_each_image_of_the_call(setup: Setup) -> None:
     """Retries of single images would only add load; each request gets its own copy of the error."""
     setup.calls.poison[1] = TritonUnavailable("gone")
     asking = setup.start(4)
@@ -183,7 +182,7 @@ async def test_a_failure_of_triton_is_everybodys(setup: Setup) -> None:
     assert setup.calls.batches == [[0], [1, 2, 3]]
 
 
-async def test_who_has_left_is_not_tried_again(setup: Setup) -> None:
+async def test_image_of_a_caller_who_has_left_is_not_retried(setup: Setup) -> None:
     setup.calls.poison[2] = InferenceFailed("no")
     asking = setup.start(4)
     await turns()
@@ -225,7 +224,6 @@ async def test_a_call_that_is_cancelled_ends_its_requests(setup: Setup) -> None:
 
 
 async def test_callers_take_turns(setup: Setup) -> None:
-    """The few images of one do not wait behind the many of another; images of batches come last, also of other callers."""
     asking = setup.start(1, "a")
     await turns()
     assert setup.calls.batches == [[0]]
@@ -243,7 +241,6 @@ async def test_callers_take_turns(setup: Setup) -> None:
 
 @pytest.mark.parametrize("max_calls", [2, 3])
 async def test_a_caller_with_no_image_under_way_may_send_one(setup: Setup, max_calls: int) -> None:
-    """Alone, in one call more than is allowed, and one that Triton should run first; other images wait."""
     setup.calls.max_calls = max_calls
     asking = setup.start(6, "a")
     await turns()
@@ -322,7 +319,6 @@ async def test_only_images_of_its_own_and_lower_priorities_make_a_call_urgent(se
 
 
 async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although most callers have no image under way. One call at a time may be extra."""
     monkeypatch.setattr(setup.calls.may_answer, "wait", turns)
     setup.calls.max_calls = 2
 
@@ -337,7 +333,6 @@ async def test_calls_stay_full_beside_many_callers(setup: Setup, monkeypatch: py
 
 
 async def test_images_that_are_not_sent_cost_their_caller_nothing(setup: Setup) -> None:
-    """Whether their requests have left or their deadline has passed."""
     asking = setup.start(1, "c")
     await turns()
     setup.calls.max_calls = 0  # nothing more is sent

@@ -65,11 +65,7 @@ def test_an_overlap_can_give_way_to_the_model(max_iou: float, iou: float | None,
 def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
     *, found: Candidates, max_iou: float, iou: float | None, agnostic: bool, most: int, confidence: float, classes: set[str]
 ) -> None:
-    """Boxes, scores and order stay.
-
-    With `agnostic`, fewer classes may add boxes, because those of the others then suppress nothing. So may `agnostic` itself for
-    raw heads, because a box that it drops suppresses nothing.
-    """
+    """Fewer classes with `agnostic`, and `agnostic` for raw heads, may add boxes: what they drop suppresses nothing."""
     rows = np.column_stack([found.boxes, found.scores, found.class_ids])
     question = call.DetectOptions(None, 0.0, None, 300, iou, agnostic)
 
@@ -87,7 +83,6 @@ def test_each_wish_leaves_out_and_never_adds(  # noqa: PLR0913 - what is drawn
 
 @pytest.mark.parametrize("shape", [(736, 768), (368, 384), (768, 736)])
 def test_a_map_of_text_has_the_size_of_the_input(shape: tuple[int, int]) -> None:
-    """Otherwise all places would be wrong."""
     config = {
         "name": "m",
         "max_batch_size": 1,

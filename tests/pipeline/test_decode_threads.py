@@ -185,7 +185,6 @@ async def test_other_jobs_do_not_wait_for_large_images(pool: DecodeThreads, gate
 
 
 async def test_callers_take_turns_by_the_cost_of_their_jobs(jobs: Jobs, pool: DecodeThreads) -> None:
-    """Images of batches come behind single ones, also of other callers."""
     jobs.add(9, A, "A", cost=LARGE, is_batch=True)
     jobs.add(4, A, "a", cost=2 * LARGE)
     jobs.add(4, B, "b", cost=LARGE)
@@ -198,7 +197,6 @@ async def test_callers_take_turns_by_the_cost_of_their_jobs(jobs: Jobs, pool: De
 
 
 async def test_closing_ends_all_threads(gate: Gate) -> None:
-    """Also with jobs of several callers that have not begun."""
     before = threading.enumerate()
     pool = DecodeThreads(2)
     tasks = [asyncio.ensure_future(pool.run(gate, later(), turn=Turn(Caller(str(number % 5))))) for number in range(20)]
@@ -213,7 +211,6 @@ async def test_closing_ends_all_threads(gate: Gate) -> None:
 
 
 async def test_a_shadow_takes_no_thread_of_requests(pool: DecodeThreads, gate: Gate) -> None:
-    """Neither one for small images nor one for large ones; its own work comes one after the other."""
     shadow = Turn(Caller("shadow", priority=SHADOW))
     blocked = [asyncio.ensure_future(pool.run(gate, later(), turn=shadow._replace(cost=cost))) for cost in (0, 1e7)]
     await eventually(gate.has_started.is_set)

@@ -42,7 +42,6 @@ def used(admission: Admission) -> tuple[int, int]:
 
 
 async def test_an_image_is_fetched_anew_once_there_is_memory(host: Host, admission: Admission) -> None:
-    """Its host gets no request before twice the previous memory is available. In the end exactly its bytes are counted."""
     download, memory = prepare(host, admission)
     others = admission.memory.reserve(ANYBODY)
     others.add(3 * len(IMAGE) + len(IMAGE) // 2)

@@ -130,8 +130,7 @@ async def test_a_wrong_answer_leaves_the_model_out_until_two_are_right(examined:
     await examined.world.infer()
 
 
-async def test_one_wrong_answer_is_none(examined: Examined) -> None:
-    """It is asked again at once."""
+async def test_single_wrong_answer_does_not_leave_a_model_out(examined: Examined) -> None:
     examined.fake.next_refusals = [BROKEN, None]
 
     assert await examined.asked(61) == 2
@@ -148,7 +147,6 @@ async def test_a_model_with_nothing_but_errors_is_asked_at_once(examined: Examin
 
 
 async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examined) -> None:
-    """Others are not even asked more often than every four seconds."""
     asked = 0
     for _ in range(10):
         examined.fake.next_refusals = [BROKEN] * 6
@@ -162,7 +160,7 @@ async def test_pictures_that_break_a_model_do_not_leave_it_out(examined: Examine
 
 
 @pytest.mark.parametrize("refusal", [FULL, LATE, GONE])
-async def test_what_says_nothing_of_the_model_does_not_leave_it_out(
+async def test_refusal_that_says_nothing_of_the_model_does_not_leave_it_out(
     examined: Examined, refusal: tuple[grpc.StatusCode, str]
 ) -> None:
     examined.fake.refusal = refusal
@@ -192,7 +190,6 @@ async def test_a_model_that_was_loaded_again_is_another_one(examined: Examined) 
 
 
 async def test_values_that_add_has_found_show_a_triton_that_was_never_right(examined: Examined) -> None:
-    """Its restart is not asked for."""
     counted = METRICS.nonzero(METRICS.wrong_answers)
     examined.fake.config = config_with(golden=json.dumps({"7": msgspec.to_builtins(ADDED)}))
     examined.fake.model_versions = ["7"]
@@ -205,7 +202,6 @@ async def test_values_that_add_has_found_show_a_triton_that_was_never_right(exam
 
 
 async def test_a_model_that_is_unloaded_is_not_asked(examined: Examined) -> None:
-    """One that is wrong may be loaded again."""
     examined.fake.find(RIGHT * 0)
     await examined.asked(61)
     assert examined.wrong == [True]

@@ -87,7 +87,6 @@ async def unretrieved() -> AsyncIterator[list[dict[str, Any]]]:
 
 
 async def run(world: World, buffer: InputBuffer, permit: Permit) -> InferResult:
-    """Run the inference of an image that is ready."""
     call = CallContext(Deadline.after(30), Timing(), "id")
     return await world.batchers["tiny"].run(PendingImage(SPEC, buffer, call, permit))
 
@@ -98,7 +97,6 @@ def has_slot(request: Any) -> bool:  # noqa: ANN401
 
 @SHARED_OR_NOT
 async def test_an_inference_is_asked_once_and_answered(world: World, is_shared: bool) -> None:  # noqa: FBT001
-    """The request has its id and its remaining time."""
     world.fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     answer = await world.infer(100, request_id="abc")
 
@@ -133,7 +131,6 @@ async def test_no_time_left_is_no_answer(world: World) -> None:
 @SHARED_OR_NOT
 @pytest.mark.parametrize("version", ["2.51.0", "2.59.1", None])
 async def test_an_inference_is_cancelled_only_if_that_is_safe(world: World, version: str | None, is_shared: bool) -> None:  # noqa: FBT001
-    """A cancel is safe if Triton is known to survive it, and reads no slot. Otherwise the RPC goes on, and keeps its slot."""
     cancelled = 2 if version == "2.59.1" and not is_shared else 0
     await world.set_version(version or "2.59.1")
     world.client.server = world.client.server if version else None
@@ -229,7 +226,6 @@ async def test_a_forgotten_region_is_registered_again_or_done_without(world: Wor
 
 @SHARED
 async def test_a_late_answer_about_a_forgotten_region_starts_nothing(world: World) -> None:
-    """Once the deadline has passed, the region is not registered again for this request, and no second inference is started."""
     registrations = len(world.fake.registrations)
     world.fake.regions.clear()
     world.hold()
@@ -243,7 +239,6 @@ async def test_a_late_answer_about_a_forgotten_region_starts_nothing(world: Worl
 
 @SHARED
 async def test_a_slow_registration_starts_no_second_inference(world: World) -> None:
-    """The deadline may also pass while the region is registered again; the region is then ready for the next request."""
     world.fake.regions.clear()
     world.fake.may_map.clear()
     asking = asyncio.ensure_future(world.infer(20))
@@ -400,7 +395,6 @@ async def test_an_answer_is_no_reason_to_try_again(world: World, refusal: Refusa
 
 
 async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The delay is a random part of a maximum that doubles."""
     longest: list[float] = []
 
     def uniform(_: float, most: float) -> float:
@@ -416,7 +410,6 @@ async def test_the_more_calls_have_failed_the_longer_a_retry_waits(world: World,
 
 
 async def test_few_requests_are_tried_again(world: World) -> None:
-    """If all are lost, three of them are retried at first; answered requests earn more retries."""
     attempts = []
     world.fake.refusal = STOPPING
     for _ in range(5):
@@ -434,7 +427,6 @@ async def test_few_requests_are_tried_again(world: World) -> None:
 
 
 async def test_a_request_is_not_tried_again_shortly_before_its_deadline(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the error of the call, and spends no retry."""
     world.fake.next_refusals = [STOPPING] * 5
     delaying(monkeypatch, 30)
     for _ in range(5):
@@ -461,7 +453,6 @@ async def test_an_inference_that_nobody_waits_for_is_not_tried_again(world: Worl
 
 @pytest.mark.parametrize("mode", ["auto", "inline"])
 async def test_a_triton_that_is_started_in_time_answers(monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
-    """The caller does not notice that a real server was stopped during the inference or before it."""
     delays = delaying(monkeypatch, 20)
     fake = FakeTriton()
     async with AsyncExitStack() as stack:
@@ -516,7 +507,6 @@ async def test_slots_that_triton_does_not_read_stay_in_use(world: World, refusal
 
 
 async def fail(world: World, times: int, refusal: Refusal = SICK, spec: ModelSpec = SPEC) -> None:
-    """Run inferences that fail, one after the other."""
     for _ in range(times):
         before, world.fake.refusal = world.fake.refusal, refusal
         with pytest.raises(GatewayError):
@@ -532,7 +522,6 @@ def is_closed(world: World, model: str = "tiny") -> bool:
     "refusal", [STOPPING, REFUSED, BROKEN, SICK, (grpc.StatusCode.CANCELLED, ""), (grpc.StatusCode.UNAVAILABLE, "GOAWAY received")]
 )
 async def test_failures_open_the_circuit_of_their_model(world: World, refusal: Refusal) -> None:
-    """Five failures open the circuit of this model only."""
     await fail(world, 4, refusal)
     assert is_closed(world)
     await fail(world, 1, refusal)
@@ -578,7 +567,6 @@ async def test_dead_processes_of_a_model_are_counted(world: World) -> None:
 
 @pytest.mark.parametrize("refusal", [refusal for refusal, _ in ANSWERS])
 async def test_an_answer_never_counts_as_a_failure(world: World, refusal: Refusal) -> None:
-    """Any answer shows that Triton works."""
     await fail(world, 30, refusal)
     assert is_closed(world)
     await fail(world, 4)
@@ -603,7 +591,6 @@ async def test_an_answer_that_makes_no_sense_never_counts_as_a_failure(world: Wo
 
 
 async def test_an_answer_that_is_no_message_is_an_invalid_output() -> None:
-    """It is not retried and does not count as a failure."""
     fake = FakeTriton()
     async with serving_bytes(b"\xff\xff\xff") as fake.url, open_world(fake) as world:
         for _ in range(10):
@@ -634,7 +621,6 @@ async def five_hang(world: World) -> World:
 
 
 async def test_inferences_that_hang_open_the_circuit(five_hang: World) -> None:
-    """Their RPCs go on; the circuit closes as soon as Triton answers again."""
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
     assert five_hang.fake.cancelled == 0
@@ -673,7 +659,6 @@ async def test_deadlines_missed_while_triton_answers_nothing_open_the_circuit(
     version: str,
     is_shared: bool,  # noqa: FBT001
 ) -> None:
-    """The fifth missed deadline opens it, however short the deadlines are."""
     await world.set_version(version)
     await world.infer()
     assert is_shared is (world.slot is not None)
@@ -715,7 +700,6 @@ async def test_images_that_waited_for_a_silent_triton_count_as_missed(world: Wor
 
 
 async def test_a_question_without_an_answer_opens_the_circuit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens while callers still wait, but only for models with calls under way."""
     await world.until_known()
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     other = msgspec.structs.replace(SPEC, name="other")
@@ -745,7 +729,6 @@ async def test_a_lost_inference_gives_everything_back_at_last(world: World, monk
 
 
 async def test_inferences_that_are_answered_late_do_not_hang(five_hang: World) -> None:
-    """Their deadlines were short, and Triton answered before the time of a hang had passed."""
     await five_hang.settle()
     await five_hang.time.skip(HANG_SECONDS)
 
@@ -765,7 +748,6 @@ async def test_an_inference_that_fails_late_counts_once(world: World) -> None:
 
 
 async def test_a_caller_who_leaves_does_not_hide_a_hang(world: World) -> None:
-    """The hang is recorded once there has been no answer for long, whether or not a caller still waits."""
     world.hold()
     await world.leave(await world.start(5))
     assert is_closed(world)
@@ -776,7 +758,6 @@ async def test_a_caller_who_leaves_does_not_hide_a_hang(world: World) -> None:
 
 @pytest.mark.parametrize(("model", "is_busy"), [("tiny", True), ("other", False)])
 async def test_a_busy_triton_does_not_hang(world: World, model: str, is_busy: bool) -> None:  # noqa: FBT001
-    """An inference may wait for long while others of its model are answered; those of other models do not count."""
     world.hold()
     world.fake.held = {"hang", "probe"}
     await world.give_up(5, request_id="hang")
@@ -787,7 +768,6 @@ async def test_a_busy_triton_does_not_hang(world: World, model: str, is_busy: bo
 
 
 async def test_an_answer_before_an_inference_says_nothing_about_its_hang(world: World) -> None:
-    """The answer only shows that Triton worked before that."""
     await world.infer()
     world.hold()
     await world.give_up(5)
@@ -813,8 +793,7 @@ def probing() -> bool:
     return any("CircuitBreaker" in repr(task) for task in asyncio.all_tasks())
 
 
-async def test_nothing_probes_after_the_end(five_hang: World) -> None:
-    """The circuit opens only while the shutdown waits for an inference."""
+async def test_no_probe_runs_after_the_end(five_hang: World) -> None:
     ending = asyncio.ensure_future(five_hang.batchers.close(2 * HANG_SECONDS))
     await five_hang.time.skip(HANG_SECONDS)
     assert not is_closed(five_hang)
@@ -828,7 +807,6 @@ async def test_nothing_probes_after_the_end(five_hang: World) -> None:
 
 @SHARED
 async def test_the_end_of_an_unanswered_call_is_no_answer(world: World) -> None:
-    """If the gateway ends the call, it counts as a failure, and its slot is not used again."""
     ended = grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
     with await world.admit():
         before = world.queue.limit

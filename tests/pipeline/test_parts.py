@@ -31,7 +31,6 @@ def spec(resize: str) -> ModelSpec:
 
 @pytest.mark.parametrize(("resize", "is_copied"), [("letterbox", False), ("center_crop", True)])
 def test_the_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.MonkeyPatch, resize: str, *, is_copied: bool) -> None:
-    """They are never refused, even if the budget has no room."""
     space = workspace(Transport("inline"))._replace(memory=MemoryBudget(TABLE, "parts", 1))
     image, counted = np.zeros((400, 500, 3), np.uint8), list[int]()
     monkeypatch.setattr(preprocess, "write_pixels", lambda *_: counted.append(space.memory.used_bytes))
@@ -45,7 +44,6 @@ def test_the_copies_of_a_part_count_as_memory_of_images(monkeypatch: pytest.Monk
 
 
 def test_a_large_part_is_cropped_from_a_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a JPEG would be decoded: the tensor is nearly that of all pixels, and little is copied."""
     rows, columns = np.mgrid[:2400, :3200]
     image = np.stack([rows // 10, columns // 13, (rows + columns) // 23], axis=-1).astype(np.uint8)
     part, space, used = Patch(image, box=(10, 20, 3190, 2390)), workspace(Transport("inline")), list[int]()

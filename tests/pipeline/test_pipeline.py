@@ -75,13 +75,11 @@ def in_which_threads(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: 
 
 @pytest.fixture
 async def world(world: World) -> World:
-    """A world whose Triton finds `TABLE`."""
     world.fake.answer = infer_response(output0=TABLE)
     return world
 
 
 async def test_an_image_becomes_detections(world: World) -> None:
-    """Boxes are in pixels of the image and clipped to it, by descending score."""
     world.fake.model_versions = ["7"]
     found = await world.detect()
 
@@ -93,7 +91,6 @@ async def test_an_image_becomes_detections(world: World) -> None:
 
 
 def replace(fake: FakeTriton, version: str = "2", labels: str = "new,other", **config: Any) -> None:  # noqa: ANN401
-    """Replace the model by another one."""
     fake.config = {**CONFIG, **config, "parameters": {"labels": {"string_value": labels}}}
     fake.model_versions = [version]
 
@@ -124,7 +121,6 @@ async def test_a_version_with_the_same_labels_is_not_asked_twice(world: World) -
 
 
 async def test_a_version_of_another_size_is_asked_with_an_image_of_that_size(world: World) -> None:
-    """It rejects an image of the old size."""
     await world.detect()
     replace(world.fake, input=[{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}])
     world.fake.next_refusals = [(grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape for input")]
@@ -183,7 +179,6 @@ async def test_a_model_that_is_replaced_all_the_time_is_not_ready(world: World) 
     ],
 )
 async def test_a_version_has_one_reference(world: World, config: dict[str, Any], references: dict[int | str | None, str]) -> None:
-    """Whether or not the caller names it; but only when the default version is known."""
     world.fake.config, world.fake.model_versions = config, ["1", "2", "3"]
     assert [world.pipeline.refer_to("tiny", version) for version in (None, 3)] == ["tiny", "tiny:3"]
     await world.pipeline.spec("tiny")
@@ -192,7 +187,6 @@ async def test_a_version_has_one_reference(world: World, config: dict[str, Any],
 
 
 async def test_a_name_asks_for_the_default_version(world: World) -> None:
-    """And for another one as soon as the repository has changed, when it is loaded and the config names it."""
     world.fake.config, world.fake.model_versions = config_with(default_version="1", labels="old,old"), ["1", "2"]
     assert named(await world.detect()) == ("1", ["old", "old"])
     world.fake.config = config_with(default_version="2", labels="new,other")
@@ -240,7 +234,7 @@ async def test_a_name_is_that_of_a_model_once_somebody_knows_it(world: World) ->
     ],
 )
 async def test_only_the_detections_asked_for_are_returned(world: World, options: dict[str, Any], scores: list[float]) -> None:
-    """Confidence, overlap, classes and maximum number are those of the options. The intersection of both is 1/8 of their union."""
+    """The intersection of the two boxes is 1/8 of their union."""
     found = await world.detect(**options)
 
     assert found.scores.tolist() == scores
@@ -329,7 +323,6 @@ async def test_boxes_are_suppressed_in_a_thread(monkeypatch: pytest.MonkeyPatch,
 
 
 async def test_a_model_that_suppresses_boxes_is_not_asked_for_more(world: World) -> None:
-    """The request is rejected before its image is decoded, and leaves no memory reserved."""
     world.fake.config = outputs_config(**FOUR)
     with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.7, the maximum$"):
         await world.detect(b"no image", iou=0.71)
@@ -355,7 +348,6 @@ async def test_a_broken_image_never_reaches_triton(world: World) -> None:
 
 
 async def test_a_known_model_is_ready_without_a_question(world: World) -> None:
-    """If its spec is cached and its slots exist, not even the deadline is checked."""
     spec = await world.pipeline.prepare("tiny", Deadline.after(5))
 
     assert await world.pipeline.prepare("tiny", Deadline.after(-1)) is spec
@@ -374,7 +366,6 @@ async def test_a_model_is_not_ready_while_its_slots_are_missing(world: World) ->
 
 @pytest.mark.parametrize("step", ["may_tell", "may_map"])
 async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(world: World, step: str) -> None:
-    """The deadline also covers reading the config and registering shared memory."""
     getattr(world.fake, step).clear()
     with pytest.raises(DeadlinePassed, match="did not answer in time"):
         await world.detect(seconds=0.1)
@@ -384,7 +375,6 @@ async def test_a_triton_that_does_not_answer_in_time_is_a_missed_deadline(world:
     ("model", "detail"), [("listed", "./just pull listed"), ("other", "there is no such model; GET /models lists")]
 )
 async def test_a_model_that_could_be_pulled_says_how(world: World, model: str, detail: str) -> None:
-    """For any other model the error says where those that exist are listed."""
     world.fake.query_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
 
     with pytest.raises(UnknownModel, match=detail) as caught:
@@ -497,7 +487,6 @@ async def test_a_request_that_is_cancelled_in_the_queue_is_never_decoded(
 
 
 async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) -> None:
-    """Requests for it are rejected before their images are checked, and use no memory. Other models are not affected."""
     world.fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
     for _ in range(5):
         with pytest.raises(TritonUnavailable):
@@ -519,7 +508,6 @@ async def test_a_model_that_fails_repeatedly_is_not_asked_again(world: World) ->
 
 @pytest.mark.world(memory_bytes=2**20)
 async def test_decoding_needs_memory(world: World) -> None:
-    """An image is rejected before decoding if there is not enough memory for its pixels; a smaller image is accepted."""
     with pytest.raises(GatewayFull, match="no memory left for an image of this size"):
         await world.detect(png(1000, 1000, 8, GREY))
     assert world.used_bytes == 0
@@ -531,7 +519,6 @@ async def test_decoding_needs_memory(world: World) -> None:
 
 @pytest.mark.world(memory_bytes=2000)
 async def test_a_body_needs_memory_while_triton_does_not_answer(world: World) -> None:
-    """With memory for two bodies, the third request is rejected before anything is known about its model."""
     body = bytes(1000)
     world.fake.may_tell.clear()
     waiting = [asyncio.ensure_future(world.detect(body)) for _ in range(2)]
@@ -545,7 +532,6 @@ async def test_a_body_needs_memory_while_triton_does_not_answer(world: World) ->
 
 @pytest.mark.world(memory_bytes=2**21)
 async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(world: World) -> None:
-    """Only the file and the slot count."""
     file = {"name": "file", "data_type": "TYPE_STRING", "dims": [1]}
     world.fake.config = {**CONFIG, "input": [file], "parameters": {"square": {"string_value": "32"}}}
 
@@ -555,7 +541,6 @@ async def test_a_file_that_triton_decodes_needs_no_memory_for_its_pixels(world: 
 async def test_a_large_image_that_would_be_decoded_too_late_is_rejected_at_once(
     monkeypatch: pytest.MonkeyPatch, world: World, gate: Gate
 ) -> None:
-    """The estimate counts the pixels of the images before it. A small image, and one with more time, are accepted."""
     large = png(3000, 3000, 8, GREY)
     gate.block(monkeypatch, preprocess, "fill_input")
     running = [asyncio.ensure_future(world.detect(large))]
@@ -582,14 +567,12 @@ def test_the_caller_may_choose_the_time_of_a_request() -> None:
 
 
 def test_a_batch_has_more_time_for_each_image() -> None:
-    """Up to the maximum for callers, who may choose any time for a batch as well."""
     assert [LIMITS.timeout(None, images) for images in (0, 1, 2, 21, 41, 64)] == [10, 10, 10.5, 20, 30, 30]
     assert LIMITS.timeout(1500, 64) == 1.5
     assert LIMITS._replace(timeout_seconds=60).timeout(None, 64) == 60
 
 
 async def test_warming_up_measures_the_model(world: World) -> None:
-    """After one inference with the default model, its speed is known."""
     await world.pipeline.warm_up()
 
     assert [request.id for request in world.fake.requests] == ["warm-up"]
@@ -625,7 +608,6 @@ async def test_a_slot_is_free_only_when_its_thread_has_ended(
 
 @pytest.mark.usefixtures("triton")
 async def test_broken_images_leave_slots_to_others(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a real Triton, and more broken images than slots."""
     monkeypatch.setattr(shared_memory, "SLOTS", 2)
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         for _ in range(5):

@@ -156,7 +156,7 @@ def filled(transport: Transport, data: bytes, model: ModelSpec) -> NDArray[Any]:
 async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
     inline: Transport, dims: list[int], data_type: str, dtype: type, channels: str, batch: int
 ) -> None:
-    """Layout, channel order, type and scale are those of the spec. The canvas is only the tensor itself for UINT8, HWC and RGB."""
+    """The canvas is the tensor itself only for UINT8, HWC and RGB."""
     model = spec(data_type, dims, batch, channels=channels, scale="127.5")
     expected = PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]
     expected = expected.transpose(2, 0, 1) if dims[0] == 3 else expected
@@ -176,7 +176,6 @@ async def test_pixels_become_the_tensor(  # noqa: PLR0913, PLR0917 - a table
 async def test_each_channel_is_normalized(
     inline: Transport, dims: list[int], channels: str, data_type: str, tolerance: float
 ) -> None:
-    """Mean and deviation are those of the channel, in the model's channel order. Pixels below the mean become negative."""
     mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
     model = spec(data_type, dims, channels=channels, mean="0.485,0.456,0.406", std="0.229,0.224,0.225")
     expected = ((PIXELS if channels == "RGB" else PIXELS[:, :, ::-1]) / 255 - mean) / std
@@ -208,7 +207,6 @@ async def test_a_scale_of_one_keeps_the_bytes(inline: Transport) -> None:
 
 @pytest.mark.parametrize("placement", ["center", "top_left"])
 async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: str) -> None:
-    """Placement, enlarging and padding come from the model's config."""
     model = spec("TYPE_UINT8", [32, 32, 3], placement=placement, enlarge="false")
     with Lease() as lease:
         _, transform = fill(file(PIXELS), model, inline, lease)
@@ -219,7 +217,6 @@ async def test_the_letterbox_is_that_of_the_spec(inline: Transport, placement: s
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 async def test_a_file_is_passed_on_as_it_is(inline: Transport, image_format: str) -> None:
-    """The tensor is the file with its length in front; only the header is read, for the transform."""
     model = spec("TYPE_STRING", [1], square="64")
     data = file(np.zeros((50, 100, 3), np.uint8), image_format)
     with Lease() as lease:
@@ -242,7 +239,6 @@ async def test_a_file_that_is_turned_has_its_upright_size(inline: Transport) -> 
 
 @pytest.mark.parametrize(("more", "is_shared"), [(0, True), (1, False)])
 async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shared: bool) -> None:  # noqa: FBT001
-    """A file of exactly the slot's size, including its length field, fits. A larger one is allocated outside."""
     model = spec("TYPE_STRING", [1], square="64")
     await world.transport.prepare(model.image_bytes)
     data = file(PIXELS)
@@ -256,7 +252,6 @@ async def test_a_file_lies_in_a_slot_if_it_fits(world: World, more: int, is_shar
 
 
 async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(inline: Transport) -> None:
-    """The model itself would only say that it cannot decode it."""
     model = spec("TYPE_STRING", [1], square="64", formats="JPEG, PNG")
     with Lease() as lease:
         fill(IMAGES["PNG"], model, inline, lease)
@@ -279,7 +274,6 @@ async def test_a_file_in_another_format_than_the_model_decodes_is_unsupported(in
 async def test_a_rejected_image_takes_no_memory(
     world: World, data_type: str, dims: list[int], data: bytes, expected: type[GatewayError]
 ) -> None:
-    """The header is checked before the tensor is allocated, for every input format."""
     model = spec(data_type, dims, square="32")
     await world.transport.prepare(model.image_bytes)
     with Lease() as lease:
@@ -300,7 +294,6 @@ async def test_a_broken_file_is_left_to_the_model_that_decodes_it(inline: Transp
 @pytest.mark.parametrize("data", IMAGES.values(), ids=IMAGES)
 @pytest.mark.parametrize("model", LETTERBOXES.values(), ids=LETTERBOXES)
 async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes) -> None:
-    """Nothing of the previous content remains, and the image is where the transform says."""
     with Lease() as lease:
         (one, transform), (other, again) = (fill(data, model, UsedMemory(content), lease) for content in (7, 201))
 
@@ -319,7 +312,6 @@ async def test_every_byte_of_the_canvas_is_written(model: ModelSpec, data: bytes
 async def test_an_image_is_decoded_straight_into_the_tensor_if_possible(
     inline: Transport, monkeypatch: pytest.MonkeyPatch, name: str, *, is_direct: bool
 ) -> None:
-    """An upright JPEG that is decoded at exactly the size of its area needs no copy."""
     decoded: list[NDArray[np.uint8]] = []
 
     def record(*arguments: Any, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN401
@@ -360,7 +352,6 @@ def copies(indices: NDArray[np.uint8], palette: NDArray[np.uint8], orientation: 
 def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - what is drawn
     model: ModelSpec, width: int, height: int, palette: NDArray[np.uint8], seed: int, orientation: int
 ) -> None:
-    """Neither the tensor nor the position in it; both are those of the pixels, which are never decoded."""
     indices = np.random.default_rng(seed).integers(0, len(palette), (height, width), np.uint8)
     expected = np.empty(model.image_shape, np.uint8)
     fit = fit_for(model)
@@ -374,7 +365,6 @@ def test_how_an_image_is_stored_changes_nothing(  # noqa: PLR0913, PLR0917 - wha
 
 
 async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World) -> None:
-    """The memory for decoding is reserved before the slot is taken, and released afterwards."""
     model = LETTERBOXES["centred"]
     await world.transport.prepare(model.image_bytes)
     space = workspace(world.transport)
@@ -395,7 +385,6 @@ async def test_without_memory_nothing_is_decoded_and_no_slot_taken(world: World)
 
 @pytest.mark.parametrize(("image_format", "size"), [("JPEG", (8000, 2000)), ("JPEG", (2040, 2040)), ("PNG", (3000, 2000))])
 def test_a_crop_takes_no_more_memory_than_was_reserved(image_format: str, size: tuple[int, int]) -> None:
-    """The kernel's peak exceeds the reservation by a few megabytes at most, although the resized part of the image is copied."""
     data = encode(Image.new("RGB", size, "teal"), image_format)
     command = [sys.executable, "-c", MEASURE]
     output = subprocess.run(command, input=data, cwd=ROOT, capture_output=True, check=True).stdout

@@ -49,7 +49,6 @@ async def served(world: World, patch: pytest.MonkeyPatch, *callers: Caller) -> t
 
 
 async def test_a_busy_gateway_serves_higher_priorities_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers of one priority take turns. An extra call has the highest priority at Triton, too."""
     callers = [Caller("l", priority=LOW), Caller("m", priority=LOW), Caller("n"), Caller("h", priority=HIGH)]
     order, priorities = await served(world, monkeypatch, *callers, *callers)
 

@@ -42,7 +42,7 @@ def config_with(data_type: str, dims: list[int], **others: Any) -> dict[str, Any
 async def test_a_model_of_tensors_gets_a_black_image(
     fake_triton: Fake, config: dict[str, Any], shape: list[int], nbytes: int
 ) -> None:
-    """It has the model's type and shape, and is sent inline, because Triton may not have mapped an arena yet."""
+    """It is sent inline, because Triton may not have mapped an arena yet."""
     fake, client = fake_triton
     await run_probe(client, from_triton_config(config, "1"))
 
@@ -55,7 +55,6 @@ async def test_a_model_of_tensors_gets_a_black_image(
 
 
 async def test_a_model_of_files_gets_a_file(fake_triton: Fake) -> None:
-    """Its tensor has one element, an image that can be decoded."""
     fake, client = fake_triton
     config = config_with("TYPE_STRING", [1], parameters={"square": {"string_value": "32"}})
     spec = from_triton_config(config, "1")
@@ -106,7 +105,6 @@ async def test_a_probe_that_is_lost_is_given_up(fake_triton: Fake, monkeypatch: 
 
 
 async def test_an_answer_that_makes_no_sense_is_one(fake_triton: Fake) -> None:
-    """The outputs do not fit their shape, or the bytes are no message."""
     fake, client = fake_triton
     fake.answer = infer_response(output0=np.ones((2, 6), np.float32))
     fake.answer.raw_output_contents[0] = b""
@@ -142,7 +140,6 @@ async def test_a_triton_that_does_not_run_the_model_fails_the_probe(
 
 
 async def test_a_probe_waits_until_triton_can_be_reached() -> None:
-    """So the circuit closes as soon as Triton is back."""
     fake, port = FakeTriton(), free_port()
     client = TritonClient(f"127.0.0.1:{port}")
     probing = asyncio.create_task(run_probe(client, SPEC))

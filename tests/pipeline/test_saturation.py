@@ -46,7 +46,6 @@ def shown(metrics: Metrics, name: str, label: str = "triton") -> dict[str, float
 async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
     metrics: Metrics, world: World, decode_threads: DecodeThreads
 ) -> None:
-    """Its gauges are reset; those of the other Tritons keep their values."""
     gone, stays = world.pool.servers
     for server in (gone, stays):
         served = server.model("tiny")
@@ -66,7 +65,6 @@ async def test_a_triton_that_has_gone_is_neither_left_out_nor_called(
 
 @pytest.mark.world(memory_bytes=1000)
 async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, world: World, decode_threads: DecodeThreads) -> None:
-    """Images that wait are counted for all API keys. The memory of batches is a part of the memory for images."""
     admission = world.admission
     with ExitStack() as admitted:
         lines = [admission.batch_queue("tiny", 1, Caller(name)) for name in ("a", "b")]
@@ -91,7 +89,6 @@ async def test_images_of_batches_and_their_memory_are_shown(metrics: Metrics, wo
 async def test_tritons_that_come_and_go_leave_room_for_admission(
     table: WorkerTable, metrics: Metrics, world: World, decode_threads: DecodeThreads, time: Time
 ) -> None:
-    """After a day of pods with new addresses and many models, a new model is admitted and all metrics are shown."""
     (stays,) = world.pool.servers
     for pod in range(150):
         server = TritonBackend(TritonClient(f"192.0.2.{pod}:8001"), table)

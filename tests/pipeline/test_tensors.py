@@ -42,7 +42,6 @@ async def ask(world: World, images: int | None = None, seconds: float = 20, **ot
 
 
 async def test_a_tensor_takes_the_place_of_an_image(world: World) -> None:
-    """Of the model's queue and of the memory, until it is answered."""
     world.fake.may_answer.clear()
     task = asyncio.create_task(ask(world))
     await eventually(lambda: world.running == [1])
@@ -84,7 +83,6 @@ async def test_a_tensor_is_not_sent_while_the_circuit_is_open(world: World) -> N
 
 
 async def test_the_images_of_a_tensor_fail_together(world: World) -> None:
-    """Their memory is free then."""
     world.fake.config = {**CONFIG, "max_batch_size": 4}
     world.fake.answer = infer_response(output0=ROWS[None])
     assert (await ask(world, images=3)).outputs["output0"].shape == (3, 2, 6)
@@ -109,7 +107,6 @@ async def test_a_tensor_is_sent_to_the_model_that_has_replaced_another(world: Wo
 
 
 async def test_a_tensor_is_not_sent_to_a_model_that_takes_others(world: World) -> None:
-    """The error is about the model that has replaced the other one."""
     await ask(world)
     world.fake.config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     world.fake.model_versions = ["2"]
@@ -131,7 +128,6 @@ async def test_outputs_of_different_shapes_are_no_batch(world: World, monkeypatc
 
 
 async def test_a_model_stays_loaded_while_a_tensor_uses_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it is loaded on demand."""
     used: list[tuple[str, list[int]]] = []
 
     @contextmanager

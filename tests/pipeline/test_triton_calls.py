@@ -77,8 +77,8 @@ async def until_busy(world: World, number: int) -> None:
 
 
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED, POISON, FULL, NOT_LOADED, GONE])
-async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: Refusal) -> None:
-    """No caller gets an error, however many calls fail, because a retry at another Triton needs no budget."""
+async def test_call_that_one_triton_refuses_goes_to_the_other(world: World, refusal: Refusal) -> None:
+    """A retry at another Triton needs no budget."""
     world.max_calls = 100
     world.fake.refusal = refusal
     world.fake.model_refusal = refusal
@@ -88,8 +88,7 @@ async def test_what_one_does_not_take_goes_to_the_other(world: World, refusal: R
 
 
 @pytest.mark.parametrize("refusal", [STOPPING, REFUSED, BROKEN, DIED, DENIED])
-async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
-    """It gets probes, and calls again once a probe succeeds."""
+async def test_triton_that_loses_a_call_is_left_out_at_once(world: World, refusal: Refusal) -> None:
     world.fake.refusal = refusal
     await until_busy(world, 0)
     assert world.usable == [False, True]
@@ -104,8 +103,7 @@ async def test_one_that_loses_a_call_is_left_out_at_once(world: World, refusal: 
     assert world.fake.images > lost
 
 
-async def test_one_that_has_too_much_to_do_works(world: World) -> None:
-    """Its circuit stays closed. If both queues are full, the caller gets the error."""
+async def test_overloaded_triton_stays_in_use(world: World) -> None:
     world.fake.refusal = FULL
     assert await world.errors(30) == []
     assert world.usable == [True, True]
@@ -118,7 +116,7 @@ async def test_one_that_has_too_much_to_do_works(world: World) -> None:
     assert world.usable == [True, True]
 
 
-async def test_the_last_one_that_works_is_not_left_out_at_once(world: World) -> None:
+async def test_last_working_triton_is_not_left_out_at_once(world: World) -> None:
     """Only five failures in a row open its circuit, as with a single Triton."""
     world.fake.refusal = REFUSED
     await until_busy(world, 0)
@@ -134,7 +132,6 @@ async def test_the_last_one_that_works_is_not_left_out_at_once(world: World) -> 
 
 
 async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: World) -> None:
-    """Both stay in use, however many there are."""
     for fake in world.fakes:
         fake.refusal = POISON
     for _ in range(10):
@@ -144,8 +141,7 @@ async def test_an_image_that_fails_everywhere_is_no_fault_of_a_triton(world: Wor
     assert world.usable == [True, True]
 
 
-async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world: World) -> None:
-    """No caller gets an error. The circuit stays open while probes fail only there."""
+async def test_triton_whose_model_fails_is_left_out_while_another_runs_it(world: World) -> None:
     world.fake.refusal = POISON
     while world.usable != [False, True]:
         world.server.model("tiny").forget_speed()  # otherwise it is hardly ever chosen again
@@ -164,7 +160,7 @@ async def test_one_whose_model_fails_is_left_out_while_another_one_runs_it(world
     await eventually(lambda: world.usable == [True, True])
 
 
-async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
+async def test_triton_whose_model_fails_comes_back_when_its_probe_fails_everywhere(world: World) -> None:
     """Then the model cannot process the blank image, and Triton is not the cause."""
     world.pool.servers[0].model("tiny")
     await until_busy(world, 0)
@@ -177,8 +173,7 @@ async def test_one_whose_model_fails_comes_back_when_its_probe_fails_everywhere(
     await eventually(lambda: world.usable == [True, True])
 
 
-async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) -> None:
-    """Only the caller of its one call misses the deadline. It is used again when it answers."""
+async def test_hung_triton_is_left_out_while_the_other_answers(world: World) -> None:
     assert await world.errors(8) == []
     world.fake.may_answer.clear()
     asking = [asyncio.ensure_future(world.infer(100)) for _ in range(2)]
@@ -199,7 +194,7 @@ async def test_one_that_hangs_is_left_out_while_the_other_answers(world: World) 
     assert world.fake.images > before
 
 
-async def test_one_that_is_slow_is_used_beside_a_fast_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_triton_is_used_beside_a_fast_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its circuit may open once, until the duration of its calls is known."""
     log = captured_log(monkeypatch, circuit_breaker)
     for _ in range(6):
@@ -232,8 +227,7 @@ async def test_a_call_that_is_cancelled_is_a_failure_of_its_own_triton_only(worl
     await asyncio.gather(*others)
 
 
-async def test_one_alone_that_hangs_is_not_compared(world: World) -> None:
-    """With a single Triton, only the results of calls count."""
+async def test_single_triton_that_hangs_stays_in_use(world: World) -> None:
     world.pool.remove(world.pool.servers[1])
     await world.infer()
     world.hold()
@@ -244,7 +238,6 @@ async def test_one_alone_that_hangs_is_not_compared(world: World) -> None:
 
 @SHARED
 async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(world: World) -> None:
-    """The Triton on another host gets a copy of the tensor in the slot."""
     world.fakes[1].accepts_regions = False
     assert await world.errors(30) == []
 
@@ -257,7 +250,7 @@ async def test_shared_memory_to_one_and_inline_to_the_other_at_the_same_time(wor
 
 
 @SHARED
-async def test_one_that_was_restarted_registers_again_and_the_other_does_not(world: World) -> None:
+async def test_restarted_triton_registers_again_and_the_other_does_not(world: World) -> None:
     assert await world.errors(20) == []
     assert [len(fake.registrations) for fake in world.fakes] == [1, 1]
     world.fake.regions.clear()
@@ -269,7 +262,7 @@ async def test_one_that_was_restarted_registers_again_and_the_other_does_not(wor
 
 @SHARED
 @pytest.mark.parametrize(("refusal", "is_usable"), [(RESTRICTED, True), (REFUSED, False)])
-async def test_one_that_cannot_register_again_costs_nobody_an_answer(world: World, refusal: Refusal, is_usable: bool) -> None:  # noqa: FBT001
+async def test_triton_that_cannot_register_again_costs_no_caller_an_answer(world: World, refusal: Refusal, is_usable: bool) -> None:  # noqa: FBT001
     """Without a key for its controls, it gets the images inline. If it has been stopped, the other Triton gets them."""
     assert await world.errors(20) == []
     world.fake.regions.clear()
@@ -289,7 +282,6 @@ async def test_shared_memory_that_is_required_leaves_a_triton_without_it_out(wor
 
 
 async def test_batches_are_as_large_as_the_triton_takes(world: World) -> None:
-    """The model may have another maximum batch size on the other Triton."""
     await let_second_take_two(world)
     assert msgspec.structs.replace(world.pool.servers[1].specs.known(world.spec), max_batch=4) == world.spec
     assert await world.errors(30) == []

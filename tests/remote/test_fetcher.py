@@ -36,7 +36,7 @@ async def test_path_and_query_are_sent_as_they_are(host: Host) -> None:
     assert await fetch(host.fetcher(), host.url(target + "#part")) == IMAGE
 
 
-async def test_nothing_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
+async def test_no_image_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
     error = await failure(Fetcher(), host.url())
 
     assert isinstance(error, UrlInputDisabled)
@@ -45,7 +45,6 @@ async def test_nothing_is_fetched_unless_hosts_are_allowed(host: Host) -> None:
 
 @pytest.mark.parametrize("pattern", ["images.example.org", "*.example.com:{}", "*", "images.example.org:1"])
 async def test_hosts_and_ports_that_are_not_allowed_are_not_even_resolved(host: Host, pattern: str) -> None:
-    """The port is 443 if the setting names none."""
     assert isinstance(await failure(host.fetcher(pattern.format(host.port)), host.url()), UrlNotAllowed)
     assert not host.lookups
 
@@ -131,7 +130,6 @@ async def test_any_status_but_200_is_an_error(host: Host, status: str) -> None:
 
 @pytest.mark.parametrize("headers", [["Content-Length: 1048577"], []], ids=["declared", "streamed"])
 async def test_an_image_above_the_limit_is_too_large(host: Host, headers: list[str]) -> None:
-    """By its declared length, before it is received; or else as soon as more has arrived."""
     sent = 0
 
     async def answer(writer: asyncio.StreamWriter) -> None:
@@ -201,7 +199,6 @@ async def test_a_deadline_that_has_passed_is_an_error(host: Host) -> None:
 
 
 async def test_fetches_wait_for_each_other(host: Host) -> None:
-    """Sixteen at a time; those whose turn does not come are rejected as by a full gateway, the others get their image."""
     release = asyncio.Event()
 
     async def wait(writer: asyncio.StreamWriter) -> None:
@@ -235,7 +232,7 @@ async def test_a_fetch_that_is_cancelled_closes_its_connection(host: Host) -> No
     assert await fetch(fetcher, host.url()) == IMAGE
 
 
-async def test_what_count_raises_ends_the_fetch(host: Host) -> None:
+async def test_error_of_the_byte_count_ends_the_fetch(host: Host) -> None:
     def reject(_: int) -> None:
         raise GatewayFull("no memory", "memory")
 

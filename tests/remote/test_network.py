@@ -52,7 +52,6 @@ async def test_the_system_resolves_names(host: Host) -> None:
 
 
 async def test_a_name_is_resolved_once(host: Host) -> None:
-    """The connection goes to the address that was checked, even if the name resolves to another one afterwards."""
     answers = iter([[LOOPBACK], ["169.254.169.254"]])
 
     async def rebind(_name: str, _port: int) -> Sequence[str]:

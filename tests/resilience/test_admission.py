@@ -98,7 +98,6 @@ async def test_a_full_memory_rejects_every_request_early(admission: Admission) -
 
 
 async def test_only_so_many_bodies_are_received(admission: Admission) -> None:
-    """A further request is rejected before its body is received, until one of them is complete."""
     first = admission.start_upload(ANYBODY)
     with first, admission.start_upload(ANYBODY), pytest.raises(GatewayFull, match="too many request bodies"):
         admission.check("tiny")
@@ -108,7 +107,6 @@ async def test_only_so_many_bodies_are_received(admission: Admission) -> None:
 
 
 async def test_bytes_of_bodies_have_a_limit(admission: Admission) -> None:
-    """A body that exceeds it is rejected while it is received, and a new one before that."""
     with admission.start_upload(ANYBODY) as one:
         one.add(60)
         with admission.start_upload(ANYBODY) as other:

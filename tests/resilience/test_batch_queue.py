@@ -56,7 +56,6 @@ async def test_a_batch_that_would_come_too_late_is_rejected(table: WorkerTable) 
 async def test_images_of_others_that_wait_can_make_a_batch_late(
     table: WorkerTable, monkeypatch: pytest.MonkeyPatch, images: int, ahead: int
 ) -> None:
-    """Callers take turns, so as many of theirs come first as the batch has, or all that wait."""
     Clock(monkeypatch, "app.resilience.model_queue")
     queue, line = open_both(table)
     other = BatchQueue(queue, Caller("other"))

@@ -202,8 +202,7 @@ async def test_workers_that_wait_for_the_first_one_do_not_wait_for_each_other(op
     await eventually(lambda: all(circuit.is_closed for circuit in circuits))
 
 
-async def test_one_right_answer_does_not_close_it(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a right one, a wrong one and a right one."""
+async def test_one_right_answer_does_not_close_the_circuit(open_table: OpenTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "_MAX_PROBE_SECONDS", 0.01)
     answers = iter([True, False, True, False, False, True, True])
     states: list[bool] = []

@@ -102,7 +102,6 @@ MODELS = pytest.mark.parametrize(
 
 @MODELS
 def test_a_full_gateway_keeps_the_model_busy(simulate: Simulate, model: tuple[float, ...]) -> None:
-    """As many requests end as the model can process; they take about the target, and none takes much longer."""
     simulation = simulate(*model)
     simulation.run(20)
     durations = simulation.run(20)
@@ -126,7 +125,6 @@ def test_images_wait_for_two_calls_at_most(simulate: Simulate, model: tuple[floa
 
 
 def test_the_first_request_gives_a_first_estimate(simulate: Simulate) -> None:
-    """A model of 10 ms may have as many requests as fit into the target, at once."""
     simulation = simulate(1, 1, 0.01)
     simulation.run(0.005, clients=1)
 
@@ -137,7 +135,6 @@ def test_the_first_request_gives_a_first_estimate(simulate: Simulate) -> None:
 
 @MODELS
 def test_the_limit_recovers_after_a_slow_phase(simulate: Simulate, model: tuple[float, ...]) -> None:
-    """It falls while the model is five times as slow, and rises again afterwards."""
     simulation = simulate(*model)
     simulation.run(30)
     before = simulation.limit.value
@@ -153,7 +150,6 @@ def test_the_limit_recovers_after_a_slow_phase(simulate: Simulate, model: tuple[
 
 @MODELS
 def test_a_model_that_becomes_slower_under_a_full_limit_is_kept_busy(simulate: Simulate, model: tuple[float, ...]) -> None:
-    """At first all answers are late; soon nine of ten that it can give are in time again."""
     simulation = simulate(*model)
     simulation.run(30)
     simulation.model.seconds *= 3
@@ -184,7 +180,6 @@ def test_a_model_that_is_slower_than_the_target_keeps_a_limit_of_one(simulate: S
 
 @pytest.mark.parametrize("ceiling", [4, 100])
 def test_the_limit_never_exceeds_its_ceiling(simulate: Simulate, ceiling: float) -> None:
-    """However fast the model is; this also holds for the limit it starts with."""
     simulation = simulate(1, 64, 0.001, ceiling=ceiling)
     assert simulation.limit.value <= ceiling
     simulation.run(0.5)
@@ -204,7 +199,6 @@ def test_the_limit_does_not_grow_while_it_is_not_reached(simulate: Simulate, cli
 
 
 def test_slow_requests_lower_the_limit_before_it_is_reached(simulate: Simulate) -> None:
-    """Requests that take longer than the target lower the limit, also if no request was rejected."""
     simulation = simulate(1, 1, 0.01)
     simulation.run(1, clients=1)
     simulation.model.seconds = 0.5

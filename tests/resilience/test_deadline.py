@@ -12,7 +12,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_remaining_time_decreases(clock: Clock) -> None:
-    """The remaining time decreases as time passes, and is negative once the deadline has passed."""
     deadline = Deadline.after(2)
 
     remaining = []

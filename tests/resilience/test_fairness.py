@@ -34,7 +34,6 @@ def test_a_caller_alone_has_the_whole_limit(table: WorkerTable, limit: int) -> N
 
 @LIMITS
 def test_a_second_caller_finds_room_beside_a_greedy_one(open_table: OpenTable, limit: int) -> None:
-    """Also in another worker. All together use little more than the limit."""
     one, other = (CallerCounts(open_table(), "x") for _ in range(2))
     take(one, limit, A)
     taken = take(other, limit, B)["b"]
@@ -46,7 +45,6 @@ def test_a_second_caller_finds_room_beside_a_greedy_one(open_table: OpenTable, l
 
 @LIMITS
 def test_the_first_requests_have_a_place_beside_those_of_others(table: WorkerTable, limit: int) -> None:
-    """Also while these exceed a limit that has just halved, but not without bounds."""
     counts = CallerCounts(table, "x")
     counts.add(A, 2 * limit)
     places = 0
@@ -60,7 +58,6 @@ def test_the_first_requests_have_a_place_beside_those_of_others(table: WorkerTab
 
 @pytest.mark.parametrize("callers", [2, 3, 5])
 def test_greedy_callers_get_equal_parts(table: WorkerTable, callers: int) -> None:
-    """Also if one of them had taken everything before, as it gives that back. A part changes in steps of nine."""
     counts = CallerCounts(table, "x")
     all_of_them = [Caller(str(number)) for number in range(callers)]
     take(counts, 100, all_of_them[0])
@@ -73,7 +70,7 @@ def test_greedy_callers_get_equal_parts(table: WorkerTable, callers: int) -> Non
     assert counts.total >= 100
 
 
-def test_what_is_given_back_is_free(table: WorkerTable) -> None:
+def test_place_that_is_given_back_is_free(table: WorkerTable) -> None:
     counts = CallerCounts(table, "x")
     take(counts, 10, A, B)
     for caller in (A, B):
@@ -100,7 +97,6 @@ def test_callers_for_whom_no_column_is_left_are_one_caller(table: WorkerTable) -
 
 @pytest.mark.parametrize(("others", "expected"), [(0, 5), (1, 6), (5, 10), (100, 10)])
 def test_a_caller_waits_for_as_much_of_others_as_it_has(table: WorkerTable, others: int, expected: int) -> None:
-    """Callers are served in turn: before five of one are served, at most five of another are."""
     counts = CallerCounts(table, "x")
     counts.add(A, 5)
     counts.add(B, others)
@@ -165,7 +161,6 @@ class Queue(FairQueue[Work]):
 
 
 def test_callers_take_turns_however_much_they_have() -> None:
-    """Who comes later waits for one of each other caller, and has no right to what it did not use."""
     work = Queue()
     work.more(A, 100)
     assert work.run(10) == "a" * 10
@@ -187,7 +182,6 @@ def test_work_is_weighed_by_its_cost() -> None:
 
 @pytest.mark.parametrize(("fraction", "others", "expected"), [(0.5, 1, 20), (0.75, 1, 30), (0.5, 4, 20), (0.1, 1, 20)])
 def test_a_share_is_a_part_of_the_turns(fraction: float, others: int, expected: int) -> None:
-    """Whatever the number of other callers; an equal part if that is more."""
     work = Queue()
     for caller in [Caller(str(number), 1 - fraction) for number in range(others)]:
         work.more(caller, 100)
@@ -197,7 +191,6 @@ def test_a_share_is_a_part_of_the_turns(fraction: float, others: int, expected: 
 
 
 def test_images_of_batches_come_behind_single_ones() -> None:
-    """Of the same caller and of others. They are not excluded: an image of a batch has its turn after eight single ones."""
     work = Queue()
     work.more(A, 50, is_batch=True)
     work.more(A, 8)
@@ -209,7 +202,6 @@ def test_images_of_batches_come_behind_single_ones() -> None:
 
 
 def test_work_of_a_higher_priority_comes_first() -> None:
-    """Single images and those of batches. Work of different priorities does not begin together."""
     work = Queue()
     for priority in (LOW, HIGH):
         work.more(A._replace(priority=priority), 2, is_batch=True)
@@ -223,7 +215,6 @@ def test_work_of_a_higher_priority_comes_first() -> None:
 
 
 def test_callers_of_a_low_priority_take_turns_in_what_others_leave() -> None:
-    """Also if each of their turns comes after much work of a higher priority."""
     work, high = Queue(), Caller("h", priority=HIGH)
     for caller in (A, B):
         work.more(caller._replace(priority=LOW), 10)
@@ -239,7 +230,6 @@ def test_callers_of_a_low_priority_take_turns_in_what_others_leave() -> None:
 
 
 def test_discarded_work_costs_nothing() -> None:
-    """Its caller has as many turns as another one that has discarded nothing."""
     work = Queue()
     for dropped in work.more(A, 100):
         work.discard(dropped)

@@ -21,7 +21,6 @@ def lease(released: list[str]) -> Lease:
 
 
 def test_a_callback_that_fails_does_not_stop_the_others(lease: Lease, released: list[str]) -> None:
-    """What it could not give back is lost, and what the others give back is not; its exception goes on."""
     lease.on_release(lambda: 1 // 0)
     lease.on_release(lambda: released.append("third"))
     with pytest.raises(ZeroDivisionError), lease:
@@ -76,7 +75,7 @@ async def test_a_job_that_ends_within_the_block_releases_nothing(lease: Lease, r
     assert released == ["second", "first"]
 
 
-async def test_what_a_job_adds_after_the_block_is_given_back_too(lease: Lease, released: list[str]) -> None:
+async def test_slot_taken_by_a_job_after_the_block_is_given_back(lease: Lease, released: list[str]) -> None:
     """A decoding thread may take a slot after its request has ended."""
     job: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with lease:

@@ -38,7 +38,7 @@ def test_a_reservation_above_the_limit_is_rejected(table: WorkerTable) -> None:
         second.add(1)
 
 
-def test_what_is_only_counted_is_never_refused(table: WorkerTable) -> None:
+def test_memory_that_is_only_counted_is_never_refused(table: WorkerTable) -> None:
     budget = MemoryBudget(table, "memory", 100)
     first, second = budget.reserve(ANYBODY), budget.reserve(ANYBODY)
     first.add(100)

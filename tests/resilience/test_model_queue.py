@@ -107,7 +107,6 @@ async def test_a_changed_share_counts_at_once(table: WorkerTable) -> None:
 
 
 async def test_a_higher_priority_is_admitted_first(table: WorkerTable) -> None:
-    """Requests of one priority are admitted in order of arrival."""
     queue = open_queue(table, 1, pace=1.0)
     permit, *others = [await enter(queue, Caller(name)) for name in "xyz"]  # with a limit of 1, two more callers find a place
     callers = [Caller("l", priority=LOW), Caller("a"), Caller("h", priority=HIGH), Caller("b")]
@@ -149,7 +148,6 @@ async def test_only_requests_that_come_before_it_make_a_wait_too_long(table: Wor
     ("pace", "least", "most"), [(0.0, 1, 1), (0.001, 1, 1), (0.7, 2, 3), (1.5, 4, 6), (10.0, 21, 30), (100.0, 30, 30)]
 )
 async def test_a_rejected_caller_is_told_when_to_come_back(table: WorkerTable, pace: float, least: int, most: int) -> None:
-    """After once to twice the time that those in progress need, at random: at least one second, at most thirty."""
     queue = open_queue(table, 2, pace)
     permits = [await enter(queue, deadline=Deadline.after(1000)) for _ in range(2)]
     told = []
@@ -247,7 +245,6 @@ async def test_later_steps_come_before_new_requests_of_their_priority(table: Wor
 
 
 async def test_a_later_step_does_not_wait_behind_those_of_another_caller(table: WorkerTable) -> None:
-    """As a new request does not."""
     queue, many, few = open_queue(table, 2), Caller("many"), Caller("few")
     permits = [await enter(queue, many) for _ in range(2)]
     waiting = asyncio.create_task(queue.admit_later_step(many, later()))

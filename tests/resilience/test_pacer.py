@@ -16,7 +16,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_rare_events_do_not_wait(clock: Clock) -> None:
-    """The budget of three seconds may be used at once."""
     paced = Pacer(10)
     for _ in range(3):
         assert [paced.wait() for _ in range(30)] == pytest.approx([0] * 30, abs=1e-9)
@@ -24,7 +23,6 @@ def test_rare_events_do_not_wait(clock: Clock) -> None:
 
 
 def test_more_events_wait_in_turn(clock: Clock) -> None:
-    """Each event waits a tenth of a second longer than the one before."""
     paced = Pacer(10)
     for _ in range(30):
         paced.wait()
@@ -35,7 +33,6 @@ def test_more_events_wait_in_turn(clock: Clock) -> None:
 
 
 def test_no_event_waits_longer_than_a_second(clock: Clock) -> None:
-    """However many there are; the waiting ends soon after they have become rare."""
     paced = Pacer(10)
     assert max(paced.wait() for _ in range(1000)) == pytest.approx(1)
     clock.now += 1.2
@@ -75,7 +72,6 @@ async def test_many_callers_with_few_rejections_wait_together() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("nbytes", "most"), [(0, 2000), (1 << 20, 64)])
 async def test_only_so_many_rejections_wait_with_so_many_bytes(nbytes: int, most: int) -> None:
-    """The others are sent at once; later ones wait again."""
     pacer = RejectionPacer()
     assert await waiting_of(pacer, [ANYBODY] * 150, nbytes) == []
     for _ in range(2):

@@ -52,7 +52,6 @@ MODELS = pytest.mark.parametrize(
 def test_a_key_with_a_small_share_does_not_raise_the_limit(
     table: WorkerTable, monkeypatch: pytest.MonkeyPatch, model: tuple[int, int, float]
 ) -> None:
-    """While all others are idle. They come back all at once, and are answered in time."""
     host = Host(Model(*model, inf), table, monkeypatch)
     host.run(60, SMALL, OTHERS)
     before = host.queue.limit

@@ -36,7 +36,6 @@ async def start(flight: SingleFlight[int], key: str, work: Work) -> asyncio.Task
 
 
 async def test_concurrent_calls_share_one_execution() -> None:
-    """A call that comes while the work is in progress gets its result."""
     flight, work = SingleFlight[int](), Work()
     tasks = [await start(flight, "a", work) for _ in range(5)]
     work.may_end.set()
@@ -52,8 +51,7 @@ async def test_result_is_not_kept() -> None:
     assert [await flight.run("a", work) for _ in range(3)] == [1, 2, 3]
 
 
-async def test_all_callers_get_the_error() -> None:
-    """If the work fails, everybody who waits for it is told why, and the next call starts anew."""
+async def test_failed_work_raises_its_error_at_each_caller() -> None:
     flight, work = SingleFlight[int](), Work()
     work.error = ValueError("out of order")
     tasks = [await start(flight, "a", work) for _ in range(3)]
@@ -78,7 +76,6 @@ async def test_work_continues_when_a_caller_is_cancelled() -> None:
 
 
 async def test_wait_returns_when_nothing_is_in_progress() -> None:
-    """It waits for all the work, also for work that fails or whose callers have all gone."""
     flight, good, bad = SingleFlight[int](), Work(), Work()
     bad.error = ValueError("out of order")
     abandoned, failing = await start(flight, "good", good), await start(flight, "bad", bad)

@@ -18,7 +18,6 @@ def workers(open_table: OpenTable) -> Sequence[AnonymousUploads]:
 
 
 def test_one_address_may_send_eight(workers: Sequence[AnonymousUploads]) -> None:
-    """The limit holds over all workers; other addresses may send, and so may this one once a body has arrived."""
     with ExitStack() as stack:
         for number in range(7):
             stack.enter_context(workers[number % 2].start("192.0.2.1"))
@@ -56,7 +55,7 @@ def test_a_host_receives_sixty_four(workers: Sequence[AnonymousUploads], address
                 assert (caught.value.reason, caught.value.retry_after_seconds) == ("uploads", 1)
 
 
-def test_their_bytes_are_limited(workers: Sequence[AnonymousUploads]) -> None:
+def test_bytes_of_anonymous_uploads_are_limited(workers: Sequence[AnonymousUploads]) -> None:
     """A single body above the limit is still possible."""
     one, other = workers
     with one.start("") as first, other.start("") as second:
@@ -68,8 +67,7 @@ def test_their_bytes_are_limited(workers: Sequence[AnonymousUploads]) -> None:
         first.add(1000)
 
 
-def test_what_would_not_be_received_is_rejected_before(workers: Sequence[AnonymousUploads]) -> None:
-    """As the ninth of its address, or by its declared length; a check itself counts nothing."""
+def test_check_rejects_an_upload_that_would_not_be_received(workers: Sequence[AnonymousUploads]) -> None:
     with ExitStack() as stack:
         for number in range(7):
             workers[1].check("192.0.2.1", 101)

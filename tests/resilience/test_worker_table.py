@@ -94,7 +94,6 @@ def output(script: str) -> list[str]:
 
 
 def test_keys_that_are_too_long_share_a_column(table: WorkerTable) -> None:
-    """They are not known by name, but what is counted there disturbs no other key."""
     longest, longer = "x" * 384, "x" * 385
 
     longest = longest.removeprefix("x" * len("gauge "))
@@ -135,7 +134,6 @@ def test_keys_are_listed_while_a_thread_adds_some(table: WorkerTable) -> None:
 
 
 def test_a_worker_of_another_process_counts_from_its_start_until_it_is_killed(open_table: OpenTable) -> None:
-    """Also one that takes the row of a killed one. Counters go on, without any help of the one that was killed."""
     own = open_table()
     column, counter = own.column("requests"), own.column(COUNTER + "requests")
     for killed in (1, 2):
@@ -203,7 +201,6 @@ def test_the_descriptor_is_not_passed_on_to_other_programs(open_table: OpenTable
 
 
 def test_the_table_is_created_once(open_table: OpenTable) -> None:
-    """Whoever creates it again gets the descriptor of the same one, and what is counted in it stays."""
     own = open_table()
     own.add(own.column("requests"), 5)
 
@@ -220,7 +217,6 @@ def view(open_table: OpenTable) -> Iterator[TableView]:  # noqa: ARG001 - it cre
 
 
 def test_beats_are_those_of_living_workers(view: TableView, open_table: OpenTable) -> None:
-    """They are counted by process. The next worker in a row gets neither the beats nor the process id of one that was killed."""
     assert view.beats() == {}
     with running_worker() as first, running_worker() as second:
         assert view.beats() == {first.pid: 3, second.pid: 3}

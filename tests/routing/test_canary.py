@@ -74,7 +74,6 @@ async def refresh(workers: list[Worker]) -> None:
 async def test_a_canary_that_fails_half_of_its_requests_is_withdrawn(
     workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After fifty at all workers together; the log says so once. It stays so until it is changed, also if the gateway restarts."""
     log = captured_log(monkeypatch, canary_module)
     first, second = workers
     first.note(12, 12)
@@ -154,7 +153,6 @@ async def test_only_the_last_minute_counts(workers: list[Worker]) -> None:
 
 @pytest.mark.parametrize("to", ["new:2", "new:3"])
 async def test_a_changed_canary_has_failed_at_nothing(workers: list[Worker], to: str) -> None:
-    """Also if the same version is tried again."""
     first, second = workers
     old = first.route
     first.note(50, 50)
@@ -173,7 +171,6 @@ async def test_a_changed_canary_has_failed_at_nothing(workers: list[Worker], to:
 
 
 async def test_counts_survive_the_workers_that_made_them(workers: list[Worker]) -> None:
-    """The next worker decides."""
     first, second = workers
     first.note(30, 30)
     workers.remove(first)
@@ -198,7 +195,6 @@ def let_write() -> Iterator[Callable[[], None]]:
 async def test_a_canary_is_withdrawn_in_memory_while_the_file_cannot_be_written(
     workers: list[Worker], path: Path, monkeypatch: pytest.MonkeyPatch, let_write: Callable[[], None]
 ) -> None:
-    """At all workers, also new ones, and after the one that decided it has ended. The file is written once this is possible."""
     log = captured_log(monkeypatch, canary_module)
     workers[0].note(50, 50)
     await refresh(workers)

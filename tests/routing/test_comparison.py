@@ -51,12 +51,11 @@ def test_classes_match_by_name() -> None:
 
 
 @pytest.mark.parametrize(("height", "matches"), [(5, 1), (4.9, 0)])
-def test_half_of_the_union_is_enough(height: float, matches: int) -> None:
+def test_boxes_match_from_an_overlap_of_half_of_their_union(height: float, matches: int) -> None:
     assert len(compare(answer((HERE, 0.5, 0)), answer(((0, 0, 10, height), 0.5, 0))).matches) == matches
 
 
 def test_a_box_matches_only_one_and_the_best_overlap_comes_first() -> None:
-    """Also if another box has the higher score."""
     found = compare(answer((HERE, 0.5, 0)), answer((NEAR, 0.75, 0), (HERE, 0.25, 0)))
 
     assert [match.iou for match in found.matches] == [1]
@@ -104,7 +103,6 @@ _BOXES = st.lists(
 
 @given(_BOXES, _BOXES)
 def test_each_box_counts_once_and_both_ways_agree(boxes: list[Box], others: list[Box]) -> None:
-    """Whichever answer comes first."""
     found, reverse = compare(answer(*boxes), answer(*others)), compare(answer(*others), answer(*boxes))
 
     assert len(found.matches) + found.missing.total() == len(boxes)

@@ -45,12 +45,11 @@ def text(table: WorkerTable) -> bytes:
 
 
 def test_the_table_has_a_row_for_each_class_and_for_all(text: bytes) -> None:
-    """Of one route only."""
     with http.answering(text) as url:
         assert report(url, [None], "door", None) == TABLE
 
 
-def test_what_was_never_compared_is_counted_alone(text: bytes) -> None:
+def test_model_that_was_never_compared_has_counts_and_no_table(text: bytes) -> None:
     with http.answering(text) as url:
         assert report(url, [None], "gate", None) == "images for big: 0 compared, 0 dropped, 9 failed"
 

@@ -171,7 +171,6 @@ async def routed(tmp_path: Path) -> AsyncIterator[Routed]:
 
 
 async def test_the_model_of_the_route_answers(routed: Routed) -> None:
-    """Other names are those of models."""
     routed.put()
     found = await routed.ask()
     assert (found.spec.name, found.version) == ("tiny", "2")
@@ -195,7 +194,6 @@ async def test_a_target_without_a_version_is_the_default_version(routed: Routed)
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.05, 0.29, 0.5, 1.0])
 async def test_a_share_is_exact(routed: Routed, share: float) -> None:
-    """After any number of requests, the canary has got its share of them, rounded down."""
     routed.put(canary=Canary("tiny:3", share))
     parts = [routed.choose().part for _ in range(2000)]
 
@@ -205,7 +203,6 @@ async def test_a_share_is_exact(routed: Routed, share: float) -> None:
 
 
 async def test_a_key_decides_alone(routed: Routed) -> None:
-    """The same one gets the same model, 10,000 keys are spread by the share, and a larger share takes no key back."""
     keys = [f"camera-{number}" for number in range(10_000)]
     canaries = {}
     for share in (0.05, 0.3):
@@ -290,7 +287,7 @@ async def test_a_bad_image_is_not_tried_again(routed: Routed) -> None:
     assert not routed.fake.asked
 
 
-async def test_nothing_is_tried_again_after_the_deadline(routed: Routed) -> None:
+async def test_default_is_not_tried_after_the_deadline(routed: Routed) -> None:
     routed.put(canary=Canary("tiny:3", 1))
     await routed.ask()
     routed.fake.requests.clear()
@@ -345,7 +342,6 @@ async def test_an_answer_from_the_cache_tells_nothing_of_a_canary(routed: Routed
 
 
 async def test_the_default_answers_when_the_canary_has_no_place(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is no failure."""
     routed.put(canary=Canary("tiny:3", 1))
     run_model = routed.world.pipeline.run_model
 
@@ -360,7 +356,6 @@ async def test_the_default_answers_when_the_canary_has_no_place(routed: Routed, 
 
 
 async def test_the_fallback_answers_while_the_circuit_is_open(routed: Routed) -> None:
-    """From the request whose failure opens it until it is closed; the answer names the model that gave it."""
     routed.put(fallback="other:1")
     routed.fake.sick = {"tiny:2"}
     outcomes = []
@@ -433,7 +428,6 @@ async def batch(routed: Routed, images: int, **options: Any) -> list[str]:  # no
 
 
 async def test_a_batch_goes_to_one_model(routed: Routed) -> None:
-    """It counts as one request; its images are noted and offered like those of single requests."""
     routed.put(canary=Canary("tiny:3", 0.5), shadow=Shadow("big", 0.5))
     answered = [await batch(routed, 3) for _ in range(4)]
     assert answered == [["2"] * 3, ["3"] * 3] * 2
@@ -458,7 +452,6 @@ async def test_images_of_a_batch_are_answered_by_another_model_like_single_ones(
 
 
 async def test_images_of_a_batch_go_to_the_fallback_once_the_circuit_is_open(routed: Routed) -> None:
-    """Also those of a batch that was accepted before; none is sent to the model that fails."""
     routed.put(fallback="other:1")
     opened = await open_batch(routed, 2)
     await routed.open_circuit()
@@ -477,7 +470,6 @@ async def test_a_default_model_may_be_a_route(routed: Routed) -> None:
 
 
 async def test_a_route_hides_a_model_of_its_name(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log says so, once."""
     log = captured_log(monkeypatch, router)
     routed.put()
     routed.fake.index = [(NAME, "1", "READY", ""), ("tiny", "1", "READY", "")]

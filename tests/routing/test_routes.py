@@ -88,7 +88,6 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [spoil, truncate, Path.unlink])
 def test_a_damaged_file_changes_nothing(path: Path, clock: Clock, damage: Callable[[Path], None]) -> None:
-    """Not in a worker that runs, not in one that starts, and nobody writes over it; a corrected file is used within a second."""
     path.write_text(TEXT)
     routes = Routes(path)
     damage(path)
@@ -119,7 +118,6 @@ def test_a_change_is_seen_at_once_where_it_is_made_and_by_others_within_a_second
 
 
 def test_a_canary_is_withdrawn_for_a_reason(path: Path) -> None:
-    """Nothing else changes, also if the route has another canary by now, or none any more."""
     routes = Routes(path)
     routes.put("detector", DETECTOR)
     routes.put("v1.doors", SIMPLE)
@@ -151,7 +149,6 @@ def test_a_route_that_is_not_valid_is_not_written(path: Path, name: str, route: 
 
 
 def test_writers_lose_no_change_of_each_other_and_readers_see_whole_files(path: Path) -> None:
-    """Each of several workers adds routes while another one reads the file all the time."""
     Routes(path).put("first", SIMPLE)
     are_done, seen = threading.Event(), set()
 

@@ -169,8 +169,8 @@ async def test_images_of_batches_are_compared(door: Door) -> None:
     await door.until(compared=2)
 
 
-async def test_its_durations_set_no_limit(door: Door) -> None:
-    """Because it waits for all else."""
+async def test_durations_of_a_shadow_set_no_limit(door: Door) -> None:
+    """A shadow waits for all else."""
     await door.ask()
     await door.until(compared=1)
 
@@ -178,8 +178,7 @@ async def test_its_durations_set_no_limit(door: Door) -> None:
     assert paces["tiny"] > 0 == paces["big"]
 
 
-async def test_it_is_dropped_while_the_gateway_fills(door: Door) -> None:
-    """As soon as requests have half of the places at any model."""
+async def test_shadow_is_dropped_while_the_gateway_fills(door: Door) -> None:
     await door.ask()
     await door.until(compared=1)
     queue = door.world.queue
@@ -192,7 +191,7 @@ async def test_it_is_dropped_while_the_gateway_fills(door: Door) -> None:
     await door.until(compared=2, dropped=1)
 
 
-async def test_it_is_dropped_while_memory_is_needed(door: Door) -> None:
+async def test_shadow_is_dropped_while_memory_is_needed(door: Door) -> None:
     budget = door.world.admission.memory
     with budget.reserve(ANYBODY) as memory:
         memory.add(budget.limit_bytes // 2)
@@ -203,7 +202,6 @@ async def test_it_is_dropped_while_memory_is_needed(door: Door) -> None:
 
 
 async def test_a_failing_model_is_counted(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the log says why."""
     log = captured_log(monkeypatch, shadow_module)
     door.triton.fails = True
     found = await door.ask()
@@ -235,7 +233,6 @@ async def test_a_defect_is_counted_too(door: Door, monkeypatch: pytest.MonkeyPat
 
 
 async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
-    """However many images a batch has."""
     after: list[Callable[[], object]] = []
     for _ in range(70):
         await door.ask(after=after)
@@ -247,8 +244,7 @@ async def test_few_images_wait_for_their_answers_to_leave(door: Door) -> None:
     await door.until(dropped=6, compared=64)
 
 
-async def test_one_is_under_way_and_the_others_wait(door: Door) -> None:
-    """Up to a number, and as long as a request would."""
+async def test_one_shadow_is_under_way_while_up_to_63_wait(door: Door) -> None:
     door.triton.may_answer.clear()
     for _ in range(70):
         await door.ask()

@@ -9,7 +9,6 @@ from app.search.postgres.engine import PostgresEngine
 
 @pytest.fixture
 async def engine(database: str) -> AsyncIterator[PostgresEngine]:
-    """An open engine on an empty database."""
     opened = PostgresEngine(database)
     yield opened
     await opened.close()

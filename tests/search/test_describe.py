@@ -23,7 +23,6 @@ from tests.support import SCENE
 async def test_an_image_gets_the_same_vectors_each_way(
     settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path
 ) -> None:
-    """By a question, in the index, and from the places of its parts alone; faces with their landmarks."""
     assert triton.poll() is None
     own = msgspec.structs.replace(settings, model="person_and_car")
     options = SearchOptions(database, (), keeps_thumbnails=False, has_faces=True, max_image_bytes=1 << 20, connections=2)

@@ -76,8 +76,7 @@ def make_face(seed: int) -> FacePart:
     )
 
 
-async def test_what_is_added_is_read_and_deleted(engine: PostgresEngine) -> None:
-    """All parts of an image come back, each index counts it, and nothing of it is left after it was deleted."""
+async def test_added_image_is_read_and_deleted_with_all_its_parts(engine: PostgresEngine) -> None:
     image = make_image(1)
     added = await engine.add("", image)
     assert (added.status, added.indexed) == ("added", {"global": 1, "vehicles": 1, "faces": 1, "ocr": 1})
@@ -99,7 +98,6 @@ async def test_what_is_added_is_read_and_deleted(engine: PostgresEngine) -> None
 
 
 async def test_the_same_image_is_there_once(engine: PostgresEngine) -> None:
-    """Of eight requests with the same content one adds it; other content under its id replaces it, with its parts."""
     statuses = [added.status for added in await asyncio.gather(*(engine.add("", make_image(1)) for _ in range(8)))]
     assert sorted(statuses) == ["added", *["duplicate"] * 7]
     twin = await engine.add("", make_image(1, image_id="twin"))
@@ -117,7 +115,6 @@ async def test_the_same_image_is_there_once(engine: PostgresEngine) -> None:
 
 
 async def test_the_nearest_come_first(engine: PostgresEngine) -> None:
-    """Hits come by descending score, in pages, and filters leave what they say."""
     for number in range(6):
         await engine.add("", make_image(number))
     hits = await engine.nearest("", "global", vector(3), PAGE)
@@ -157,7 +154,6 @@ async def test_the_nearest_come_first(engine: PostgresEngine) -> None:
     ],
 )
 async def test_words_are_found(engine: PostgresEngine, words: str, is_fuzzy: bool, count: int) -> None:  # noqa: FBT001
-    """Words are found in any case and form; similar ones, and Chinese, if that is asked. The line that matches is told."""
     for number in range(3):
         await engine.add("", make_image(number))
     found = await engine.match_text("", words, Page(2), is_fuzzy=is_fuzzy)
@@ -166,8 +162,7 @@ async def test_words_are_found(engine: PostgresEngine, words: str, is_fuzzy: boo
     assert (await engine.match_text("", words, Page(2, 50), is_fuzzy=is_fuzzy)).total == count
 
 
-async def test_nothing_bad_is_stored(engine: PostgresEngine) -> None:
-    """What PostgreSQL or JSON cannot keep is refused with a sentence."""
+async def test_values_that_postgresql_or_json_cannot_keep_are_refused(engine: PostgresEngine) -> None:
     nested: Any = 1
     for _ in range(9):
         nested = [nested]
@@ -198,7 +193,6 @@ async def test_nothing_bad_is_stored(engine: PostgresEngine) -> None:
 
 
 async def test_a_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
-    """The same ids and contents of two tenants are apart; without a tenant, the role sees nothing."""
     for tenant in ("north", "south"):
         assert (await engine.add(tenant, make_image(1))).status == "added"
     await engine.delete("north", "image 1")
@@ -218,7 +212,6 @@ async def test_a_tenant_has_rows_of_its_own(engine: PostgresEngine) -> None:
 
 
 async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
-    """An image that is near enough joins the group of the nearest one, and makes one with it."""
     for number in (1, 2, 3):
         await engine.add("", make_image(number, vectors=[vector(7)]), near=0.99)
     await engine.add("", make_image(4), near=0.99)
@@ -233,7 +226,6 @@ async def test_near_duplicates_are_groups(engine: PostgresEngine) -> None:
 
 
 async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
-    """Old vectors are searched until the new ones are all there; then these."""
     for number in range(3):
         await engine.add("", make_image(number))
     await engine.begin_model("image", "embedding:2", 2500)
@@ -264,7 +256,6 @@ async def test_an_index_is_made_anew(engine: PostgresEngine) -> None:
 
 
 async def test_a_name_is_that_of_registered_faces(engine: PostgresEngine) -> None:
-    """All of its pictures come and go together; the same picture is there once, with the name it was registered with last."""
     ann, ben = make_image(1), make_image(2)
     await engine.add("", make_image(3, faces=[make_face(201)]))
     assert await engine.register("", "Ann", [ann, ben]) is False
@@ -294,7 +285,6 @@ async def test_jobs_of_a_tenant_are_limited(engine: PostgresEngine) -> None:
 
 
 async def test_a_job_has_one_worker(engine: PostgresEngine) -> None:
-    """A job whose worker does not save it any more is taken by another one, and the first one then learns that."""
     job = await engine.add_job("north", "directory", {"folder": "a"})
     taken = await engine.claim_job(60)
     assert taken

@@ -29,7 +29,6 @@ async def empty(postgres: Server) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("version", range(migrations.NEWEST))
 async def test_each_schema_is_brought_up_to_date(empty: str, version: int) -> None:
-    """By whichever of several workers comes first."""
     await migrations.migrate(empty, version)
     await asyncio.gather(*(migrations.migrate(empty) for _ in range(3)))
     engine = PostgresEngine(empty)
@@ -38,7 +37,6 @@ async def test_each_schema_is_brought_up_to_date(empty: str, version: int) -> No
 
 
 async def test_a_schema_with_records_is_brought_up_to_date(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there stays, also if the first attempt fails; by one of several workers."""
     old = PostgresEngine(database)
     await old.add("", make_image(1))
     next_file = tmp_path / "003_note.sql"
@@ -133,7 +131,6 @@ async def test_names_of_registered_faces_outlive_persons(empty: str) -> None:
 
 
 async def test_a_newer_schema_is_refused(database: str) -> None:
-    """A database that a later Nereid has migrated is left alone, and the sentence says why."""
     engine = PostgresEngine(database)
     async with engine.as_owner() as connection:
         await connection.execute("UPDATE schema_version SET version = 99")
@@ -143,7 +140,6 @@ async def test_a_newer_schema_is_refused(database: str) -> None:
 
 
 async def test_the_owner_needs_not_be_a_superuser(postgres: Server, empty: str) -> None:
-    """Nereid runs as a user who owns its database only, and a request as one who owns nothing."""
     await postgres.execute("CREATE ROLE keeper LOGIN CREATEROLE; GRANT nereid_search TO keeper WITH ADMIN OPTION")
     name = name_of(empty)
     await postgres.execute(f"ALTER DATABASE {name} OWNER TO keeper")
@@ -177,7 +173,6 @@ async def test_the_schema_may_be_another_one(postgres: Server, empty: str) -> No
 
 
 async def test_a_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -> None:
-    """Whoever uses its vectors is waited for, whichever tables come first."""
     await engine.add("", make_image(1))
     await engine.begin_model("image", "embedding:2", 64)
     async with engine.as_tenant("") as connection:
@@ -190,7 +185,6 @@ async def test_a_model_is_dropped_while_it_is_searched(engine: PostgresEngine) -
 
 
 async def test_a_database_that_comes_back_is_used(database: str, postgres: Server) -> None:
-    """Without a database there is an error that says so; connections that broke are replaced."""
     with pytest.raises(SearchUnavailable):
         await PostgresEngine("postgresql://nereid@/nereid?host=/nowhere").models("image")
     engine = PostgresEngine(database)
@@ -209,7 +203,6 @@ async def test_a_database_that_comes_back_is_used(database: str, postgres: Serve
 
 @pytest.mark.system
 async def test_plans_walk_the_index(database: str) -> None:
-    """A search walks the HNSW index with each filter, finds what an exact search does, and a small tenant is not lost in it."""
     count, dimensions = 6000, 64
     source = np.random.default_rng(1)
     vectors = source.normal(size=(100, dimensions))[source.integers(0, 100, count)] + 0.5 * source.normal(size=(count, dimensions))
@@ -266,7 +259,6 @@ def test_many_workers_have_fewer_connections_each() -> None:
     ],
 )
 async def test_the_true_cause_is_told(database: str, fault: str, cause: str) -> None:
-    """The server raises what it raises by itself in such a state."""
     engine = PostgresEngine(database)
     async with engine.as_owner() as connection:
         await connection.execute(
@@ -278,7 +270,7 @@ async def test_the_true_cause_is_told(database: str, fault: str, cause: str) -> 
     await engine.close()
 
 
-async def test_what_is_wrong_with_a_url_is_told(postgres: Server) -> None:
+async def test_wrong_url_is_an_error_with_its_cause(postgres: Server) -> None:
     for url, cause in (
         (postgres.url("nothing"), "does not exist on its server"),
         (postgres.url("postgres").replace("://nereid@", "://nobody@"), "refuses the gateway's user"),
@@ -290,7 +282,6 @@ async def test_what_is_wrong_with_a_url_is_told(postgres: Server) -> None:
 async def test_a_pgvector_that_damages_an_index_makes_none_and_keeps_those_that_exist(
     database: str, postgres: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is indexed is searched, and added to; the start says why."""
     log = captured_log(monkeypatch, migrations)
     await postgres.pretend(database, "0.8.2")
     engine = PostgresEngine(database)

@@ -28,7 +28,6 @@ async def test_an_image_is_deleted_while_words_are_searched(engine: PostgresEngi
 
 
 async def test_a_name_is_registered_again_while_it_is_deleted(engine: PostgresEngine) -> None:
-    """Whichever comes last, a face that is there has its name, and neither fails."""
     pictures = [with_faces(f"picture {axis}", like(axis)) for axis in range(4)]
     await asyncio.gather(
         *(engine.register("", "anna", turn) for turn in (pictures, pictures[::-1]) * 10),

@@ -93,7 +93,6 @@ def test_holes_are_kept_in_rle_and_filled_in_polygons() -> None:
 
 
 def test_polygons_are_inside_the_image() -> None:
-    """Of an object in two parts, one of them in the padding, and one outside of its box."""
     planes = np.maximum(*prototypes_of((3, 8, 2), (12, 8, 2)), dtype=np.float32)[None]
     (mask,) = masks_of([[0, 0, 64, 64]], np.maximum(planes, prototypes_of((8, 1, 2))), WIDE)
 

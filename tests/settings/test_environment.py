@@ -30,7 +30,6 @@ from app.settings.schema import PREFIX, Settings, SettingsError
     ],
 )
 def test_variable_sets_its_setting(name: str, text: str, value: object) -> None:
-    """The text becomes the setting of that name, and no other setting changes."""
     assert load({PREFIX + name: text}) == msgspec.structs.replace(Settings(), **{name.lower(): value})
 
 
@@ -40,7 +39,6 @@ def test_empty_variable_counts_as_not_set(name: str) -> None:
 
 
 def test_variables_of_others_and_internal_ones_are_ignored() -> None:
-    """Also the key of clients in the same shell."""
     others = {"PORT": "1", "HOME": "/", "XNEREID_PORT": "2", "nereid_port": "3", "NEREID_KEY": "one.secret"}
     assert load({**others, SUPERVISED: "4"}) == Settings()
 
@@ -84,7 +82,6 @@ def test_folders_are_the_users_where_the_current_one_may_not_be_entered(monkeypa
     ],
 )
 def test_unknown_variable_is_named(name: str, hint: str) -> None:
-    """With the most similar one, if any is similar."""
     with pytest.raises(SettingsError) as caught:
         load({"NEREID_PORT": "4603", PREFIX + name: "1"})
     assert str(caught.value) == f"{PREFIX}{name} is not a setting{hint} `nereid settings` lists them all"
@@ -110,7 +107,6 @@ def test_unknown_variable_is_named(name: str, hint: str) -> None:
     ],
 )
 def test_invalid_value_is_named(name: str, values: str) -> None:
-    """A value of the wrong type or out of range is rejected; the message begins with the variable and ends with the value."""
     for text in values.split():
         with pytest.raises(SettingsError, match=f"^{PREFIX}{name}: Expected .*; got '{text}'$"):
             load({PREFIX + name: text})
@@ -130,7 +126,7 @@ def test_invalid_value_is_named(name: str, values: str) -> None:
         ("SOCKET_MODE", "0660", "three digits from 0 to 7, such as 660"),
     ],
 )
-def test_what_is_expected_is_said_with_its_unit(name: str, text: str, expected: str) -> None:
+def test_error_of_a_value_has_the_expected_unit(name: str, text: str, expected: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load({PREFIX + name: text})
     assert str(caught.value) == f"{PREFIX}{name}: Expected {expected}; got '{text}'"

@@ -41,7 +41,7 @@ def complaint(environ: dict[str, str]) -> str:
         ("TRITON_TLS_FOLDER", "tls", "NEREID_TRITON_ENDPOINTS names no Triton, and the embedded one has no TLS"),
     ],
 )
-def test_what_would_have_no_effect_or_a_bad_one_is_rejected(variable: str, value: str, rule: str) -> None:
+def test_setting_without_effect_or_with_a_bad_one_is_rejected(variable: str, value: str, rule: str) -> None:
     assert complaint({f"NEREID_{variable}": value}) == f"NEREID_{variable}: {rule}"
 
 

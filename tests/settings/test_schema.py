@@ -18,7 +18,6 @@ def test_empty_environment_gives_the_defaults() -> None:
 
 
 def test_triton_is_the_embedded_one_unless_another_is_named() -> None:
-    """The address is that of the embedded Triton with this home, or the given one."""
     assert load({}).triton_address == f"unix:{Settings().triton_folder}/triton:1"
     assert load({"NEREID_TRITON_HOME": "/srv"}).triton_address == Settings(triton_home="/srv").triton_address
     assert load({"NEREID_TRITON_ENDPOINTS": "triton:8001"}).triton_address == "triton:8001"
@@ -48,7 +47,6 @@ def test_limits_are_whole_bytes_and_pixels() -> None:
 
 @pytest.mark.parametrize(("most", "non_jpeg", "pixels"), [("100", "30", 30_000_000), ("20", "25", 20_000_000)])
 def test_no_image_has_more_pixels_than_the_general_limit(most: str, non_jpeg: str, pixels: int) -> None:
-    """The limit of images that cannot be decoded at a reduced size applies if it is the smaller one."""
     settings = load({"NEREID_MAX_MEGAPIXELS": most, "NEREID_MAX_MEGAPIXELS_NON_JPEG": non_jpeg})
 
     assert settings.max_pixels_non_jpeg == pixels

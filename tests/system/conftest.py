@@ -36,7 +36,6 @@ def own_triton(own: Settings) -> Iterator[EmbeddedTriton]:
 
 @pytest.fixture(scope="module")
 async def gateway(own: Settings, own_triton: EmbeddedTriton) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the gateway in front of that Triton."""
     assert own_triton.poll() is None
     async with started(create_app(own)) as client:
         yield client

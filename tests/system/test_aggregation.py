@@ -49,7 +49,7 @@ async def batch_sizes(client: httpx.AsyncClient, model: str) -> tuple[float, flo
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_each_image_of_a_call_gets_its_own_answer(one_by_one: httpx.AsyncClient, model: str) -> None:
-    """Whatever is decoded how fast; only models without a batch dimension are asked one by one."""
+    """Only models without a batch dimension are asked one by one."""
     images, calls = await batch_sizes(one_by_one, model)
     scenes = {shift: models.scene("BMP", shift=shift) for shift in (-16, -8, 0, 8, 16)}
     shifts = [shift for _, shift in zip(range(REQUESTS), cycle(scenes), strict=False)]
@@ -84,7 +84,6 @@ POISON = pytest.mark.parametrize(
 
 @POISON
 async def test_a_poison_picture_costs_nobody_else(one_by_one: httpx.AsyncClient, poison: bytes, code: str) -> None:
-    """It makes the whole call fail, or its own part of the answer invalid."""
     await check_poison(one_by_one, poison, code)
 
     images, calls = await batch_sizes(one_by_one, "fragile")
@@ -92,7 +91,9 @@ async def test_a_poison_picture_costs_nobody_else(one_by_one: httpx.AsyncClient,
 
 
 @POISON
-async def test_nor_where_triton_makes_the_batches(settings: Settings, triton: EmbeddedTriton, poison: bytes, code: str) -> None:
+async def test_a_poison_picture_costs_nobody_else_where_triton_makes_the_batches(
+    settings: Settings, triton: EmbeddedTriton, poison: bytes, code: str
+) -> None:
     """The embedded Triton's ONNX backend runs the requests of a failed batch one by one."""
     assert triton.poll() is None
     async with started(create_app(msgspec.structs.replace(settings, calls_in_flight=4096))) as client:

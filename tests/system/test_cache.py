@@ -35,7 +35,6 @@ async def until_hit(serving: Service, network: str) -> None:
 
 @pytest.mark.timeout(300)  # commands run while the clients take most of the CPU time
 async def test_no_answer_is_that_of_another_network(tmp_path: Path) -> None:
-    """New versions, changes in place that are loaded, and one that Triton finds when it is started again."""
     with service(tmp_path, instances=1, cache="memory") as serving:
         await asyncio.to_thread(serving.add, 1)
         await until_hit(serving, "version 1")

@@ -60,7 +60,6 @@ EXPECTED = {
 
 @pytest.mark.parametrize("model", EXPECTED)
 async def test_each_classifier_gives_the_probabilities_computed_by_hand(client: httpx.AsyncClient, model: str) -> None:
-    """Layout, type, normalization, crop and softmax are right for the model, by its config alone."""
     found = by_name(await client.post(f"/classify?model={model}", content=striped()))
 
     expected = dict(zip(LABELS, softmax(EXPECTED[model]), strict=True))
@@ -123,7 +122,6 @@ async def test_a_model_of_another_task_says_where_it_is_asked(client: httpx.Asyn
 
 
 async def test_a_model_without_batches_and_names(client: httpx.AsyncClient) -> None:
-    """The batch dimension is written out in its config; classes are named by their ids."""
     found = by_name(await client.post("/predict/single", content=striped()))
 
     assert found == pytest.approx(dict(zip("0123", softmax(logits_of(INNER)), strict=True)), abs=0.01)
@@ -154,7 +152,6 @@ def test_the_check_of_a_start_runs_a_classifier(settings: Settings, triton: obje
     ],
 )
 async def test_a_classifier_may_be_a_default_model(settings: Settings, triton: object, setting: dict[str, str], path: str) -> None:
-    """Of `/classify`, or of the gateway as a whole, which is warmed up with it and ready."""
     assert triton is not None
     async with started(create_app(msgspec.structs.replace(settings, **setting))) as client:
         answer = json(await client.post(path, content=striped()))

@@ -41,7 +41,6 @@ class StallingTriton(FakeTriton):
 
 
 async def test_a_run_that_is_interrupted_is_continued(tmp_path: Path) -> None:
-    """Ctrl-C leaves a valid file with what has been answered; the next run sends the rest."""
     photos, out = tmp_path / "photos", tmp_path / "results.jsonl"
     photos.mkdir()
     for number in range(PICTURES):
@@ -73,7 +72,6 @@ async def test_a_run_that_is_interrupted_is_continued(tmp_path: Path) -> None:
 
 
 def test_detect_serves_as_long_as_it_takes(settings: Settings, tmp_path: Path) -> None:
-    """On a socket of its own, without the keys of the settings; a run without new pictures starts nothing."""
     photos, home, repository = (tmp_path / name for name in ("photos", "home", "models"))
     for folder in (photos, home, repository):
         folder.mkdir()

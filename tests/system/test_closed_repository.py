@@ -16,7 +16,9 @@ from tests.system.gateway import running_gateway
 
 
 @pytest.mark.parametrize("place", ["closed", "closed/models", "missing"])
-async def test_all_answers_and_no_warning(settings: Settings, triton: EmbeddedTriton, tmp_path: Path, place: str) -> None:
+async def test_gateway_works_without_warning_where_it_cannot_read_the_repository(
+    settings: Settings, triton: EmbeddedTriton, tmp_path: Path, place: str
+) -> None:
     assert triton.poll() is None
     (tmp_path / "closed").mkdir(mode=0)
     repository, prefix = tmp_path / place, obeying_modes()

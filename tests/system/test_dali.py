@@ -111,7 +111,6 @@ def assert_alike(pixels: NDArray[np.uint8], expected: NDArray[np.uint8]) -> None
     ],
 )
 async def test_photos_are_drawn_as_by_the_gateway(own_client: TritonClient, name: str, model: str, letterbox: Letterbox) -> None:
-    """Size, position, padding and interpolation must be equal."""
     file = sample_image(name)
     outputs = await draw(own_client, [file], model)
 
@@ -170,7 +169,6 @@ async def test_broken_file_of_a_batch_harms_no_other(own_client: TritonClient) -
 
 @IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """The result does not depend on where the file is decoded."""
     await check_boxes(gateway, NETWORK, ENSEMBLE, images)
 
 

@@ -97,7 +97,6 @@ def _checkout(served: Served, network: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], record_property: Callable[[str, object], None]) -> None:
-    """Each block succeeds, in the order of the page."""
     require_program("curl", "curl")
     blocks = find_blocks(page.read_text(encoding="utf-8"))
     run = [block for block in blocks if block.mark != "no-run"]
@@ -130,7 +129,6 @@ def test_blocks_run(page: Path, served: Served, networks: dict[str, Path], recor
 
 
 def test_marks_of_blocks() -> None:
-    """A comment directly before a block counts, also in a list; one in another language may show an error that is expected."""
     text = """
 <!-- background -->
 ```sh
@@ -180,8 +178,7 @@ def test_marks_that_are_refused(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["sudo true", "true | false | true", "{ apt-get update; } && echo", "install -d /etc/nereid"])
-def test_what_fails_a_block(code: str) -> None:
-    """A command that fails, and one that would change the machine."""
+def test_block_that_fails_or_changes_the_machine_is_refused(code: str) -> None:
     assert not _passes(code, None)
 
 

@@ -74,7 +74,6 @@ async def test_an_early_answer_reaches_a_client_that_goes_on_sending(
 
 
 async def test_a_body_that_is_too_large_is_answered_while_it_is_sent(connection: Connection) -> None:
-    """With 413 by its declared length, of which the client then sends as much as it likes."""
     await connection.send(head(KEY, length=7 * 2**20))
     answer = await connection.receive()
     for _ in range(7):
@@ -85,7 +84,6 @@ async def test_a_body_that_is_too_large_is_answered_while_it_is_sent(connection:
 
 
 async def test_a_chunked_body_that_is_too_large_is_answered(connection: Connection) -> None:
-    """With 413 as soon as it exceeds the limit; the client may finish."""
     lines = ["POST /detect HTTP/1.1", "Host: nereid", KEY, "Transfer-Encoding: chunked", "", ""]
     await connection.send("\r\n".join(lines).encode())
     for _ in range(8):

@@ -46,12 +46,10 @@ def own(settings: Settings, networks: dict[str, Path], tmp_path_factory: pytest.
 
 @IMAGE_SETS
 async def test_boxes_are_those_of_the_network_that_takes_pixels(gateway: httpx.AsyncClient, images: list[Path]) -> None:
-    """The result does not depend on where the file is decoded."""
     await check_boxes(gateway, PIXEL_MODEL, FILE_MODEL, images)
 
 
 async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.AsyncClient) -> None:
-    """The same problem as from a model for which the gateway decodes, and the circuit stays closed."""
     for _ in range(8):
         problems = [json(await gateway.post(f"/predict/{model}", content=CUT_SHORT), 422) for model in (PIXEL_MODEL, FILE_MODEL)]
         for problem in problems:
@@ -63,8 +61,6 @@ async def test_image_that_cannot_be_decoded_is_the_callers_fault(gateway: httpx.
 
 
 async def test_requests_that_triton_batches_keep_their_own_answers(gateway: httpx.AsyncClient) -> None:
-    """Good and broken files at the same time: each caller gets what one alone gets."""
-
     async def predict(file: bytes) -> httpx.Response:
         answer = await gateway.post(f"/predict/{FILE_MODEL}", content=file)
         if answer.status_code != 429:  # the limit of a slow machine

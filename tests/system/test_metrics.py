@@ -73,7 +73,6 @@ def requests(samples: Samples) -> Counter[tuple[str, str]]:
 
 
 async def test_every_request_is_counted_once(tmp_path: Path) -> None:
-    """Whichever worker has answered it, and whichever worker is asked; by stage and by code, too."""
     async with gateway(tmp_path) as (_, running):
         before = requests(await scrape(running.url))
         counts = await load(running.url)
@@ -96,8 +95,7 @@ async def test_every_request_is_counted_once(tmp_path: Path) -> None:
                 pass
 
 
-async def test_what_a_killed_worker_has_counted_remains(tmp_path: Path) -> None:
-    """Counters never fall; the gauges of the killed worker are dropped."""
+async def test_counts_of_a_killed_worker_remain(tmp_path: Path) -> None:
     async with gateway(tmp_path, calls_in_flight=100) as (fake, running), AsyncExitStack() as stack:
         before = requests(await scrape(running.url))
         counts = await load(running.url)

@@ -47,7 +47,6 @@ class Service(NamedTuple):
     environment: dict[str, str]
 
     def run(self, *arguments: object, status: int = 0) -> str:
-        """Run a command; return what it says."""
         command = [sys.executable, "-m", "app", *map(str, arguments)]
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
@@ -67,7 +66,6 @@ class Service(NamedTuple):
         return response.status_code, version_of(response.content) if response.is_success else response.json()["code"]
 
     def detects(self) -> bool:
-        """Return whether the default model answers."""
         return httpx.post(f"{self.url}/detect", content=SCENE, timeout=30).is_success
 
     def wait_for(self, name: str, expected: tuple[int, str], query: str = "") -> None:
@@ -176,7 +174,6 @@ def test_folder_without_config_is_told_and_can_be_added(serving: Service) -> Non
 
 @pytest.mark.timeout(300)  # it runs fifteen commands, one after the other, while the clients take most of the CPU time
 async def test_switching_fails_no_request(serving: Service) -> None:
-    """Each answer is that of the version it names; a version that is not the default one any more answers those who name it."""
     assert "nereid: POST /predict/doors uses it\n" in serving.add(1)
     serving.wait_for("doors", (200, "1"))
     description = serving.repository / "doors" / "model.toml"  # the next versions start sooner with one process each
@@ -237,7 +234,7 @@ def test_version_that_triton_cannot_load_is_withdrawn(serving: Service) -> None:
     serving.wait_for("windows", (200, "4"))
 
 
-def test_nobody_can_load_a_model_over_tcp(tmp_path: Path) -> None:
+def test_models_cannot_be_loaded_over_tcp(tmp_path: Path) -> None:
     (port,) = find_free(1)  # Triton takes the next one, too
     with service(tmp_path, instances=1, triton_ports=port) as serving:
         assert "POST /predict/doors uses it when Triton starts again: NEREID_TRITON_PORTS" in serving.add(1)

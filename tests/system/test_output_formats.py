@@ -19,7 +19,6 @@ NEAR = 2.0
     ],
 )
 async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model: str) -> None:
-    """Channels, scale, placement, units and suppression are right for the format, by the model's config alone."""
     response = await client.post(f"/predict/{model}?boxes=pixel", content=SCENE)
 
     detections = json(response)["detections"]
@@ -31,7 +30,6 @@ async def test_each_format_finds_the_rectangles(client: httpx.AsyncClient, model
 
 @pytest.mark.parametrize("model", ["yolo_head", "yolox_head"])
 async def test_a_raw_head_takes_the_overlap_of_the_caller(client: httpx.AsyncClient, model: str) -> None:
-    """It finds each rectangle many times: up to an overlap of 1 all copies are returned, and otherwise only the best."""
     counts = []
     for iou in ("1", "0.99", "0"):
         response = await client.post(f"/predict/{model}?iou={iou}&max_detections=300", content=SCENE)

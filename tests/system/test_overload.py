@@ -43,7 +43,6 @@ async def until_each_worker_knows_the_other(gateway: RunningGateway) -> None:
 
 
 async def test_the_workers_of_a_host_share_one_limit(tmp_path: Path) -> None:
-    """However 40 requests at once are distributed, four of them reach Triton, and four more once those have been answered."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     async with (

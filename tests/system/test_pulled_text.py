@@ -69,7 +69,6 @@ def test_line_that_is_upside_down(repository: Repository) -> None:
 
 
 def test_text_in_a_picture_is_found(repository: Repository) -> None:
-    """The map has the size of the canvas, and is high on the text alone."""
     page = np.full((480, 640, 3), 230, np.uint8)
     line = drawn()
     page[200:260, 100 : 100 + line.shape[1]] = line

@@ -69,7 +69,6 @@ def network(version: int) -> ModelProto:
 
 
 def photo(number: int) -> bytes:
-    """Make a JPEG that differs from all others."""
     blocks = np.random.default_rng(number).integers(0, 256, (8, 12, 3), np.uint8)
     file = BytesIO()
     Image.fromarray(blocks).resize((384, 256), Image.Resampling.NEAREST).save(file, "JPEG", quality=90)
@@ -86,11 +85,9 @@ class Service(NamedTuple):
     keys: list[str]
 
     def run(self, *arguments: object) -> None:
-        """Run a command."""
         _run(self.environment, *arguments)
 
     async def flush(self) -> None:
-        """Empty the Redis."""
         async with Redis.from_url(self.redis.url) as redis:
             await redis.flushall()
 
@@ -123,7 +120,6 @@ def result(asked: Asked) -> Any:  # noqa: ANN401 - a JSON document
 
 
 def p99(asked: Sequence[Asked]) -> float:
-    """Return the 99th percentile of the latencies, milliseconds."""
     return quantiles([one.answer.seconds * 1e3 for one in asked], n=100)[-1]
 
 

@@ -18,7 +18,6 @@ ADMIN, CAMERA = {"X-API-Key": "boss.secret"}, {"X-API-Key": "camera.secret"}
 
 
 async def test_all_workers_follow_a_route_and_share_exactly(tmp_path: Path) -> None:
-    """The default model is a route. A change, a canary and a spoilt file are under way while clients ask over new connections."""
     fake = FakeTriton()
     fake.model_versions = ["1", "2", "3"]
     fake.index = [("tiny", "1", "READY", "")]

@@ -93,7 +93,6 @@ async def operated(fake: FakeTriton, folder: Path) -> AsyncIterator[Operator]:
 
 
 async def test_a_version_is_compared_tried_withdrawn_and_after_it_is_mended_promoted(tmp_path: Path) -> None:
-    """No request gets an error meanwhile. Each of two workers sees half of the failures; a restart changes nothing."""
     credential, table = keys.create("operator")
     (tmp_path / "key").write_text(credential, encoding="utf-8")
     (tmp_path / "keys.toml").write_text(table.replace('"detect"', '"detect", "health", "admin"'), encoding="utf-8")

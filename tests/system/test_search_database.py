@@ -99,7 +99,6 @@ async def wait_for_database(url: str) -> None:
 
 
 async def test_detection_goes_on_whatever_becomes_of_the_database(home: Settings, tmp_path: Path) -> None:
-    """It is tried again until it can start, and started again after a kill. `search` runs beside, with the same Triton."""
     data, log, beside = Path(home.database_home, "data"), tmp_path / "log", tmp_path / "beside"
     (data / "PG_VERSION").write_text("17\n")
     with running(home, log, "serve", "--search") as url:
@@ -132,7 +131,6 @@ def folders_of_search() -> set[Path]:
 
 
 async def test_caller_is_the_same_for_search_as_for_its_worker(home: Settings, repository: Path, tmp_path: Path) -> None:
-    """Key, scopes, tenant, deadline and request id, whichever of two workers is asked."""
     shutil.copytree(repository / "embedding", tmp_path / "models" / "embedding")
     everything = "detect search ingest health"
     keys = [("north", "secret", everything), ("south", "secret", everything), ("reader", "secret", "search")]

@@ -142,7 +142,6 @@ def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
 def test_a_signal_stops_everything(settings: Settings, tmp_path: Path, stop: signal.Signals) -> None:
-    """No process, socket or shared memory file is left, and the exit code is 0."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         assert {"tritonserver"} < {process.name() for process in family}
@@ -176,7 +175,6 @@ def test_more_signals_do_not_interrupt_the_clean_up(settings: Settings, tmp_path
 
 
 def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_path: Path) -> None:
-    """The worker ends even if no process is left that could end it."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         api = next(process for process in family if process.name() == "nereid")
@@ -188,8 +186,8 @@ def test_a_worker_ends_with_the_process_that_started_it(settings: Settings, tmp_
         wait_for(lambda: have_ended(workers))
 
 
-def test_nothing_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
-    """SIGKILL gives it no chance to clean up, and its children end all the same."""
+def test_no_process_outlives_a_killed_parent(settings: Settings, tmp_path: Path) -> None:
+    """SIGKILL gives it no chance to clean up."""
     with serving(settings, tmp_path) as running:
         family = running.family()
         running.process.kill()
@@ -206,7 +204,6 @@ def test_the_parent_of_the_workers_has_no_grpc() -> None:
 
 @pytest.mark.parametrize("is_port_free", [False, True])
 def test_a_port_or_a_home_in_use_is_reported(running: Running, is_port_free: bool) -> None:  # noqa: FBT001
-    """The second server says why it does not start, and the first one goes on."""
     port = free_port() if is_port_free else running.port
     environ = {**os.environ, "NEREID_PORT": str(port), "NEREID_TRITON_HOME": running.settings.triton_home}
     second = subprocess.run(
@@ -224,7 +221,6 @@ def test_a_port_or_a_home_in_use_is_reported(running: Running, is_port_free: boo
 
 
 def test_other_commands_find_triton_by_its_home(running: Running) -> None:
-    """Without a port or a key; the API beside `serve` uses shared memory, too."""
     environ = {
         **os.environ,
         "NEREID_PORT": str(running.port),
@@ -265,7 +261,6 @@ async def is_full(url: str) -> bool:
 
 
 async def test_instances_are_one_service(tmp_path: Path) -> None:
-    """They share one limit, each is restarted without the other, and all of them stop together."""
     async with two_instances(tmp_path) as (fake, fleet):
         first, second = (f"unix:{socket}" for socket in fleet.sockets)
         fake.may_answer.clear()
@@ -304,7 +299,6 @@ def test_a_killed_api_is_started_again(running: Running) -> None:
 
 
 def test_a_killed_triton_is_started_again(running: Running) -> None:
-    """The API answers 503 meanwhile, and detects again afterwards, also if Triton ends right after its start."""
     before = running.messages.count(TRITON_WAS_KILLED)
     for _ in range(2):
         running.triton().kill()

@@ -84,7 +84,6 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def together(tritons: list[UnitTriton]) -> dict[str, str]:
-    """Return the settings of a gateway that uses these Tritons."""
     return {
         "triton_endpoints": ",".join(triton.settings.triton_address for triton in tritons),
         "triton_metrics_url": ",".join(triton.metrics_url for triton in tritons),
@@ -96,7 +95,6 @@ def running(triton: UnitTriton) -> Triton:
 
 
 async def test_a_gpu_is_lost_and_comes_back(tmp_path: Path, start: Start) -> None:
-    """Both execute. One is killed: the other one answers everything. It is started again, and gets its share."""
     models.write(tmp_path / "models")
     tritons = [start(gpu, tmp_path / "models", "checksum") for gpu in range(2)]
     first, started = running(tritons[0]), [triton.answered() for triton in tritons]
@@ -116,7 +114,6 @@ async def test_a_gpu_is_lost_and_comes_back(tmp_path: Path, start: Start) -> Non
 
 
 async def test_models_are_divided_among_gpus(tmp_path: Path, start: Start) -> None:
-    """One repository for all models, and a folder for each GPU with links to its own; each is asked for those only."""
     models.write(tmp_path / "written")
     (tmp_path / "model_repository").mkdir()
     for gpu, names in enumerate(("ABC", "DEF")):

@@ -92,7 +92,6 @@ def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sickness", SICKNESSES)
 @pytest.mark.parametrize("model", ["doors", "empty", "classes", "by_hand"])
 async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTriton], model: str, sickness: Sickness) -> None:
-    """Only the default model takes `/readyz` down; the others go on, and the answer of the sick one says what is wrong."""
     proxy = proxies[0]
     proxy.models = {model}
     async with started(create_app(settings_to(triton, proxy))) as client:
@@ -119,8 +118,9 @@ async def test_the_only_triton_becomes_sick(triton: Triton, proxies: list[SickTr
 
 @pytest.mark.usefixtures("every_second")
 @pytest.mark.parametrize("sickness", SICKNESSES)
-async def test_one_of_two_becomes_sick(triton: Triton, proxies: list[SickTriton], sickness: Sickness) -> None:
-    """The other one answers; nobody gets anything else once the sick one is known."""
+async def test_sick_triton_beside_a_working_one_gets_no_requests(
+    triton: Triton, proxies: list[SickTriton], sickness: Sickness
+) -> None:
     async with started(create_app(settings_to(triton, *proxies))) as client:
         right = await until(client, "doors", 200)
         while not all(_was_asked(proxy, "doors") for proxy in proxies):
@@ -141,7 +141,6 @@ async def test_one_of_two_becomes_sick(triton: Triton, proxies: list[SickTriton]
 
 @pytest.mark.usefixtures("every_second")
 async def test_a_model_on_demand_is_asked_only_while_it_is_loaded(tmp_path: Path) -> None:
-    """Questions neither load it nor keep it loaded; a sick one is found, and others may take its place."""
     add_models(tmp_path)
     (tmp_path / "home").mkdir()
     own = Settings(

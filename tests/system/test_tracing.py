@@ -22,7 +22,6 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 async def test_a_request_is_traced_from_its_caller_to_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The span of the request is under the caller's, those of its stages are under it, and Triton is told of it."""
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.zeros((2, 6), np.float32))
     with receiving_traces() as receiver:
@@ -54,7 +53,6 @@ async def test_a_request_is_traced_from_its_caller_to_triton(tmp_path: Path, mon
 
 
 async def test_the_embedded_triton_continues_the_trace(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its own spans are under that of the request; it makes none of requests that are not sampled."""
     with receiving_traces() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds; Triton's default is five seconds

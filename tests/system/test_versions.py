@@ -51,7 +51,6 @@ async def test_the_version_may_be_in_the_body(client: httpx.AsyncClient) -> None
 
 
 async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.AsyncClient) -> None:
-    """Whatever waits for a call, in whatever order: each image goes to its own version, many of them together."""
     queries = [query for _, query in zip(range(REQUESTS), cycle(["", "?version=1", "?version=2"]), strict=False)]
     responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
 
@@ -60,7 +59,6 @@ async def test_a_call_never_has_images_for_several_versions(one_by_one: httpx.As
 
 
 async def test_the_newest_version_is_one_model_with_or_without_its_number(one_by_one: httpx.AsyncClient) -> None:
-    """It has one circuit and common batches, so that both share the instances; an older version has its own, but the same limit."""
     queries = ["?version=2", ""] * (REQUESTS // 2)
     responses = await asyncio.gather(*(one_by_one.post(f"/predict/two_versions{query}", content=SCENE) for query in queries))
     assert {answered(response) for response in responses} == {"2"}
@@ -98,7 +96,6 @@ def loading_triton(settings: Settings, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.system
 async def test_no_answer_mixes_versions_while_a_new_one_is_loaded(loading_triton: Settings, tmp_path: Path) -> None:
-    """It has other labels. Each answer has the version, labels and scores of one of them, and none fails."""
     folder = Path(loading_triton.model_repository) / "two_versions"
     answers = Counter[tuple[str, tuple[str, ...], float]]()
 
@@ -120,7 +117,6 @@ async def test_no_answer_mixes_versions_while_a_new_one_is_loaded(loading_triton
 
 
 async def test_a_version_that_is_not_there_names_those_that_are(client: httpx.AsyncClient) -> None:
-    """Before the image is looked at; a model that is not there has no versions."""
     for version in ("3", str(2**63 - 1)):
         problem = json(await client.post(f"/predict/two_versions?version={version}", content=b"no image"), 404)
         assert problem["code"] == "unknown_version"

@@ -25,7 +25,6 @@ def samples(table: WorkerTable, instrument: Counter | Histogram | Gauge) -> dict
 
 
 def test_events_of_all_workers_count(tables: list[WorkerTable]) -> None:
-    """Any worker shows the same totals, also those of label values that it has not seen itself."""
     first, second = (Counter(table, "events", "Events.", ["kind", "status"]) for table in tables)
     first.add(1, "a", "200")
     second.add(2, "a", "200")
@@ -42,7 +41,6 @@ def test_known_label_values_are_shown_before_there_are_events(tables: list[Worke
 
 
 def test_counters_go_on_when_a_worker_is_replaced(open_table: OpenTable) -> None:
-    """What a worker has counted remains when it has ended, and when another one has taken its row."""
     watching, ending = open_table(), WorkerTable()
     watching.refresh()
     counters = [Counter(table, "events", "Events.") for table in (watching, ending)]

@@ -29,7 +29,6 @@ def restored_configuration() -> Iterator[None]:
 
 
 def test_each_event_is_a_json_object_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """It has the level, the time in UTC and everything that is bound to it; bytes that are not Unicode are escaped."""
     logging.configure("info")
 
     logger = structlog.get_logger().bind(request_id="r1")
@@ -67,7 +66,6 @@ def test_a_line_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_message_that_cannot_be_written_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is to follow it, such as the end of a worker that hangs, happens all the same."""
     with Path("/dev/full").open("w", encoding="ascii") as full:
         monkeypatch.setattr(sys, "stderr", full)
         logging.say("worker 1 does not respond; replacing it")
@@ -92,7 +90,6 @@ def fail() -> None:
 def test_a_traceback_has_no_local_variables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
 ) -> None:
-    """Lines are JSON unless they are on a terminal; there the traceback is a member."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     logging.configure("info")
 
@@ -113,8 +110,7 @@ def test_a_traceback_has_no_local_variables(
         assert event["exception"].endswith("ValueError: 18")
 
 
-def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each message is a line of JSON with its level and its traceback; none goes to stderr, and what may tell secrets nowhere."""
+def test_messages_of_a_library_are_part_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     logging.configure("info")
     logging.forward("some.library", silent="some.library.headers")
     logger = python_logging.getLogger("some.library.part")
@@ -137,7 +133,6 @@ def test_what_a_library_logs_is_part_of_the_log(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_each_line_is_one_write(*, is_terminal: bool) -> None:
-    """Messages, events and tracebacks of several processes do not merge, also where Python is told not to buffer."""
     script = f"""
 import sys
 import structlog
@@ -172,7 +167,6 @@ print("in", "parts", file=sys.stderr)
 
 
 def test_processes_that_share_a_slow_pipe_write_whole_lines() -> None:
-    """Lines of one iteration of the event loop are written together, in blocks that the pipe does not split."""
     script = """
 import asyncio
 import structlog
@@ -201,7 +195,6 @@ asyncio.run(log())
 
 
 async def test_lines_of_one_iteration_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of another thread is written at once, after those that wait."""
     read, write = os.pipe2(os.O_DIRECT)  # which keeps each write apart
     with open(write, "w", encoding="ascii") as stream:  # noqa: ASYNC230, PTH123
         monkeypatch.setattr(sys, "stdout", stream)

@@ -24,7 +24,6 @@ def test_models_in_use_are_those_of_all_workers(open_table: OpenTable) -> None:
 
 
 def test_few_classes_of_a_pair_of_models_have_a_label(open_table: OpenTable) -> None:
-    """In all workers the same; another pair has classes of its own."""
     first, second = (Metrics(open_table(), "0") for _ in range(2))
     for number in range(50):
         label = first.class_label("door", "b:1", "a:1", f"class {number}")

@@ -17,7 +17,6 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> Timing:
 
 
 def test_stages_are_the_times_between_laps(timing: Timing) -> None:
-    """What `start_lap` drops belongs to the total, but to no stage; a repeated stage has the later time, in its first place."""
     timing.lap("read")
     timing.start_lap()
     timing.lap("decode")
@@ -59,7 +58,6 @@ def test_stages_may_be_recorded_while_intervals_are_read(timing: Timing, monkeyp
     [(["read", "model"], "", "queue"), (["read"], FETCH, FETCH), (STAGES, "", "post"), (STAGES, DRAW, DRAW)],
 )
 def test_a_failure_ends_the_stage_in_progress(ended: Sequence[str], begun: str, failed: str) -> None:
-    """It is the one that has begun, or the first that has not ended; no stage follows the last one."""
     timing = Timing()
     for stage in ended:
         timing.lap(stage)

@@ -9,7 +9,6 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.mark.parametrize("flags", ["00", "01", "02", "03"])
 def test_a_header_is_written_as_it_was_read(flags: str) -> None:
-    """The ids, and the flags that have a meaning: sampled, and random trace id."""
     header = f"00-{TRACE}-{SPAN}-{flags}"
     context = parse(header)
 
@@ -25,8 +24,7 @@ def test_a_header_is_written_as_it_was_read(flags: str) -> None:
         *(("01", "01", "01"), ("cc", "01-what the future will be like", "01"), ("fe", "01-", "01")),
     ],
 )
-def test_what_has_no_meaning_is_not_passed_on(version: str, given: str, known: str) -> None:
-    """Other flags are reserved and have to be zero; a later version may have more fields. What is written is the first version."""
+def test_unknown_flags_and_fields_are_not_passed_on(version: str, given: str, known: str) -> None:
     context = parse(f"{version}-{TRACE}-{SPAN}-{given}")
 
     assert context

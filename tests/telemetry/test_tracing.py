@@ -47,7 +47,6 @@ async def trace(
 
 
 async def test_a_request_is_a_span_of_the_server(receiver: Receiver) -> None:
-    """Its name and attributes are those of OpenTelemetry's conventions for HTTP, and its ids those that callees get."""
     context = await trace(method="POST", route="/predict/{model}")
 
     assert receiver.paths == ["/v1/traces"]
@@ -68,7 +67,6 @@ async def test_a_request_is_a_span_of_the_server(receiver: Receiver) -> None:
 
 
 async def test_stages_are_spans_under_their_request(receiver: Receiver) -> None:
-    """One after the other, each with its own start and end, which lie within those of the request and in the present."""
     before = time.time_ns()
     await trace(stages=("read", "decode", "infer"))
     after = time.time_ns()
@@ -105,7 +103,6 @@ async def test_a_trace_that_the_caller_does_not_sample_is_not_exported(receiver:
 
 
 async def test_the_sampler_is_that_of_the_environment(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default a request that comes without a trace is sampled; here only one whose caller samples it."""
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     alone = await trace()
     await trace(SAMPLED)
@@ -157,7 +154,6 @@ async def test_the_service_has_a_name_that_can_be_set(
 
 
 async def test_opentelemetry_can_be_disabled(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own switch leaves nothing to pass on where there is no caller's trace, and exports nothing."""
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
 
     assert await trace(stages=("read",)) is None
@@ -183,7 +179,7 @@ async def test_a_receiver_that_refuses_harms_nobody(
     assert "Failed to export spans batch" in caplog.text
 
 
-async def test_nothing_runs_after_the_end(receiver: Receiver) -> None:
+async def test_no_thread_of_tracing_runs_after_the_end(receiver: Receiver) -> None:
     before = set(threading.enumerate())
     await trace()
 

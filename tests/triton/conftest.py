@@ -15,8 +15,6 @@ from tests.support import TABLE, eventually
 
 
 class Two(NamedTuple):
-    """A pool of two fakes."""
-
     pool: TritonPool
     fakes: list[FakeTriton]
 

@@ -42,7 +42,6 @@ def arena() -> Iterator[Arena]:
 
 @pytest.fixture
 async def alone() -> AsyncIterator[TritonClient]:
-    """A client of an address on which nothing listens."""
     client = TritonClient(f"127.0.0.1:{free_port()}")
     yield client
     await client.close()
@@ -66,7 +65,6 @@ async def test_the_version_is_read_from_the_server(fake_triton: Fake, version: s
 
 
 async def test_asking_for_the_version_does_not_change_what_is_known(fake_triton: Fake) -> None:
-    """Only a new connection changes `server`, whoever asks and when."""
     fake, client = fake_triton
     fake.version = "2.59.1"
     await eventually(lambda: client.server == ServerInfo("2.59.1"))
@@ -92,7 +90,7 @@ async def test_a_lost_connection_makes_the_server_unknown_until_the_next_one() -
 
 
 async def test_a_server_that_does_not_tell_its_version_is_asked_again(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton may still be starting. Until it answers, `server` is None."""
+    """Triton may still be starting."""
     fake, client = fake_triton
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.1)
     fake.query_refusal = SILENCE
@@ -161,7 +159,7 @@ async def test_a_model_is_ready_if_one_of_its_versions_is(fake_triton: Fake, sta
 
 @pytest.mark.parametrize(("versions", "newest"), [(["1"], "1"), (["2", "10", "9"], "10"), (["dev", "3"], "3"), ([], "")])
 async def test_a_config_comes_with_the_newest_version(fake_triton: Fake, versions: list[str], newest: str) -> None:
-    """Versions are compared as numbers; the config has the field names of config.pbtxt."""
+    """Versions are compared as numbers."""
     fake, client = fake_triton
     fake.model_versions = versions
     config, version = await client.read_config("tiny")
@@ -205,7 +203,6 @@ async def test_a_config_that_cannot_be_read_says_why(
 
 
 async def test_registering_names_the_file_and_its_size(fake_triton: Fake, arena: Arena) -> None:
-    """The whole file is mapped. The name of the region is not that of the file."""
     fake, client = fake_triton
     await client.register(arena)
 
@@ -225,7 +222,6 @@ async def test_a_region_that_is_still_read_is_unregistered_later(fake_triton: Fa
 
 
 async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that ends does not wait for an inference that hangs."""
     fake, client = fake_triton
     await client.read_server()
     monkeypatch.setattr(client_module, "_QUERY_SECONDS", 0.5)
@@ -237,7 +233,6 @@ async def test_unregistering_gives_up_on_a_region_that_stays_in_use(fake_triton:
 
 
 async def test_an_inference_carries_the_trace_of_its_caller(fake_triton: Fake) -> None:
-    """Triton's tracing reads the trace from the metadata."""
     fake, client = fake_triton
     trace = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
     await client.infer(SPEC, [IMAGE], timeout_seconds=5, trace=trace)
@@ -322,7 +317,6 @@ async def test_an_inference_without_an_answer_is_given_up(
 async def test_cancelling_an_inference_does_not_cancel_the_call_to_an_old_triton(
     fake_triton: Fake, version: str, cancelled: int
 ) -> None:
-    """Nor does closing the client, which waits for the answer."""
     fake, client = fake_triton
     fake.version = version
     await eventually(lambda: client.server == ServerInfo(version))

@@ -8,7 +8,6 @@ from app.triton.config_file import ConfigFileError, read_config_file, unloadable
 
 
 def test_a_config_is_read_as_triton_reports_it(tmp_path: Path) -> None:
-    """Names are those in the file; unknown fields are left out."""
     path = tmp_path / "config.pbtxt"
     path.write_text(
         'name: "m"  # a comment\nmax_batch_size: 4\ninvented_later: 1\n'
@@ -43,7 +42,6 @@ def test_a_config_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("is_embedded", "invalid"), [(True, ["broken", "own"]), (False, ["broken"])])
 def test_models_that_no_triton_can_load_are_named(tmp_path: Path, *, is_embedded: bool, invalid: list[str]) -> None:
-    """A network without a config, wherever it is in the folder, and a config that cannot be read."""
     files = {"sound/config.pbtxt": "", "broken/config.pbtxt": "input {", "own/configs/embedded.pbtxt": "input {"}
     networks = "sound/1/model.onnx", "exported/best.onnx", "version/1/model.onnx", ".add-unfinished/model.onnx", "file.onnx"
     for path, content in {**files, **dict.fromkeys((*networks, "own/config.pbtxt", "nothing/notes.txt"), "")}.items():

@@ -93,14 +93,13 @@ async def call_everything(url: str, key_path: Path | None) -> None:
 
 @pytest.mark.parametrize("content", [KEY, f"{KEY}\n", f" {KEY}\r\n"])
 def test_the_metadata_has_the_key_of_the_file(key_file: Path, content: str) -> None:
-    """White space around the key, as editors add it, is removed."""
     key_file.write_bytes(content.encode())
 
     assert control_key.metadata(key_file) == ((HEADER, KEY),)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two\nlines", b"two words", "größe".encode(), b"\xff", b"a\x00b", b"a\x7f"])
-def test_what_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
+def test_content_that_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
     """Each RPC would fail with such a key; without a key, Triton reports what is missing."""
     key_file.write_bytes(content)
 
@@ -108,7 +107,6 @@ def test_what_cannot_be_sent_is_no_key(key_file: Path, content: bytes) -> None:
 
 
 def test_without_a_file_there_is_no_key(tmp_path: Path) -> None:
-    """The path may not be set, the file may not exist yet, or the path may be a folder."""
     assert control_key.metadata(None) == ()
     assert control_key.metadata(tmp_path / "control.key") == ()
     assert control_key.metadata(tmp_path) == ()

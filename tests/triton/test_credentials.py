@@ -28,7 +28,6 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def folder(authority: trustme.CA, tmp_path: Path) -> Path:
-    """A folder with the certificate of the CA."""
     (tmp_path / "ca.crt").write_bytes(authority.cert_pem.bytes())
     return tmp_path
 
@@ -41,7 +40,6 @@ def whole(authority: trustme.CA, folder: Path) -> Path:
 
 
 def issue(authority: trustme.CA, folder: Path) -> None:
-    """Write a client certificate and its key."""
     issued = authority.issue_cert("own.example.org")
     (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
     (folder / "tls.key").write_bytes(issued.private_key_pem.bytes())
@@ -70,7 +68,6 @@ async def is_refused(port: int, tls: Credentials | None) -> bool:
 
 
 async def test_a_triton_of_our_authority_is_called(authority: trustme.CA, folder: Path) -> None:
-    """The version is read by a call, and when the channel connects."""
     async with serving(FakeTriton(), tls=server_tls(authority)) as port, connecting(port, load(str(folder))) as client:
         assert await client.read_server() == ServerInfo("2.51.0")
         await eventually(lambda: client.server == ServerInfo("2.51.0"))
@@ -108,7 +105,7 @@ async def test_a_name_that_was_resolved_is_the_one_that_must_be_certified(author
             await client.close()
 
 
-async def test_nothing_is_sent_unencrypted(authority: trustme.CA, folder: Path) -> None:
+async def test_no_call_is_made_unless_client_and_server_both_use_tls(authority: trustme.CA, folder: Path) -> None:
     fake = FakeTriton()
     async with serving(fake) as port:
         assert await is_refused(port, load(str(folder)))

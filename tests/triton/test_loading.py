@@ -27,7 +27,6 @@ async def tritons(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def put(repository: Path, *models: str) -> None:
-    """Let these be the added models."""
     gone = {path.parent.name for path in repository.glob(f"*/{DESCRIPTION}")} - {*models}
     for model in gone:
         (repository / model / DESCRIPTION).unlink()
@@ -62,8 +61,6 @@ async def test_failure_is_told_once_and_the_others_are_loaded(
 
 
 async def test_all_workers_know_which_files_all_tritons_have_loaded(tritons: list[FakeTriton], two: Two, tmp_path: Path) -> None:
-    """A model that one of them could not load, or a Triton that the first worker has not told anything, is not known."""
-
     def loaded(model: str, pool: TritonPool = two.pool) -> bool:
         return has_loaded(TABLE, pool, model, identify(tmp_path / model))
 

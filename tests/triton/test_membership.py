@@ -92,7 +92,6 @@ async def test_the_first_address_of_a_name_that_answers_is_used(names: Names, po
 
 
 async def test_a_name_that_has_moved_is_followed(names: Names, pool: TritonPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also works if the name did not exist for a while."""
     monkeypatch.setattr(membership_module, "_SOON_SECONDS", 0.01)
     async with serving(FakeTriton()) as port:
         membership = Membership(pool, [f"gpu:{port}"], connect)
@@ -154,7 +153,6 @@ async def test_a_name_that_cannot_exist() -> None:
 
 
 async def test_all_addresses_are_used_once(names: Names, pool: TritonPool) -> None:
-    """They keep the order of the settings; a name may resolve to an address that is also listed."""
     names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
     await Membership(pool, ["192.0.2.9:8001", "dns:///gpus:8001", "192.0.2.1:8001"], connect).refresh()
 
@@ -162,7 +160,6 @@ async def test_all_addresses_are_used_once(names: Names, pool: TritonPool) -> No
 
 
 async def test_tritons_come_and_go_with_the_addresses_of_a_name(names: Names, pool: TritonPool) -> None:
-    """The remaining Triton keeps its connection; a removed one without calls is closed at the next refresh."""
     names.addresses["gpus"] = ["192.0.2.1", "192.0.2.2"]
     membership = Membership(pool, ["dns:///gpus:8001"], connect)
     await membership.refresh()

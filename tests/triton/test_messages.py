@@ -46,7 +46,6 @@ def test_the_timeout_is_in_microseconds_and_never_zero(seconds: float, microseco
 
 
 def test_an_inline_tensor_is_part_of_the_request() -> None:
-    """Without a slot, nothing refers to shared memory."""
     request = parsed(SPEC, IMAGE)
 
     assert list(request.raw_input_contents) == [IMAGE.tobytes()]
@@ -55,7 +54,6 @@ def test_an_inline_tensor_is_part_of_the_request() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
 def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
-    """Protobuf writes the length as a varint of one byte or more."""
     tensor = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     data = infer_request(SPEC, [tensor], timeout_seconds=1, request_id="abc", slot=None)
     request = messages.ModelInferRequest.FromString(data)
@@ -65,7 +63,6 @@ def test_tensors_of_every_size_are_parsed_back(nbytes: int) -> None:
 
 
 def test_a_tensor_in_shared_memory_is_referred_to() -> None:
-    """The request contains region, offset and size, but no pixels."""
     arena = Arena(10_000)
     first, second = arena.take(5000), arena.take(5000)
     assert first
@@ -91,7 +88,6 @@ def test_a_batch_is_the_first_dimension(images: int) -> None:
 
 
 def test_a_batch_in_shared_memory_is_one_piece() -> None:
-    """It begins at the first slot, and has the size of all images."""
     arena = Arena(4 * IMAGE.nbytes)
     slots = [slot for _ in range(4) if (slot := arena.take(IMAGE.nbytes))]
     tensors = [slot.array(SPEC.image_shape, np.uint8) for slot in slots[1:]]
@@ -136,7 +132,6 @@ def test_a_file_is_an_element_with_its_length_in_front(data: bytes) -> None:
 
 
 def test_the_outputs_of_an_answer_are_arrays() -> None:
-    """Names, types and shapes are those of the response."""
     answer = infer_response(
         boxes=np.arange(8, dtype=np.float16).reshape(1, 2, 4),
         count=np.array([[2]], np.int64),
@@ -181,7 +176,6 @@ def test_an_inconsistent_tensor_is_an_invalid_output(datatype: str, shape: list[
 
 
 def test_the_result_of_a_batch_is_split_by_image() -> None:
-    """Each image gets its row of every tensor."""
     boxes, counts = np.arange(24, dtype=np.float32).reshape(3, 2, 4), np.array([[2], [0], [1]], np.int32)
     parts = InferResult({"boxes": boxes, "count": counts}, "7").split(BATCHED, 3)
 

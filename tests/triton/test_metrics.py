@@ -116,7 +116,6 @@ async def test_workers_export_the_same(host: Host) -> None:
 
 
 async def test_means_cover_30_seconds(host: Host) -> None:
-    """Those of both Tritons together; then they are NaN, and stay there."""
     tell(host.fakes[0], 10, 3, 3, 5_000_000, 3, 15_000_000)
     tell(host.fakes[1], 108, 12, 12, 20_000_000, 12, 80_000_000)
     await host.pass_intervals()
@@ -130,7 +129,6 @@ async def test_means_cover_30_seconds(host: Host) -> None:
 
 
 async def test_a_triton_that_restarts_resets_its_own_counters_only(host: Host) -> None:
-    """Until it answers, its counters stay; what it has done since is in the means."""
     host.fakes[1].query_refusal = grpc.StatusCode.UNAVAILABLE, "Server is stopping"
     await host.pass_intervals()
     found = host.read()
@@ -171,7 +169,6 @@ async def test_one_triton_hangs_and_the_other_restricts_its_statistics(host: Hos
 @pytest.mark.system
 @pytest.mark.usefixtures("open_table")
 async def test_a_real_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
-    """Two scrapers, of which one comes more often, see the same while it works, while it is idle, and after its restart."""
     settings, server = own_triton
     images, mean = (
         f'triton_inference_count_total{{model="six_columns",triton="{settings.triton_address}",version="1"}}',

@@ -32,7 +32,6 @@ def answer(served: ModelOnServer, clock: Clock, seconds: float, images: int = 1,
 
 
 def test_the_speed_is_that_while_calls_are_under_way(served: ModelOnServer, clock: Clock) -> None:
-    """Time without calls does not count."""
     assert served.speed == 0
     for _ in range(3):
         answer(served, clock, 0.1, images=4)
@@ -42,7 +41,6 @@ def test_the_speed_is_that_while_calls_are_under_way(served: ModelOnServer, cloc
 
 
 def test_calls_at_the_same_time_add_to_the_speed(served: ModelOnServer, clock: Clock) -> None:
-    """Overlapping time counts once."""
     places = [InFlightCall(served, 1) for _ in range(2)]
     clock.now += 0.1
     for in_flight in places:
@@ -62,7 +60,7 @@ def test_the_speed_follows_the_latest_calls(served: ModelOnServer, clock: Clock)
     assert served.speed < 25
 
 
-def test_one_that_fails_at_once_is_not_fast(served: ModelOnServer, clock: Clock) -> None:
+def test_triton_that_fails_at_once_is_not_fast(served: ModelOnServer, clock: Clock) -> None:
     """Otherwise a failing Triton would get all calls."""
     answer(served, clock, 0.001, fails=True)
     assert 0 < served.speed < 2
@@ -88,7 +86,6 @@ def test_calls_from_before_a_pause_say_nothing(served: ModelOnServer, clock: Clo
 
 
 def test_calls_that_end_after_a_hang_do_not_make_others_late(served: ModelOnServer, clock: Clock) -> None:
-    """Their duration is that of the hang."""
     hung = [InFlightCall(served, 1) for _ in range(2)]
     clock.now += 12
     circuit: Any = SimpleNamespace(is_closed=False)
@@ -113,7 +110,7 @@ def test_a_call_that_moves_counts_at_the_other_triton(served: ModelOnServer, clo
     assert (in_flight.served, in_flight.reads_slot, in_flight.began_at) == (other, False, clock.now)
 
 
-def test_one_without_calls_is_not_silent(served: ModelOnServer, clock: Clock) -> None:
+def test_triton_without_calls_is_not_silent(served: ModelOnServer, clock: Clock) -> None:
     answer(served, clock, 0.1)
     clock.now += 3600
 
@@ -130,10 +127,9 @@ def test_one_without_calls_is_not_silent(served: ModelOnServer, clock: Clock) ->
         (4.0, 1, 6.0),  # unless each call takes longer
     ],
 )
-def test_one_is_silent_when_it_takes_much_longer_than_usual(
+def test_triton_is_silent_when_a_call_takes_much_longer_than_usual(
     served: ModelOnServer, clock: Clock, call_seconds: float, images: int, silent_after: float
 ) -> None:
-    """The limit depends on the speed of the Triton."""
     answer(served, clock, call_seconds)
     served.begin(images)
     clock.now += silent_after - 0.01
@@ -143,7 +139,7 @@ def test_one_is_silent_when_it_takes_much_longer_than_usual(
     assert served.is_silent(HANG_SECONDS)
 
 
-def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served: ModelOnServer, clock: Clock) -> None:
+def test_triton_that_never_answered_is_silent_after_half_of_the_time_of_a_hang(served: ModelOnServer, clock: Clock) -> None:
     served.begin(1)
     clock.now += 2.4
     assert not served.is_silent(HANG_SECONDS)
@@ -152,8 +148,7 @@ def test_one_that_has_shown_nothing_has_half_the_time_that_a_caller_waits(served
     assert served.is_silent(HANG_SECONDS)
 
 
-def test_one_that_was_left_out_because_it_is_slow_is_known_to_be(served: ModelOnServer, clock: Clock) -> None:
-    """The next call may take as long as the last one."""
+def test_slow_triton_that_was_left_out_may_be_as_slow_again(served: ModelOnServer, clock: Clock) -> None:
     answer(served, clock, 4.0)
     served.forget_speed()
     served.begin(1)

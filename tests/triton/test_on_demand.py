@@ -102,7 +102,6 @@ async def test_the_least_recently_used_leaves(host: Host, clock: Clock) -> None:
 
 
 async def test_a_model_in_use_stays(host: Host, clock: Clock) -> None:
-    """Whether its request waits for admission at another worker, or was admitted, or has only just ended."""
     one, other = host.worker(), host.worker()
     await load(one, clock, "a", "b")
     table = host.tables[1]
@@ -147,8 +146,7 @@ async def test_steps_of_a_loaded_ensemble_stay(host: Host, clock: Clock) -> None
     assert host.fake.loaded == {"default", "a", "c"}
 
 
-async def test_one_load_at_a_time_however_many_ask(host: Host) -> None:
-    """The requests of one worker share it; those of another one wait for it, and find the model loaded."""
+async def test_one_load_runs_at_a_time_however_many_requests_need_it(host: Host) -> None:
     one, other = host.worker(), host.worker()
     host.fake.may_load.clear()
     asking = [asyncio.create_task(worker.load("a", SECONDS)) for worker in (one, one, other)]
@@ -163,7 +161,6 @@ async def test_one_load_at_a_time_however_many_ask(host: Host) -> None:
 
 
 async def test_many_loads_are_refused(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One caller may have all places, but a second one still gets one."""
     monkeypatch.setattr(on_demand, "_MAX_LOADS", 2)
     worker = host.worker(limit=9)
     host.fake.may_load.clear()
@@ -223,7 +220,6 @@ async def test_a_load_that_hangs_leaves_most_of_the_time_to_others(
 
 
 async def test_workers_take_turns(host: Host) -> None:
-    """One with many loads does not keep another one waiting until all are done."""
     one, other = host.worker(limit=9), host.worker(limit=9)
     host.fake.may_load.clear()
     asking = [asyncio.create_task(one.load(name, SECONDS)) for name in "abcd"]

@@ -60,7 +60,6 @@ def open_circuit(server: TritonBackend) -> None:
 
 @pytest.mark.parametrize("has_it", [0, 1])
 async def test_a_model_that_one_triton_has_is_found_there(two: Two, has_it: int) -> None:
-    """This Triton gets all calls for the model."""
     two.fakes[1 - has_it].model_refusal = NO_MODEL
     spec = await two.pool.spec("tiny")
 
@@ -89,7 +88,6 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
-    """The first answer is enough; the other Triton is used as soon as it has answered."""
     two.fakes[0].may_tell.clear()
     assert await two.pool.spec("tiny") == SPEC
     assert await found_at(two) == {1}
@@ -112,7 +110,6 @@ async def test_a_triton_that_hangs_delays_no_spec(two: Two) -> None:
 async def test_the_error_that_says_most_is_raised(
     two: Two, refusals: tuple[tuple[grpc.StatusCode, str], ...], error: type[GatewayError]
 ) -> None:
-    """No Triton has a usable spec."""
     for fake, refusal in zip(two.fakes, refusals, strict=True):
         fake.model_refusal = refusal
 
@@ -121,7 +118,6 @@ async def test_the_error_that_says_most_is_raised(
 
 
 async def test_without_a_triton_nothing_is_found() -> None:
-    """A name may not be resolvable yet."""
     pool = TritonPool(Transport("inline"))
 
     with pytest.raises(TritonUnavailable, match="no Triton is known"):
@@ -133,7 +129,6 @@ async def test_without_a_triton_nothing_is_found() -> None:
 
 
 async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second Triton has another input shape, which is logged once; the first spec is used."""
     log = captured_log(monkeypatch, backend)
     two.fakes[1].config = {**CONFIG, "input": [{"name": "image", "data_type": "TYPE_UINT8", "dims": [64, 64, 3]}]}
     await ask_both(two)
@@ -144,7 +139,6 @@ async def test_a_model_that_differs_is_not_used(two: Two, monkeypatch: pytest.Mo
 
 
 async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Two) -> None:
-    """All requests use the spec of the second Triton then."""
     two.fakes[1].config = {**CONFIG, "parameters": {"labels": {"string_value": "person"}}}
     await ask_both(two)
     specs = [server.specs.known(SPEC) for server in two.servers]
@@ -160,7 +154,6 @@ async def test_a_model_that_differs_is_used_while_the_first_does_not_run(two: Tw
 
 
 async def test_a_model_may_have_more_instances_elsewhere(two: Two) -> None:
-    """Each Triton has its own maximum of calls; parallel images are summed over all Tritons."""
     two.fakes[1].config = {**CONFIG, "max_batch_size": 0, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
     await ask_both(two)
     for server in two.servers:
@@ -185,8 +178,7 @@ async def test_a_triton_whose_circuit_is_open_gets_no_calls(two: Two) -> None:
     assert await found_at(two) == {0, 1}
 
 
-async def test_one_that_has_the_model_must_work(two: Two) -> None:
-    """A working Triton without the model does not count."""
+async def test_model_is_unusable_while_no_triton_that_has_it_works(two: Two) -> None:
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
     open_circuit(two.servers[0])
@@ -194,7 +186,7 @@ async def test_one_that_has_the_model_must_work(two: Two) -> None:
     assert not two.pool.is_usable("tiny")
 
 
-async def test_another_triton_is_one_that_works(two: Two) -> None:
+async def test_retry_goes_only_to_another_triton_that_works(two: Two) -> None:
     """It must also accept batches of this size. Otherwise the same Triton has to be called again."""
     await ask_both(two)
     first, second = (server.model("tiny") for server in two.servers)
@@ -206,7 +198,6 @@ async def test_another_triton_is_one_that_works(two: Two) -> None:
 
 
 async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model may have been loaded since; Triton is asked every few seconds."""
     clock = Clock(monkeypatch, "app.triton.backend", "app.triton.specs")
     two.fakes[1].model_refusal = NO_MODEL
     await two.pool.spec("tiny")
@@ -229,7 +220,6 @@ async def test_a_model_is_looked_for_where_it_was_not(two: Two, monkeypatch: pyt
 
 
 async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> None:
-    """The Triton is used again when it has answered."""
     await ask_both(two)
     two.pool.forget(two.servers[0].model("tiny"), "tiny")
     assert await found_at(two) == {1}
@@ -238,7 +228,6 @@ async def test_a_model_that_may_have_changed_is_read_again_at_once(two: Two) -> 
 
 
 async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
-    """Both Tritons have the model. A version that neither has is unknown, even if one Triton lacks the whole model."""
     two.fakes[1].model_versions = ["1", "2"]
     spec = await two.pool.spec("tiny:2")
     for server in two.servers:
@@ -253,7 +242,6 @@ async def test_a_version_is_asked_of_the_triton_that_has_it(two: Two) -> None:
 
 
 async def test_changed_models_are_read_again(two: Two) -> None:
-    """Their specs stay in use meanwhile. The default version is known if it is the same everywhere."""
     assert two.pool.default("tiny") is None
     for reference in ("tiny", "tiny:1"):
         await asyncio.gather(*(server.specs.get(reference) for server in two.servers))
@@ -275,7 +263,6 @@ async def test_changed_models_are_read_again(two: Two) -> None:
 
 
 async def test_models_of_all_tritons_are_listed(two: Two) -> None:
-    """A model is ready if it is ready at any Triton, and so is a version; a Triton that does not answer is left out."""
     two.fakes[0].index = [("a", "1", "READY", ""), ("a", "2", "UNAVAILABLE", "unloaded"), ("b", "1", "UNAVAILABLE", "no weights")]
     two.fakes[1].index = [("a", "3", "READY", ""), ("a", "1", "READY", ""), ("b", "1", "READY", ""), ("c", "1", "UNAVAILABLE", "")]
     listed = await two.pool.list_models()
@@ -292,7 +279,6 @@ async def test_models_of_all_tritons_are_listed(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
-    """Tritons that hang or do not run the model are not waited for."""
     assert await two.pool.is_ready("tiny")
     two.fakes[0].may_tell.clear()
     assert await two.pool.is_ready("tiny")
@@ -306,7 +292,6 @@ async def test_the_pool_is_ready_if_one_triton_is(two: Two) -> None:
 
 @pytest.mark.usefixtures("_patience")
 async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two) -> None:
-    """Its arenas are unmapped and its connection is closed in the background, but before the pool is closed."""
     gone, fake = two.servers[0], two.fakes[0]
     transport = Transport("auto", gone.regions)
     pool = TritonPool(transport)
@@ -327,7 +312,6 @@ async def test_a_triton_that_is_gone_and_does_not_answer_delays_nothing(two: Two
 
 
 async def test_one_triton_is_used_whatever_is_known_of_it() -> None:
-    """No specs are compared, and its errors are the answers to the requests."""
     fake = FakeTriton()
     async with serving(fake):
         pool = TritonPool(Transport("inline"), [TritonBackend(TritonClient(fake.url), TABLE)])
@@ -364,8 +348,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch, "app.triton.model_on_server")
 
 
-def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> None:
-    """It is always idle, but its speed is low."""
+def test_triton_that_fails_at_once_does_not_attract_every_call(clock: Clock) -> None:
     broken = served(clock, 0)
     broken.begin(1)
     clock.now += 0.001
@@ -375,26 +358,24 @@ def test_one_that_fails_at_once_does_not_attract_everything(clock: Clock) -> Non
     assert shares([broken, served(clock, 4, 100)]) == [0, 1]
 
 
-def test_the_one_with_the_fewest_images_is_chosen(clock: Clock) -> None:
-    """Both are equally fast, or the speed of one is unknown."""
+def test_triton_with_the_fewest_images_is_chosen(clock: Clock) -> None:
     assert shares([served(clock, 3), served(clock, 2)]) == [0, 1]
     assert shares([served(clock, 3, 100), served(clock, 2, 100)]) == [0, 1]
     assert shares([served(clock, 3, 1000), served(clock, 2)]) == [0, 1]
 
 
-def test_a_slower_one_may_have_fewer_images(clock: Clock) -> None:
-    """The candidate that would finish one more image first is chosen."""
+def test_slower_triton_may_have_fewer_images(clock: Clock) -> None:
     assert shares([served(clock, 9, 100), served(clock, 2, 20)]) == [1, 0]
     assert shares([served(clock, 15, 100), served(clock, 2, 20)]) == [0, 1]
 
 
-def test_idle_ones_are_chosen_by_their_speed(clock: Clock) -> None:
+def test_idle_tritons_are_chosen_by_their_speed(clock: Clock) -> None:
     """The slower one is chosen sometimes, because it may have become faster."""
     assert shares([served(clock, 0, 90), served(clock, 0, 10)]) == pytest.approx([0.9, 0.1], abs=0.05)
     assert shares([served(clock, 0), served(clock, 0)]) == pytest.approx([0.5, 0.5], abs=0.05)
 
 
-def test_two_are_drawn_of_many(clock: Clock) -> None:
+def test_two_tritons_are_drawn_of_many(clock: Clock) -> None:
     """The one with the most images is never chosen, each other one sometimes: not all workers choose the same one."""
     found = shares([served(clock, images) for images in (0, 1, 2, 3)])
 

@@ -6,7 +6,6 @@ from app.triton.repository import loadable_models
 
 
 def test_only_pulled_models_are_loadable(tmp_path: Path) -> None:
-    """A model has a config, of either kind, and a numbered version with a file in it; a config without any field is a no."""
     for path in (
         "both/config.pbtxt",
         "both/configs/embedded.pbtxt",

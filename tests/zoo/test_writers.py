@@ -65,7 +65,6 @@ def test_closed_repository_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
     reason="making namespaces of processes needs root or CAP_SYS_ADMIN",
 )
 def test_writers_of_several_hosts_lose_nothing(tmp_path: Path) -> None:
-    """One is killed while it writes; the others wait, and each becomes a version."""
     folder = tmp_path / "repository"
     killed = adding(tmp_path, folder, "killed", is_complete=False)
     wait_for(lambda: any(folder.glob(".add-*/*")))

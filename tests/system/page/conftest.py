@@ -26,7 +26,6 @@ async def gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 async def keyed_gateway(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    """A gateway that requires `KEY`."""
     folder = tmp_path_factory.mktemp("keyed")
     options = {**options_of(settings), "api_keys_file": write_keys(folder, (*KEY.partition(".")[::2], "detect"))}
     async with running_gateway(settings.triton_address, folder, **options) as running:

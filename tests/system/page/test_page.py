@@ -112,7 +112,6 @@ async def drop(page: Page, image: bytes) -> None:
 async def test_an_image_gets_its_boxes(
     page: Page, gateway: RunningGateway, hand_over: Callable[[Page, bytes], Awaitable[None]]
 ) -> None:
-    """Those that a program gets, at once, whichever way it comes; with the time of each stage and a summary."""
     answer = await ask(gateway, SCENE)
     await hand_over(page, SCENE)
 
@@ -136,7 +135,6 @@ async def test_the_boxes_of_a_photo_that_is_stored_turned_are_upright(page: Page
 
 
 async def test_a_format_that_the_browser_does_not_know_gets_its_boxes_too(page: Page, gateway: RunningGateway) -> None:
-    """In a place of its size: browsers may know fewer formats than the gateway, or others."""
     answer = await ask(gateway, SCENE)
     await page.route("**/detect*", lambda route: route.fulfill(body=msgspec.json.encode(answer), content_type="application/json"))
     async with page.expect_file_chooser() as chooser:
@@ -186,7 +184,6 @@ async def test_a_higher_confidence_needs_no_other_request(page: Page) -> None:
 
 
 async def test_the_overlap_is_asked_for_once_it_is_chosen(page: Page) -> None:
-    """In one request for many movements; and no more, when the model's own is wanted again."""
     asked = requests_of(page)
     await choose(page, SCENE)
     await expect(page.locator("#detections li")).to_have_count(2)
@@ -205,7 +202,6 @@ async def test_the_overlap_is_asked_for_once_it_is_chosen(page: Page) -> None:
 
 
 async def test_classes_can_be_left_out(page: Page, gateway: RunningGateway) -> None:
-    """On the canvas, in the list and in the command; and come back."""
     answer = await ask(gateway, SCENE)
     await choose(page, SCENE)
     red = page.get_by_role("group", name="Classes to show").get_by_role("button", name="red")
@@ -269,7 +265,6 @@ async def test_masks_keypoints_and_oriented_boxes_are_shown(  # noqa: PLR0913, P
 
 @pytest.mark.usefixtures("networks")
 async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: RunningGateway) -> None:
-    """With Tab, Enter and the arrow keys alone: the cat is found, its box stands out, and less is shown."""
     async with opened(browser, gateway.url) as page:
         await page.get_by_label("Model").select_option("yolo11n")
         await page.evaluate("document.activeElement.blur()")
@@ -303,8 +298,7 @@ async def test_a_sample_can_be_tried_without_a_mouse(browser: Browser, gateway: 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
-    """At 360 pixels, with a finger: all controls are large enough for it, and a picture can be taken."""
+async def test_page_fits_a_phone_without_scrolling_sideways(browser: Browser, gateway: RunningGateway, scheme: str) -> None:
     size = {"width": 360, "height": 740}
     async with opened(
         browser, gateway.url, viewport=size, device_scale_factor=3, has_touch=True, is_mobile=True, color_scheme=scheme
@@ -323,7 +317,6 @@ async def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, gat
 
 
 async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGateway) -> None:
-    """With what a report of it needs; the next image is as good as the first."""
     async with opened(browser, gateway.url, "415") as page:
         await choose(page, b"no image")
         alert = page.get_by_role("alert")
@@ -335,7 +328,7 @@ async def test_an_error_is_told_in_words(browser: Browser, gateway: RunningGatew
         await expect(page.locator("#detections li")).to_have_count(2)
 
 
-async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
+async def test_failed_request_can_be_tried_again(browser: Browser, gateway: RunningGateway) -> None:
     async with opened(browser, "about:blank", "503", "ERR_FAILED") as page:
         unavailable = {"title": "Triton is not available", "detail": "it restarts", "code": "triton_unavailable"}
         await page.route("**/models", lambda route: route.fulfill(status=503, json=unavailable))
@@ -353,7 +346,7 @@ async def test_what_failed_for_a_while_can_be_tried_again(browser: Browser, gate
         await expect(page.get_by_label("Model")).to_have_value("six_columns")
 
 
-async def test_what_is_no_image_is_refused_kindly(page: Page) -> None:
+async def test_clipboard_without_an_image_is_refused_kindly(page: Page) -> None:
     await page.evaluate("navigator.clipboard.writeText('text')")
     await page.keyboard.press("Control+V")
 
@@ -381,7 +374,6 @@ async def test_a_key_is_asked_for_where_one_is_needed(browser: Browser, keyed_ga
 
 
 async def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, gateway: RunningGateway) -> None:
-    """A script that somebody got into the document does not run; the browser tells of it."""
     script = "document.head.append(Object.assign(document.createElement('script'), { text: 'window.ran = true' }))"
     async with opened(browser, gateway.url, "Content Security Policy") as page:
         await page.evaluate(script)

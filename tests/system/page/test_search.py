@@ -60,7 +60,6 @@ async def hits(page: Page) -> list[str]:
 
 
 async def test_images_like_one(page: Page) -> None:
-    """The image itself comes first; each has its thumbnail, its path and its score."""
     await expect(page.get_by_role("heading", name="Images like this one")).to_be_visible()
 
     assert await hits(page) == ["/scenes/1.jpg", "/scenes/2.jpg"]
@@ -81,8 +80,8 @@ async def test_images_with_words(page: Page) -> None:
     assert await hits(page) == []
 
 
-async def test_what_a_phone_shows(browser: Browser, searching: RunningGateway) -> None:
-    """Nothing is wider than it; search alone has no other view."""
+async def test_search_fits_a_phone(browser: Browser, searching: RunningGateway) -> None:
+    """Search alone has no other view."""
     size = {"width": 360, "height": 740}
     async with opened(browser, f"{searching.url}#search", "401", viewport=size, has_touch=True, is_mobile=True) as page:
         await find_with_key(page)

@@ -62,7 +62,6 @@ async def test_the_python_code_finds_the_same(page: Page, expected: list[dict[st
 async def test_the_javascript_code_finds_the_same(
     browser: Browser, gateway: RunningGateway, expected: list[dict[str, Any]]
 ) -> None:
-    """And throws an error with the detail of the problem."""
     async with opened(browser, gateway.url, "415", permissions=["clipboard-read", "clipboard-write"]) as page:
         code = await copied(page, "JavaScript")
         failing = f"{code}; detect(new Blob(['no image'])).catch(({{ message }}) => message)"
@@ -72,7 +71,6 @@ async def test_the_javascript_code_finds_the_same(
 
 
 async def test_the_code_takes_the_key_from_elsewhere(browser: Browser, keyed_gateway: RunningGateway, tmp_path: Path) -> None:
-    """Python from the environment, JavaScript from an argument."""
     (tmp_path / "scene.jpg").write_bytes(SCENE)
     async with opened(browser, keyed_gateway.url, "401") as page:
         await page.get_by_label("API key").fill(KEY)

@@ -65,7 +65,6 @@ def test_pixels_without_a_decoder_have_the_probabilities_of_the_reference(model:
 
 @pytest.mark.parametrize("figure", [figure for figure in PHOTOS if figure.image in SHOWN], ids=lambda figure: figure.image)
 def test_labels_name_what_is_in_the_photos(figure: Figure) -> None:
-    """The labels of the registry are in the order of the network's classes."""
     labels = registry.load()[NAME].class_names
 
     assert labels[next(iter(figure.top))] == SHOWN[figure.image]
@@ -93,7 +92,6 @@ async def test_the_gateway_answers_the_same(settings: Settings) -> None:
 
 @pytest.mark.parametrize("missing", ["_conv_stem.weight", "_blocks.15._bn2.running_var", "_fc.bias"])
 def test_missing_weights_are_named(networks: dict[str, Path], missing: str) -> None:
-    """The file of another network is rejected, instead of composing one that is wrong."""
     weights = read_weights(networks[NAME])
     del weights[missing]
 
