@@ -326,7 +326,7 @@ def test_search(client: httpx.Client, prefix: str) -> None:
 
 @pytest.mark.client("OpenProcessor")
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_is_kept(client: httpx.Client, prefix: str) -> None:
+def test_indexed_images_are_counted_shown_and_deleted(client: httpx.Client, prefix: str) -> None:
     """Its calls, rewritten: sizes of the indexes, an image and its vector, its deletion, and groups of duplicates."""
     for image, name in ((PORTRAIT, "portrait"), (CAT, "cat")):
         ingest(client, image, name)

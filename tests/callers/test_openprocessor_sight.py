@@ -339,7 +339,7 @@ def test_analyses(sight: httpx.Client, prefix: str) -> None:
 
 
 @pytest.mark.client("OpenProcessor")
-def test_what_needs_more(sight: httpx.Client, own: httpx.Client) -> None:
+def test_routes_that_are_off_are_404_with_a_sentence(sight: httpx.Client, own: httpx.Client) -> None:
     """Its calls, rewritten: searches, an index and vectors of texts get 404 with a sentence; so do faces unless they are on."""
     answers: list[Any] = [
         *(sight.post(f"{prefix}/{path}", files=one(PORTRAIT)) for prefix in PREFIXES for path in LATER),

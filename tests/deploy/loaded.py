@@ -42,7 +42,6 @@ class Service(NamedTuple):
     """Addresses of the metrics for Prometheus: `host:port` by job."""
 
     def kill_triton(self) -> None:
-        """Kill its Triton, if it is running."""
         for child in self.process.children():
             if child.status() != psutil.STATUS_ZOMBIE and child.name() == "tritonserver":
                 child.kill()

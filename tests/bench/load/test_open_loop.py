@@ -45,8 +45,7 @@ def _count_above(outcome: Outcome, milliseconds: float) -> int:
     return sum(item.count_at_value_iterated_to for item in counted if item.value_iterated_to > milliseconds * 1e3)
 
 
-async def test_everything_that_is_due_is_sent() -> None:
-    """Rate times seconds requests are sent, however slowly they are answered; never two on one connection at a time."""
+async def test_all_requests_that_are_due_are_sent() -> None:
     busy = most = 0
     all_busy = asyncio.Event()
 
@@ -69,7 +68,6 @@ async def test_everything_that_is_due_is_sent() -> None:
 
 
 async def test_requests_that_were_due_but_could_not_be_sent_are_errors() -> None:
-    """A server that answers nothing loses every request of the schedule."""
     async with serving(always(None)) as server:
         outcome = await drive_open_loop(server.url, [SAMPLE], rate=200, seconds=0.2, connections=2, patience=0.2)
 
