@@ -1,7 +1,4 @@
-"""Requests are rejected while Triton is known not to run their model.
-
-What callers see of a circuit depends on guards, bodies, dialects, probes and readiness together, so no module has these tests.
-"""
+"""Requests are rejected while Triton is known not to run their model: guards, bodies, dialects, probes and readiness together."""
 
 import asyncio
 import base64

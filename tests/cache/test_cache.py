@@ -79,7 +79,7 @@ async def test_a_request_may_skip_the_cache(caching: Caching) -> None:
     assert [await caching.result(uses_cache=uses) for uses in (False, True, False)] == ["", "miss", ""]
 
 
-async def test_an_answer_for_a_truncated_image_is_another_one(caching: Caching) -> None:
+async def test_an_answer_for_a_truncated_image_is_cached_apart(caching: Caching) -> None:
     assert [await caching.result(allows_truncated=allows) for allows in (True, False, True)] == ["miss", "miss", "hit"]
 
 

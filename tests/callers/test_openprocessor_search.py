@@ -1,8 +1,4 @@
-"""The calls of OpenProcessor's scripts for ingest, search and what is kept, and the types of the answers.
-
-There is no client to install: these are replays, at both places where it has its paths, against `serve --search` with its own
-PostgreSQL.
-"""
+"""Replays of the calls of OpenProcessor's scripts for ingest and search, against `serve --search` with its own PostgreSQL."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence

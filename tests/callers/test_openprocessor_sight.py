@@ -1,8 +1,4 @@
-"""The calls of OpenProcessor's scripts for text, faces, vectors and analyses, and the types of the answers in its schemas.
-
-There is no client to install: these are replays, at both places where it has its paths. Its vectors have 512 numbers; those of
-other models have others.
-"""
+"""Replays of the calls of OpenProcessor's scripts for text, faces, vectors of 512 numbers, and analyses."""
 
 from collections.abc import Callable
 from io import BytesIO

@@ -85,7 +85,7 @@ async def test_the_best_objects_of_some_classes_are_cropped(
     assert (found.steps["colours"].objects, found.truncated) == (objects, truncated)
 
 
-async def test_all_steps_together_crop_so_many_parts_of_the_image(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_together_crop_a_limited_number_of_parts(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part counts once, however many steps are about it."""
     monkeypatch.setattr(run_module, "MAX_CROPS", 3)
     steps = {"things": THINGS, "colours": COLOURS, "again": {**COLOURS, "model": "direction"}}

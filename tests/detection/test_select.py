@@ -185,7 +185,7 @@ def test_suppression_is_that_of_a_plain_loop(
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
+def test_by_default_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
     """Other models have found each object once."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
@@ -195,7 +195,7 @@ def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputForma
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
+def test_a_requested_overlap_is_suppressed_for_every_model(output_format: OutputFormat) -> None:
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
     for iou in (0.0, 0.3, 0.49):
@@ -205,7 +205,7 @@ def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
 
 @pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
 @pytest.mark.parametrize("max_iou", [0.5, 1.0])
-def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
+def test_a_requested_overlap_that_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
 
     assert to_suppression(max_iou, head, is_agnostic=False) is None

@@ -1,7 +1,4 @@
-"""Each dialect's answer about masks, keypoints, oriented boxes and classes: that of its service, for what the gateway itself finds.
-
-The image has 64 x 32 pixels. Models get it at half its size, from row 8 on.
-"""
+"""Each dialect's answer about masks, keypoints, oriented boxes and classes; models get the image at half its size from row 8 on."""
 
 from base64 import b64encode
 from collections.abc import AsyncIterator

@@ -47,7 +47,7 @@ def test_the_present_variant_stays_within_the_noise(other: list) -> None:  # typ
     assert choose({"present": PRESENT, "other": other}, "present") == "present"
 
 
-def test_few_rounds_do_not_tell() -> None:
+def test_two_rounds_do_not_justify_a_change() -> None:
     better = [make_trial(100.0, 1.0)] * 2
 
     assert choose({"present": PRESENT[:2], "other": better}, "present") == "present"

@@ -9,14 +9,14 @@ PRESENT, FAST, QUICK, WORSE = (Variant(instances=count) for count in (1, 2, 3, 4
 TRIED = {PRESENT: make_trial(20.0, 10.0), WORSE: make_trial(19.0, 11.0), QUICK: make_trial(15.0, 5.0), FAST: make_trial(30.0, 12.0)}
 
 
-def test_the_front_is_compared_with_the_present_one() -> None:
+def test_the_front_is_compared_with_the_present_variant() -> None:
     assert finalists(TRIED, PRESENT, trials=9) == [PRESENT, FAST, QUICK]
     assert finalists(TRIED, PRESENT, trials=100) == [PRESENT, FAST, QUICK, WORSE]
     assert finalists(TRIED, PRESENT, trials=0) == [PRESENT, FAST]
     assert finalists({PRESENT: TRIED[PRESENT]}, PRESENT, trials=9) == [PRESENT]
 
 
-def test_rounds_are_interleaved_at_the_rate_of_the_first_one() -> None:
+def test_rounds_are_interleaved_at_the_rate_of_the_first_variant() -> None:
     asked: list[tuple[Variant, float | None]] = []
 
     def measure(variant: Variant, rate: float | None) -> Trial | None:
