@@ -33,6 +33,7 @@ def gateway(status: int, body: bytes) -> Iterator[Settings]:
 
 
 def test_callers_are_listed_with_their_waits(table: WorkerTable) -> None:
+    """An image waits for a thread and for a call."""
     metrics = Metrics(table, "1")
     for caller, images, seconds in (("many", 3, 0.1), ("few", 1, 0.5)):
         for _ in range(images):
