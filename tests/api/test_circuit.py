@@ -55,7 +55,6 @@ async def post(app: Application, path: str, headers: dict[str, str] | None = Non
 
 
 async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | None = None) -> None:
-    """Fail inferences with a model until its circuit is open."""
     fake, app = gateway
     fake.sick = model
     for _ in range(5):

@@ -239,7 +239,6 @@ async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> No
 
 @pytest.fixture
 async def studio() -> AsyncIterator[Host]:
-    """A Label Studio on loopback."""
     async with serving_https(scheme="http") as host:
         yield host
 

@@ -34,8 +34,6 @@ _ODD = (
 
 
 class Service(NamedTuple):
-    """A running `serve`."""
-
     url: str
     process: psutil.Process
     targets: dict[str, str]
@@ -92,7 +90,6 @@ async def exercise(service: Service, seconds: float) -> None:
 
 
 async def _ask_oddly(url: str, image: bytes) -> None:
-    """Send invalid requests in turn until cancelled."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         while True:
             for method, path in _ODD:

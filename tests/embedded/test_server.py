@@ -139,7 +139,6 @@ def shared(settings: Settings) -> list[Path]:
 
 
 def parts() -> set[psutil.Process]:
-    """Return the servers and stubs that this process has started."""
     return {child for child in children() if child.name().startswith("triton")}
 
 

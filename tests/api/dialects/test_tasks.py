@@ -59,7 +59,6 @@ NO_OBJECTS: dict[str, dict[str, NDArray[Any]]] = {
 
 
 def triton_for(task: str) -> FakeTriton:
-    """Return a Triton whose models all have this task."""
     outputs = {"scores": np.array([0.2, 0.8], np.float32)} if task == "classify" else NO_OBJECTS.get(task, OUTPUTS)
     outputs = outputs | TASKS.get(task, {})
     parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
