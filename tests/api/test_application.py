@@ -70,7 +70,7 @@ async def test_a_worker_is_opened_before_the_first_request_and_closed_after_the_
 
 
 async def test_an_application_can_be_started_only_once(worker: Worker) -> None:
-    """A second lifespan fails with a clear error, because the cached dependencies are those of the first one."""
+    """The cached dependencies are those of the first lifespan."""
     app = build(worker)
     async with lifespan_of(app):
         pass
@@ -98,7 +98,6 @@ class StubPool(TritonPool):
 
 
 async def test_two_applications_in_one_process_do_not_share_dependencies() -> None:
-    """Each asks its own Triton about its own model, also when their requests alternate."""
     pools = StubPool(), StubPool()
 
     def build_with(pool: StubPool, model: str) -> Application:

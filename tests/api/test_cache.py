@@ -21,7 +21,6 @@ UNCACHED = {"cache-control": "max-age=0, no-store"}
 
 @pytest.fixture(autouse=True)
 def known_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the network of the fake Triton be known."""
     monkeypatch.setattr("app.zoo.fingerprint.read", lambda *_: b"network")
 
 
@@ -66,7 +65,6 @@ async def test_headers_tell_a_hit_and_a_request_can_rule_it_out() -> None:
 
 
 async def test_parameters_and_formats_apply_to_a_hit() -> None:
-    """Also to one that another route has caused."""
     queries = ["confidence=0.5", "classes=1", "iou=0.1", "max_detections=1", "boxes=coco", "format=coco-results", "format=image"]
     async with gateway() as (_, client):
         await until_hit(client, "/predict/tiny?confidence=0.9", content=SCENE)

@@ -133,7 +133,9 @@ async def test_the_picture_shows_what_was_read(client: httpx.AsyncClient) -> Non
         ("/predict/shapes?model=tiny", 400, "model is given more than once"),
     ],
 )
-async def test_what_cannot_be_asked_gets_its_error(client: httpx.AsyncClient, path: str, status: int, said: str) -> None:
+async def test_an_invalid_request_of_a_cascade_is_rejected_with_its_reason(
+    client: httpx.AsyncClient, path: str, status: int, said: str
+) -> None:
     assert said in json(await client.post(path, content=SCENE), status)["detail"]
 
 

@@ -1,7 +1,4 @@
-"""Requests are rejected while Triton is known not to run their model.
-
-What callers see of a circuit depends on guards, bodies, dialects, probes and readiness together, so no module has these tests.
-"""
+"""Requests are rejected while Triton is known not to run their model: guards, bodies, dialects, probes and readiness together."""
 
 import asyncio
 import base64
@@ -58,7 +55,6 @@ async def post(app: Application, path: str, headers: dict[str, str] | None = Non
 
 
 async def break_model(gateway: Gateway, model: str, headers: dict[str, str] | None = None) -> None:
-    """Fail inferences with a model until its circuit is open."""
     fake, app = gateway
     fake.sick = model
     for _ in range(5):
@@ -80,7 +76,6 @@ async def mend(gateway: Gateway, path: str) -> None:
 async def test_a_request_for_a_model_that_fails_is_rejected_before_the_body_is_read(
     gateway: Gateway, sick: str, rejected: list[str], accepted: list[str]
 ) -> None:
-    """The model is that of the path, of the query under either name, or the default one; other models are served."""
     await break_model(gateway, sick)
     _, app = gateway
     for path in rejected:
@@ -118,7 +113,7 @@ async def test_a_version_that_fails_stops_no_other(gateway: Gateway, sick: str, 
         assert (await post(app, path + (f"version={sound}" if sound else ""))).status == 200
 
 
-async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway) -> None:
+async def test_callers_can_go_back_from_a_newer_version_that_fails(gateway: Gateway) -> None:
     """Requests without a version used the circuit of the newest version until another one was loaded."""
     fake, app = gateway
     assert (await post(app, "/detect?version=2")).status == 200
@@ -134,7 +129,6 @@ async def test_one_can_go_back_from_a_newer_version_that_fails(gateway: Gateway)
 
 @pytest.mark.parametrize("kind", ["form", "json"])
 async def test_the_default_model_is_not_that_of_a_body_that_names_another_one(gateway: Gateway, kind: str) -> None:
-    """Only if path or query name the model is a form or JSON rejected before it is read."""
     await break_model(gateway, "tiny")
     _, app = gateway
     async with calling(app) as client:
@@ -203,7 +197,6 @@ async def test_readiness_depends_on_the_circuit_of_the_default_model(gateway: Ga
 
 
 async def test_an_image_that_is_rejected_says_nothing_about_the_model(gateway: Gateway) -> None:
-    """No number of the callers' errors opens the circuit."""
     _, app = gateway
     body = {"type": "http.request", "body": b"no image", "more_body": False}
     for _ in range(30):

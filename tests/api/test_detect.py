@@ -117,7 +117,7 @@ async def test_an_invalid_request_is_a_problem_with_its_own_code(  # noqa: PLR09
 
 
 async def test_a_deadline_that_passes_is_a_504_and_triton_survives(settings: Settings, client: httpx.AsyncClient) -> None:
-    """The RPC goes on, because cancelling it can crash Triton. The next requests may find the gateway full, or the circuit open."""
+    """The RPC goes on, because cancelling it can crash Triton."""
     async with started(create_app(msgspec.structs.replace(settings, timeout_seconds=0.015))) as hasty:
         codes = [(await hasty.post("/detect", content=CAT)).json()["code"] for _ in range(5)]
 
@@ -173,7 +173,6 @@ async def test_the_model_that_is_named_is_asked(gateway: Gateway, path: str, ask
 
 @BOTH_FORMS
 async def test_parameters_of_query_and_form_are_combined(gateway: Gateway, form: dict[str, Any]) -> None:
-    """One that is in both places, or in the path and in the form, is given twice."""
     fake, client = gateway
     fake.answer = infer_response(output0=np.array([[0, 8, 32, 24, 0.5, 7], [0, 8, 16, 24, 0.75, 8]], np.float32))
 
@@ -221,7 +220,6 @@ async def test_the_log_does_not_repeat_a_name_that_is_no_model(gateway: Gateway,
 
 
 async def test_triton_gets_the_trace_of_the_caller(gateway: Gateway) -> None:
-    """As the response tells it. Triton gets none where the caller has sent none, one that is malformed or one not sampled."""
     fake, client = gateway
     fake.metadata.clear()
     trace = "0af7651916cd43dd8448eb211c80319c"
@@ -272,7 +270,6 @@ async def test_only_a_form_is_parsed_in_a_thread(gateway: Gateway, monkeypatch: 
 
 @BOTH_FORMS
 async def test_a_form_that_waits_for_a_busy_pool_has_a_deadline(monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
-    """Parsing is part of the request; what is still queued at the deadline is never parsed."""
     gate = Gate()
     parsed: list[object] = []
     parse = body.parse_body

@@ -30,7 +30,6 @@ asyncio.run(detect())
 
 
 async def test_gateway_without_any_extra_detects(tmp_path: Path) -> None:
-    """No package of an extra can be imported there."""
     modules = {module.partition(".")[0] for names in extras.MODULES.values() for module in names}
     fake = FakeTriton()
     fake.answer = infer_response(output0=np.array([[1, 2, 20, 30, 0.9, 0], [0] * 6], np.float32))
@@ -47,7 +46,6 @@ async def test_gateway_without_any_extra_detects(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/ocr/predict", "/analyze"])
 async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """The error names the command, which the log has once. The other parts of `/analyze` are answered."""
     monkeypatch.setitem(sys.modules, "pyclipper", None)
     extras.warn_once.cache_clear()
     log = captured_log(monkeypatch, extras)
@@ -67,7 +65,6 @@ async def test_text_without_its_extra_is_not_offered(client: httpx.AsyncClient, 
 
 
 async def test_masks_as_rle_without_their_extra_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks in other formats are."""
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     async with gateway("segment", COMPOSED | FEATURES["segment"]) as (fake, client):
         asked = len(fake.requests)

@@ -50,7 +50,6 @@ async def test_a_model_is_loaded_by_its_first_request(gateway: Gateway, path: st
 
 
 async def test_a_model_that_somebody_else_has_unloaded_is_loaded_again(gateway: Gateway) -> None:
-    """No request fails because of that."""
     fake, client = gateway
     assert (await client.post("/predict/doors", content=SCENE)).status_code == 200
     fake.index = [entry for entry in fake.index if entry[0] != "doors"]

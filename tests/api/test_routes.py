@@ -141,7 +141,6 @@ def watched(app: Application, routes: list[str]) -> Application:
 async def test_a_request_has_the_template_of_its_path(
     shared_app: Application, method: str, path: str, status: int, route: str
 ) -> None:
-    """Also one that is rejected for its method, or fails; a path that does not exist has one name with all others."""
     routes: list[str] = []
     async with calling(watched(shared_app, routes)) as client:
         response = await client.request(method, path, content=SCENE if method == "POST" else None)
@@ -187,7 +186,7 @@ async def test_only_a_similar_path_is_suggested(reader: httpx.AsyncClient) -> No
 async def test_another_method_is_answered_with_the_right_one(
     reader: httpx.AsyncClient, method: str, path: str, detail: str
 ) -> None:
-    """A person may have used `curl -T`, which sends PUT, or a browser. Dialects have other forms than the example's."""
+    """A person may have used `curl -T`, which sends PUT, or a browser."""
     response = await reader.request(method, path)
 
     assert response.status_code == 405

@@ -118,7 +118,9 @@ async def test_a_route_that_is_not_valid_is_refused(service: Service, name: str,
         ("DELETE", {**ADMIN, "Origin": "https://example.org"}, 403),
     ],
 )
-async def test_others_change_nothing(service: Service, method: str, headers: dict[str, str], status: int) -> None:
+async def test_callers_without_the_scope_admin_change_no_route(
+    service: Service, method: str, headers: dict[str, str], status: int
+) -> None:
     await service.put(ROUTE)
     path = "/routes" if method == "GET" else "/routes/detector"
     answer = await service.client.request(method, path, json={"to": "tiny"}, headers=headers)
@@ -128,7 +130,7 @@ async def test_others_change_nothing(service: Service, method: str, headers: dic
 
 
 async def test_a_file_that_is_not_valid_is_not_written(service: Service) -> None:
-    """The answer does not tell where it is."""
+    """The answer does not tell where the file is."""
     await service.put(ROUTE)
     service.file.write_text("[detector")
     problem = json(await service.put(ROUTE), 501)
@@ -173,7 +175,6 @@ async def test_no_model_gets_the_name_of_a_route(service: Service) -> None:
     ],
 )
 async def test_a_route_is_named_like_a_model(service: Service, path: str, options: dict[str, Any]) -> None:
-    """A path with a version goes to that version."""
     await service.put({"to": "tiny:2"})
     answer = await service.client.post(path, headers=CAMERA, **options)
 
@@ -193,7 +194,6 @@ async def test_a_route_is_described_like_a_model(service: Service) -> None:
 
 
 async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None:
-    """With a key of the route, the same model answers again."""
     await service.put({**ROUTE, "canary": {"to": "tiny:3", "share": 0.5}})
     versions = []
     for number in range(20):
@@ -209,7 +209,6 @@ async def test_the_answer_names_the_model_that_gave_it(service: Service) -> None
 async def test_the_log_names_route_and_model(
     service: Service, monkeypatch: pytest.MonkeyPatch, parameter: str, status: int, model: str
 ) -> None:
-    """The model that has answered, or that for which the route stands if none has."""
     await service.put({"to": "tiny:2", "canary": {"to": "tiny:3", "share": 1}})
     log = captured_log(monkeypatch, middleware)
     answer = await service.client.post(f"/detect?model=detector&{parameter}", content=SCENE, headers=CAMERA)
@@ -220,7 +219,6 @@ async def test_the_log_names_route_and_model(
 
 
 async def test_the_default_model_may_be_a_route(service: Service) -> None:
-    """Readiness and health are those of the model for which it stands."""
     await service.put({"to": "tiny:2"})
     settings = settings_for(service.fake.url, routes_file=str(service.file), model="detector")
     async with lifespan_of(app := create_app(settings)), calling(app) as client:

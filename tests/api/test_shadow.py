@@ -26,7 +26,6 @@ class Service(NamedTuple):
     folder: str
 
     async def has_compared(self, images: int) -> bool:
-        """Return whether the shadow has had so many images."""
         samples = read_samples((await self.client.get("/metrics", headers=MONITOR)).text)
         return samples.get('api_shadow_images_total{model="big",result="compared",route="door"}') == images
 

@@ -90,8 +90,6 @@ async def test_hostile_outputs_are_answered_or_the_fault_of_the_model(task: str,
 
 
 async def test_masks_of_a_batch_take_memory_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image whose masks find none fails alone."""
-
     class Full(Reservation):
         def add(self, nbytes: int, *, is_refused: bool = True) -> None:
             assert is_refused

@@ -22,7 +22,6 @@ def short_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def fixtures() -> Iterator[Triton]:
-    """A running Triton with the fixture models."""
     with fixture_triton() as triton:
         yield triton
 

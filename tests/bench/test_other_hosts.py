@@ -145,7 +145,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 
 @pytest.mark.parametrize("mode", [["quick"], ["full", "--clients", "2"]], ids=lambda mode: mode[0])
 def test_a_service_behind_nginx_is_measured(deployment: Deployment, mode: list[str], tmp_path: Path) -> None:
-    """With TLS and a key; what passes outside the gateway includes both cables in both directions."""
     file = tmp_path / "out.json"
     done = deployment.bench(*mode, "--url", URL, *deployment.access, "--requests", 40, "--json", file)
     assert done.returncode == 0, done.stderr
@@ -176,8 +175,7 @@ def test_the_port_without_tls_redirects(deployment: Deployment) -> None:
 
 
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
-def test_locust_measures_it_too(deployment: Deployment) -> None:
-    """It sends the key, checks the certificate, and stops after the requests that it was given."""
+def test_locust_measures_a_service_behind_nginx(deployment: Deployment) -> None:
     given = "--tasks", "detect", "--clients", 2, "--requests", 20
     done = deployment.bench("locust", "--url", f"{URL}/", *deployment.access, *given)
     refused = deployment.bench("locust", "--url", URL, *deployment.access[:-1], *given)
@@ -189,7 +187,7 @@ def test_locust_measures_it_too(deployment: Deployment) -> None:
 
 
 def test_the_limits_of_nginx_are_reported(deployment: Deployment, tmp_path: Path) -> None:
-    """Five times what one key may send; each 429 is one in NGINX's log. This is the last test, because it uses the limits up."""
+    """This is the last test, because it uses the limits up."""
     file = tmp_path / "out.json"
     before = len(deployment.log_lines())
     done = deployment.bench("open", "--rate", 1000, "--duration", 2, "--url", URL, *deployment.access, "--json", file)

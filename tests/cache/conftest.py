@@ -29,8 +29,6 @@ OBJECTS = np.array([[2, 3, 20, 25, 0.9, 0], [10, 4, 30, 20, 0.4, 1]], np.float32
 
 
 class Caching:
-    """A worker with a cache."""
-
     def __init__(self, world: World, metrics: Metrics) -> None:
         self.world = world
         self.metrics = metrics

@@ -47,7 +47,6 @@ def fields(found: Detections) -> list[object]:
     ],
 )
 async def test_a_hit_is_read_as_each_request_says(caching: Caching, options: dict[str, Any]) -> None:
-    """It is the answer that the request gets without the cache."""
     await caching.ask()
     result, found = await caching.ask(**options)
     skipped, expected = await caching.ask(call={"uses_cache": False}, **options)
@@ -77,11 +76,10 @@ async def test_a_shared_result_answers_all_callers(caching: Caching) -> None:
 
 
 async def test_a_request_may_skip_the_cache(caching: Caching) -> None:
-    """Its result is not stored either."""
     assert [await caching.result(uses_cache=uses) for uses in (False, True, False)] == ["", "miss", ""]
 
 
-async def test_an_answer_for_a_truncated_image_is_another_one(caching: Caching) -> None:
+async def test_an_answer_for_a_truncated_image_is_cached_apart(caching: Caching) -> None:
     assert [await caching.result(allows_truncated=allows) for allows in (True, False, True)] == ["miss", "miss", "hit"]
 
 
@@ -96,7 +94,7 @@ async def test_an_image_that_lower_limits_reject_is_rejected_on_a_hit_too(cachin
 
 
 async def test_another_network_never_gets_the_result_of_the_old_one(caching: Caching) -> None:
-    """Whatever it is: one that was reloaded in place has another fingerprint under the same version."""
+    """A network that was reloaded in place has another fingerprint under the same version."""
     await caching.ask()
     caching.networks["1"] = b"another network"
     await caching.fingerprints.refresh()
@@ -158,7 +156,6 @@ async def test_masks_are_not_cached(caching: Caching) -> None:
 
 
 async def test_a_hit_needs_no_permit() -> None:
-    """Everything else is rejected while the only permit is taken."""
     async with open_caching(max_requests=1) as caching:
         await caching.ask()
         caching.world.hold()
@@ -189,8 +186,7 @@ class Strange:
         pass
 
 
-async def test_whatever_a_store_returns_the_answer_is_right(caching: Caching) -> None:
-    """Garbage, or the value of another image, is a miss."""
+async def test_the_answer_is_right_whatever_the_store_returns(caching: Caching) -> None:
     await caching.cache.close()
     caching.store = strange = Strange()
     caching.open()
@@ -243,7 +239,6 @@ async def test_a_request_for_a_version_never_shares_the_answer_of_a_newer_one(ca
 
 
 async def test_the_stage_after_the_inference_is_recorded_once(caching: Caching) -> None:
-    """On a miss it begins with what is cached."""
     timing = Timing()
     laps: list[str] = []
     timing.lap = lambda stage, *_: laps.append(stage)  # type: ignore[method-assign]

@@ -60,7 +60,7 @@ def plain(result: Any) -> object:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_was_found_is_read_as_before(case: str) -> None:
+def test_a_stored_result_is_read_as_before(case: str) -> None:
     decoded, question = CASES[case]
     loaded = entry.load(entry.dump(decoded, 0.25, KEY, SECRET), KEY, decoded.spec, SECRET)
     assert loaded is not None
@@ -71,8 +71,7 @@ def test_what_was_found_is_read_as_before(case: str) -> None:
     assert plain(reader.read(found, Deadline.after(60))) == plain(reader.read(decoded, Deadline.after(60)))
 
 
-def test_other_bytes_are_nothing() -> None:
-    """A value with a changed or missing byte, that of another key, or one made with another secret."""
+def test_altered_and_foreign_bytes_are_rejected() -> None:
     decoded, _ = CASES["pose"]
     value = entry.dump(decoded, 0.25, KEY, SECRET)
     changed = [value[:n] + bytes([value[n] ^ 1]) + value[n + 1 :] for n in range(len(value))]

@@ -42,7 +42,7 @@ async def test_a_disk_that_does_not_answer_blocks_one_thread() -> None:
     assert await asyncio.gather(*confirming) == [True] * 64
 
 
-async def test_what_is_not_known_is_not_confirmed() -> None:
+async def test_an_unknown_fingerprint_is_not_confirmed() -> None:
     assert not await Fingerprints(lambda *_: b"").confirm(SPEC, b"")
 
 

@@ -40,7 +40,7 @@ async def until_runs(find: Finder, number: int) -> None:
     await eventually(lambda: len(find.runs) == number)
 
 
-async def test_one_finds_for_all() -> None:
+async def test_the_first_of_identical_questions_finds_for_all() -> None:
     find = Finder()
     tasks = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
     find.runs[0].set_result("found")
@@ -49,8 +49,7 @@ async def test_one_finds_for_all() -> None:
     assert len(find.runs) == 1
 
 
-async def test_few_wait_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others find for themselves, or are rejected; once fewer wait, more may."""
+async def test_waiters_without_a_permit_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight, "_MAX_WAITING", 2)
     find, flights = Finder(), Flights()
     tasks = await started(flights, find, *[FOREVER] * 4)
@@ -65,7 +64,7 @@ async def test_few_wait_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_a_question_does_not_wait_for_one_of_a_lower_rank() -> None:
-    """That of a batch or of a caller with low priority may wait long behind others; it shares the answer of the others."""
+    """A question of a batch or of a caller with low priority may wait long behind others."""
     find, flights = Finder(), Flights()
     tasks: list[asyncio.Task[Any]] = []
     for rank in ((True, NORMAL), (False, LOW), (False, NORMAL), (True, NORMAL)):
@@ -80,7 +79,7 @@ async def test_a_question_does_not_wait_for_one_of_a_lower_rank() -> None:
     assert await task == (3, False)
 
 
-async def test_nothing_is_shared_after_the_end() -> None:
+async def test_answers_are_not_shared_after_the_end() -> None:
     find, flights = Finder(), Flights()
     for number in range(2):
         (task,) = await started(flights, find, FOREVER)
@@ -109,8 +108,7 @@ async def test_different_questions_are_not_shared() -> None:
     ],
     ids=["cancelled", "deadline", "full", "parameter", "bug"],
 )
-async def test_the_next_one_takes_over(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
-    """It leads the others from then on."""
+async def test_a_waiter_takes_over_when_the_first_ends_early(end: Callable[[asyncio.Task[Any], asyncio.Future[Any]], None]) -> None:
     find = Finder()
     first, *others = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
     end(first, find.runs[0])
@@ -135,7 +133,7 @@ async def test_an_error_of_the_image_or_the_model_is_that_of_all(kind: type[Gate
     assert second.__cause__ is second.__context__ is None
 
 
-async def test_each_waits_only_until_its_own_deadline() -> None:
+async def test_waiters_wait_only_until_their_own_deadline() -> None:
     find = Finder()
     first, second = await started(Flights(), find, FOREVER, Deadline.after(0))
     with pytest.raises(DeadlinePassed):
@@ -145,7 +143,7 @@ async def test_each_waits_only_until_its_own_deadline() -> None:
     assert await first == ("found", False)
 
 
-async def test_one_that_leaves_does_not_end_the_first() -> None:
+async def test_a_waiter_that_leaves_does_not_end_the_first() -> None:
     find = Finder()
     first, second, third = await started(Flights(), find, FOREVER, FOREVER, FOREVER)
     second.cancel()

@@ -54,7 +54,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 @pytest.fixture
 def open_store(host: int) -> Iterator[OpenStore]:
-    """Opens the store of a further worker."""
     assert host
     opened: list[MemoryStore] = []
 
@@ -101,7 +100,6 @@ def test_workers_find_what_others_have_put(open_store: OpenStore) -> None:
 
 
 def test_processes_share_a_secret(host: int) -> None:
-    """Another host has another one."""
     descriptor, other = open_file(0), memory._create_file(0)  # noqa: SLF001
 
     assert read_secret(host) == read_secret(descriptor) != read_secret(other)
@@ -111,7 +109,6 @@ def test_processes_share_a_secret(host: int) -> None:
 
 
 def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -> None:
-    """Each value that is found is the right one, also after the ring has been written over several times."""
     metrics = Metrics(open_table(), "0")
     store = open_store(metrics=metrics)
     found = run(store, *range(500))
@@ -124,7 +121,6 @@ def test_the_oldest_values_leave(open_store: OpenStore, open_table: OpenTable) -
 
 
 def test_a_set_has_room_for_eight_values(open_store: OpenStore) -> None:
-    """The oldest one leaves; a value that is put again takes its own place."""
     store = open_store()
     keys = [b"%08d" % number + bytes(24) for number in range(9)]
 
@@ -163,7 +159,6 @@ def test_a_suspended_writer_delays_no_other(open_store: OpenStore) -> None:
 
 @pytest.mark.system
 def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
-    """One is suspended and one is killed meanwhile: each value that is found is the right one, and others can go on."""
     store = open_store()
     writers = [
         subprocess.Popen(
@@ -194,7 +189,6 @@ def test_many_processes_write_at_the_same_time(open_store: OpenStore) -> None:
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\x01", b"\xff"])
 def test_a_file_with_another_content_is_written_over(open_store: OpenStore, host: int, byte: bytes) -> None:
-    """As that of a program with another layout."""
     store = open_store()
     run(store, *range(100))
     os.pwrite(host, byte * (SIZE - 64), 64)

@@ -225,7 +225,7 @@ async def test_a_value_has_a_greatest_size(server: RedisServer, metrics: Metrics
         assert await store.get(KEY) == bytes(MAX_BYTES)
 
 
-async def test_what_a_stranger_keeps_under_a_key_is_replaced(server: RedisServer, metrics: Metrics) -> None:
+async def test_a_foreign_value_under_a_key_is_replaced(server: RedisServer, metrics: Metrics) -> None:
     async with opened(server.url, metrics) as store, Redis.from_url(server.url) as redis:
         await redis.lpush(PREFIX + KEY, "stranger")
         assert await store.get(KEY) is None

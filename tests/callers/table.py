@@ -35,7 +35,6 @@ def write(rows: Iterable[Row], day: date) -> None:
 
 
 def read() -> list[Row]:
-    """Return the rows of the page."""
     found = _TABLE.search(PAGE.read_text(encoding="utf-8"))
     assert found
     return [Row(*(cell.strip() for cell in line.strip("|").split(" | "))) for line in found[0].splitlines()[4:]]

@@ -52,11 +52,7 @@ def annotate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Annotate:
 
 @pytest.mark.client("cvat-cli")
 def test_the_function_annotates_a_task(gateway: str, own: httpx.Client, annotate: Annotate, tmp_path: Path) -> None:
-    """The function of `examples/cvat`, with a stand-in of CVAT: two photos, an unknown model, a bad picture, no gateway.
-
-    Rectangles get the labels of the task, classes without a label are left out, and each error ends
-    the command with its reason.
-    """
+    """The function of `examples/cvat`, with a stand-in of CVAT: two photos, an unknown model, a bad picture, no gateway."""
     found = [
         (frame, one["class_name"], [one[name] for name in ("x1", "y1", "x2", "y2")])
         for frame, photo in enumerate(PHOTOS)

@@ -140,7 +140,7 @@ def test_a_tensor_in_json_and_binary(service: Service) -> None:
 
 
 @pytest.mark.client("tritonclient")
-def test_what_ultralytics_does_with_a_model_by_its_address(service: Service) -> None:
+def test_ultralytics_calls_for_a_model_by_its_address(service: Service) -> None:
     """The calls of Ultralytics for a model by its address, rewritten: types and names from the config, all inputs and outputs.
 
     Source: ultralytics/utils/triton.py.

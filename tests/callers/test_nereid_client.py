@@ -36,7 +36,7 @@ def edges(outcome: object) -> list[float]:
 
 
 @pytest.mark.client("nereid-client")
-async def test_both_clients(gateway: str, own: httpx.Client) -> None:
+async def test_client_and_async_client(gateway: str, own: httpx.Client) -> None:
     """Photos one by one, several at a time and as a batch with a broken one, by `Client` and by `AsyncClient`."""
     expected = [boxes(own, photo) for photo in PHOTOS]
     assert all(expected)

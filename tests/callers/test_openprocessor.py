@@ -1,7 +1,4 @@
-"""The calls of OpenProcessor's scripts and its Makefile, and the types that its schemas declare for the answers.
-
-There is no client to install: these are replays, at both places where it has its paths, without following redirects.
-"""
+"""Replays of the calls of OpenProcessor's scripts and Makefile, which has no client to install, at both places of its paths."""
 
 import re
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""The calls of OpenProcessor's scripts for ingest, search and what is kept, and the types of the answers.
-
-There is no client to install: these are replays, at both places where it has its paths, against `serve --search` with its own
-PostgreSQL.
-"""
+"""Replays of the calls of OpenProcessor's scripts for ingest and search, against `serve --search` with its own PostgreSQL."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -326,7 +322,7 @@ def test_search(client: httpx.Client, prefix: str) -> None:
 
 @pytest.mark.client("OpenProcessor")
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_is_kept(client: httpx.Client, prefix: str) -> None:
+def test_indexed_images_are_counted_shown_and_deleted(client: httpx.Client, prefix: str) -> None:
     """Its calls, rewritten: sizes of the indexes, an image and its vector, its deletion, and groups of duplicates."""
     for image, name in ((PORTRAIT, "portrait"), (CAT, "cat")):
         ingest(client, image, name)

@@ -1,8 +1,4 @@
-"""The calls of OpenProcessor's scripts for text, faces, vectors and analyses, and the types of the answers in its schemas.
-
-There is no client to install: these are replays, at both places where it has its paths. Its vectors have 512 numbers; those of
-other models have others.
-"""
+"""Replays of the calls of OpenProcessor's scripts for text, faces, vectors of 512 numbers, and analyses."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -339,7 +335,7 @@ def test_analyses(sight: httpx.Client, prefix: str) -> None:
 
 
 @pytest.mark.client("OpenProcessor")
-def test_what_needs_more(sight: httpx.Client, own: httpx.Client) -> None:
+def test_routes_that_are_off_are_404_with_a_sentence(sight: httpx.Client, own: httpx.Client) -> None:
     """Its calls, rewritten: searches, an index and vectors of texts get 404 with a sentence; so do faces unless they are on."""
     answers: list[Any] = [
         *(sight.post(f"{prefix}/{path}", files=one(PORTRAIT)) for prefix in PREFIXES for path in LATER),

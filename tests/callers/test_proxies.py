@@ -83,7 +83,7 @@ async def test_an_instance_stops(service: Service) -> None:
         assert later.count(" nereid-") > CLIENTS
 
 
-async def test_what_clients_are_told(service: Service) -> None:
+async def test_refusals_reach_clients_through_the_proxy(service: Service) -> None:
     """Bodies that are too large, declared or in chunks, get 413, those of a full gateway 429; the log has the client's address."""
     transport = httpx.AsyncHTTPTransport(local_address=ADDRESS)
     async with httpx.AsyncClient(transport=transport, base_url=service.url, timeout=PATIENCE_SECONDS, headers=HEADERS) as client:

@@ -89,7 +89,6 @@ async def test_a_step_that_hangs_fails_at_the_deadline(world: World) -> None:
 
 
 async def test_a_crop_that_fails_fails_its_step_and_keeps_no_image(world: World) -> None:
-    """The error does not refer to frames with the decoded image."""
     with in_cycles(Patch) as patches:
         world.fake.next_refusals = [None, None, *[(grpc.StatusCode.INTERNAL, "broken")] * 10]
         found = await run(world)
@@ -126,7 +125,6 @@ async def test_a_client_that_leaves_takes_its_crops_along(world: World) -> None:
 
 
 async def test_crops_take_no_place_of_others(world: World) -> None:
-    """One caller's crops hang at a model, and more wait; another caller asks it, and new requests of the same wait behind."""
     world.hold()
     many = [asyncio.create_task(run(world, {"things": STEPS["things"], "inner": INNER}, Caller("many"))) for _ in range(2)]
     await eventually(lambda: world.fake.ids.count("abc-inner") == 2)

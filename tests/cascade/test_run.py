@@ -85,7 +85,7 @@ async def test_the_best_objects_of_some_classes_are_cropped(
     assert (found.steps["colours"].objects, found.truncated) == (objects, truncated)
 
 
-async def test_all_steps_together_crop_so_many_parts_of_the_image(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_steps_together_crop_a_limited_number_of_parts(worker: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part counts once, however many steps are about it."""
     monkeypatch.setattr(run_module, "MAX_CROPS", 3)
     steps = {"things": THINGS, "colours": COLOURS, "again": {**COLOURS, "model": "direction"}}
@@ -95,7 +95,7 @@ async def test_all_steps_together_crop_so_many_parts_of_the_image(worker: Runner
 
 
 @pytest.mark.parametrize("classes", [["blue"], ["red"]])
-async def test_what_one_step_has_cropped_is_there_for_another_with_another_order(
+async def test_crops_of_one_step_are_used_by_another_with_another_order(
     worker: Runner, monkeypatch: pytest.MonkeyPatch, classes: list[str]
 ) -> None:
     monkeypatch.setattr(run_module, "MAX_CROPS", 1)
@@ -145,8 +145,8 @@ async def test_oriented_boxes_are_straightened(worker: Runner) -> None:
     assert_allclose(quarters(found.steps["vectors"].results[1]).mean(axis=(1, 2)), [0, 0, 1], atol=0.1)
 
 
-async def test_what_is_certainly_upside_down_is_turned(worker: Runner) -> None:
-    """The small classifier takes blue things for such."""
+async def test_objects_that_are_certainly_upside_down_are_turned(worker: Runner) -> None:
+    """The small classifier takes blue things for upside down."""
     pixels = blank()
     pixels[20:80, 20:80] = 255, 0, 0
     pixels[20:80, 120:180] = 0, 0, 255
@@ -282,7 +282,6 @@ async def test_each_step_is_timed(worker: Runner) -> None:
 
 
 async def test_crossed_cascades_never_wait_for_each_other(settings: Settings, triton: EmbeddedTriton) -> None:
-    """Each model has two permits. Clients whose first step finds no place come again, images of batches wait."""
     assert triton.poll() is None
     pair = "six_columns", "stretched_columns"
     crossed = [

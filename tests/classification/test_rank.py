@@ -9,7 +9,6 @@ from app.classification.outputs import rank
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=50), st.integers(1, 60), st.floats(0, 1))
 def test_the_order_is_that_of_sorting_all(scores: list[float], top_k: int, confidence: float) -> None:
-    """At most as many as asked for, none below the minimum; of equals, the lower id comes first."""
     ranked = sorted((-score, index) for index, score in enumerate(scores) if score >= np.float32(confidence))
 
     class_ids, best = rank(np.array(scores, np.float32), top_k=top_k, confidence=confidence)

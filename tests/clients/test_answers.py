@@ -54,7 +54,7 @@ async def test_each_method_returns_what_the_gateway_says(transport: httpx.ASGITr
     assert (found.steps, found.image_steps) == ([{}] * len(found.detections), {})
 
 
-async def test_both_classes_have_the_same_methods(transport: httpx.ASGITransport) -> None:
+async def test_client_and_async_client_return_the_same_answers(transport: httpx.ASGITransport) -> None:
     calls: list[tuple[str, tuple[object, ...], str]] = [
         ("ocr", (SCENE,), "texts"),
         ("detect_faces", (SCENE,), "faces"),
@@ -89,7 +89,6 @@ async def test_corners_of_a_prepared_picture_are_those_of_the_original(transport
 
 
 async def test_steps_of_a_cascade_are_apart_from_the_objects() -> None:
-    """What later steps say is in fields that only the cascade names."""
     answer = {
         "detections": [
             {"x1": 0.1, "y1": 0.1, "x2": 0.5, "y2": 0.5, "confidence": 0.9, "class": 0, "class_id": 0, "class_name": "plate"}

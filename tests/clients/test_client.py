@@ -29,7 +29,6 @@ BROKEN = b"this is not an image"
 
 
 async def test_the_result_is_that_of_the_gateway(synchronous: Client, asynchronous: AsyncClient, client: httpx.AsyncClient) -> None:
-    """Boxes in the unit that was asked for, with the image, the model, the time of each stage and the id of the request."""
     raw = json(await client.post("/detect", params={"model": MODEL, "boxes": "pixel"}, content=SCENE))
     one = await asynchronous.detect(SCENE, model=MODEL, boxes="pixel")
     other = await asyncio.to_thread(synchronous.detect, SCENE, model=MODEL, classes=["blue"])
@@ -67,7 +66,6 @@ async def test_the_gateway_draws(asynchronous: AsyncClient, tmp_path: Path) -> N
 
 
 async def test_a_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncClient) -> None:
-    """Each image has the result that it gets alone; a failure is a value among them. More than 64 are several requests."""
     images = [*SCENES, BROKEN, *[SCENES[0]] * 62]
     one = await asynchronous.detect_batch(images, model=MODEL, boxes="pixel", timeout_ms=20000)
     other = await asyncio.to_thread(synchronous.detect_batch, images[:4], model=MODEL, boxes="pixel")
@@ -84,7 +82,6 @@ async def test_a_batch_keeps_its_order(synchronous: Client, asynchronous: AsyncC
 
 
 async def test_a_folder_is_sent_several_at_a_time(synchronous: Client, asynchronous: AsyncClient, tmp_path: Path) -> None:
-    """The pictures in it and in its folders; one that fails has its error, and one that cannot be read, too."""
     (tmp_path / "deeper").mkdir()
     for number, scene in enumerate(SCENES):
         (tmp_path / "deeper" / f"{number}.BMP").write_bytes(scene)
@@ -108,7 +105,6 @@ async def test_a_folder_is_sent_several_at_a_time(synchronous: Client, asynchron
 
 
 async def test_leaving_early_stops_what_is_in_flight() -> None:
-    """No request begins after that, and none goes on."""
     asked: list[httpx.Request] = []
     ended: list[httpx.Request] = []
     both = asyncio.Event()
@@ -215,7 +211,7 @@ def test_results_that_no_gateway_sends_are_errors(class_id: int, size: tuple[int
         client.detect(SCENE)
 
 
-def test_both_classes_have_the_same_methods() -> None:
+def test_client_and_async_client_have_the_same_parameters() -> None:
     for name in ("__init__", "detect", "classify", "detect_batch", "detect_each"):
         one, other = inspect.signature(getattr(Client, name)), inspect.signature(getattr(AsyncClient, name))
         assert one.parameters == other.parameters

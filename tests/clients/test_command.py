@@ -86,7 +86,6 @@ def refuse_b(status: int, code: str) -> Callable[[httpx.Request], httpx.Response
 
 
 def test_each_picture_of_a_folder_has_one_line(gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The next run sends nothing but a new picture."""
     out = photos.parent / "results.jsonl"
     assert main(["detect", str(photos), "--out", str(out), "--confidence", "0.4", "--model", "doors"]) == 0
     assert capsys.readouterr().err == "pictures: 3, new: 3, with a result: 3\n"
@@ -122,7 +121,7 @@ def test_a_failure_is_listed_and_tried_again(gateway: Gateway, photos: Path, cap
 @pytest.mark.parametrize(
     ("status", "code"), [(401, "unauthorized"), (404, "unknown_model"), (400, "wrong_task"), (503, "circuit_open")]
 )
-def test_what_all_pictures_would_get_stops_the_run(
+def test_a_refusal_that_all_pictures_would_get_stops_the_run(
     gateway: Gateway, photos: Path, capsys: pytest.CaptureFixture[str], status: int, code: str
 ) -> None:
     gateway.respond = lambda _: refused(status, code)
@@ -174,7 +173,6 @@ def test_without_a_file_lines_go_to_stdout(gateway: Gateway, photos: Path, capfd
 
 @pytest.mark.parametrize("boxes", ["pixel", "normalized"])
 def test_csv_has_a_row_per_detection(gateway: Gateway, photos: Path, boxes: str) -> None:
-    """With boxes in the unit that was asked for."""
     out = photos.parent / "results.csv"
     gateway.respond = lambda request: detected(RED) if request.content == b"a.jpg" else detected()
 
@@ -187,7 +185,6 @@ def test_csv_has_a_row_per_detection(gateway: Gateway, photos: Path, boxes: str)
 
 
 def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway, photos: Path) -> None:
-    """Also of pictures in which nothing was found; category ids are the model's class ids."""
     out = photos.parent / "results.json"
     gateway.respond = lambda request: detected(RED) if request.content == b"b.png" else detected()
 
@@ -206,7 +203,6 @@ def test_coco_is_a_dataset_whose_annotations_are_results(gateway: Gateway, photo
 
 @pytest.mark.parametrize(("options", "confidence"), [([], ""), (["--save-conf"], " 0.9")])
 def test_yolo_is_a_folder_of_labels(gateway: Gateway, photos: Path, options: list[str], confidence: str) -> None:
-    """One file per picture, also if it has no objects, and the names of the classes."""
     out = photos.parent / "labels"
     red, blue = (*RED[:3], (0.1, 0.3, 0.4, 0.9)), (*BLUE[:3], (0.6, 0.1, 0.9, 0.6))
     answers = {b"b.png": detected(red), b"d.jpg": detected(blue)}
@@ -269,7 +265,6 @@ def test_a_result_file_names_only_pictures_in_the_folder(
 
 
 def test_a_picture_that_is_given_twice_is_sent_once(gateway: Gateway, photos: Path) -> None:
-    """Even if it has another path in the second folder; and any name of a file can be written."""
     (photos / "caf\udce9\n.png").write_text("latin-1")  # bytes that are not UTF-8
     out = photos.parent / "results.jsonl"
     assert main(["detect", str(photos), str(photos / "deeper"), "--out", str(out)]) == 0
@@ -279,7 +274,6 @@ def test_a_picture_that_is_given_twice_is_sent_once(gateway: Gateway, photos: Pa
 
 
 def test_a_full_disk_stops_the_run(gateway: Gateway, photos: Path) -> None:
-    """A line of which a part was written does not count, and is written anew when there is room."""
     out = photos.parent / "results.jsonl"
     arguments = ["detect", str(photos / "a.jpg"), "--out", str(out)]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -334,7 +328,6 @@ def test_the_key_comes_from_the_environment(gateway: Gateway, photos: Path, monk
 def test_wrong_arguments_are_told_before_anything_is_sent(
     gateway: Gateway, workspace: Path, arguments: list[str], message: str
 ) -> None:
-    """And before any file is changed."""
     main(["detect", "photos", "--out", "made.jsonl", "--confidence", "0.5"])
     gateway.asked.clear()
     before = {path: path.read_bytes() for path in workspace.rglob("*.*")}

@@ -132,7 +132,6 @@ async def test_health_is_that_of_the_gateway(server: httpx.AsyncClient) -> None:
 
 
 async def test_the_model_of_a_project_is_that_of_its_predictions(server: httpx.AsyncClient) -> None:
-    """`model_path` names it; a model that does not exist or finds no boxes is an error."""
     for schema in (None, "", "<View></View>", PLAIN):
         assert json(await server.post("/setup", json={"project": "1", "schema": schema})) == {"model_version": "six_columns:1"}
     for name, status in (("yolo_head.pt", 200), ("yolov8m.pt", 404), ("../../etc", 404), ("probabilities", 400)):
@@ -175,7 +174,6 @@ async def test_labels_find_classes_by_predicted_values_or_names(
 
 
 async def test_several_controls_have_labels_and_thresholds_of_their_own(server: httpx.AsyncClient) -> None:
-    """Only controls of the first image count; controls of other kinds, and those to be skipped, get nothing."""
     config = """<?xml version="1.0" encoding="UTF-8"?><!-- all of them --><View>
       <Choices name="c" toName="i"><Choice value="red"/></Choices>
       <RectangleLabels name="no" toName="i" model_skip="true"><Label value="red"/></RectangleLabels>
@@ -192,7 +190,7 @@ async def test_several_controls_have_labels_and_thresholds_of_their_own(server: 
 
 
 async def test_each_task_has_a_result_or_an_error(server: httpx.AsyncClient) -> None:
-    """In the order of the tasks. Of too many, only the first has: Label Studio then asks for each alone."""
+    """Of too many, only the first has: Label Studio then asks for each alone."""
     images = [ENCODED, "", f"data:image/bmp;base64,{ENCODED}", 7, "/data/1.jpg", "s3://bucket/a.jpg", "http://[", f" {ENCODED}"]
     predictions = await results(server, *images)
 
@@ -241,7 +239,6 @@ async def test_bad_tasks_are_400(server: httpx.AsyncClient, tasks: object) -> No
 
 @pytest.fixture
 async def studio() -> AsyncIterator[Host]:
-    """A Label Studio on loopback."""
     async with serving_https(scheme="http") as host:
         yield host
 
@@ -301,8 +298,7 @@ async def test_images_of_label_studio_have_limits_of_size_and_time(
     assert answer.status_code == status
 
 
-async def test_what_is_not_the_gateway_is_502(studio: Host) -> None:
-    """Nothing, another server, and one that redirects."""
+async def test_an_address_that_is_not_the_gateway_is_502(studio: Host) -> None:
     answers = {"/": response(b"<html>", "200 OK", "Content-Type: text/html"), "/moved/": redirect("https://nereid.example.org")}
     studio.answers |= {path + route: answer for path, answer in answers.items() for route in ("readyz", "models", "detect")}
     for url in (f"http://{LOOPBACK}:{free_port()}", studio.url("/", LOOPBACK), studio.url("/moved", LOOPBACK)):
@@ -339,7 +335,6 @@ def test_a_variable_that_is_not_valid_stops_the_start(
 async def test_the_key_of_the_gateway_is_user_and_password(
     settings: Settings, triton: EmbeddedTriton, studio: Host, tmp_path: Path
 ) -> None:
-    """Without it, nothing is fetched from Label Studio."""
     assert triton.poll() is None
     studio.answers["/a.bmp"] = response(SCENE)
     keys = write_keys(tmp_path, ("annotators", "secret-of-the-annotators", "detect"))
@@ -365,7 +360,6 @@ def test_a_port_in_use_stops_the_start(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 async def test_masks_are_polygons_and_brush_masks() -> None:
-    """Each part is a polygon, in percent. An object with an empty mask has none."""
     async with with_task("segment") as (server, gateway):
         by_control = await regions(server, CONTROLS, "parts")
         polygon = json(await gateway.post("/segment?boxes=pixel", content=IMAGE))["detections"][0]["mask"]
@@ -386,7 +380,6 @@ async def test_masks_are_polygons_and_brush_masks() -> None:
 
 
 async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them() -> None:
-    """Labels have `model_index`, or the name of a keypoint; objects and points below their thresholds are left out."""
     async with with_task("pose") as (server, _):
         by_control = await regions(server, POINTS, "people")
         alone = await regions(server, POINTS.replace("points_bbox", "others").replace("0.3", "0"), "people")
@@ -405,7 +398,6 @@ async def test_keypoints_belong_to_a_box_if_the_project_has_one_for_them() -> No
 
 
 async def test_oriented_boxes_are_turned_around_their_first_corner() -> None:
-    """By degrees, clockwise."""
     labels = '<Label value="cat"/><Label value="dog"/>'
     control = f'<RectangleLabels name="r" toName="i" model_path="tiny">{labels}</RectangleLabels>'
     async with with_task("obb") as (server, _):

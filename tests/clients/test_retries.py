@@ -80,7 +80,7 @@ def test_a_request_is_repeated_as_retry_after_asks(ask: Callable[[Answers], None
     [*(refused(status, "") for status in (400, 401, 404, 408, 413, 422, 500, 502, 504)), httpx.ReadTimeout("60 s")],
     ids=lambda answer: str(getattr(answer, "status_code", "timeout")),
 )
-def test_what_would_fail_again_is_not_repeated(answer: httpx.Response | Exception, pauses: list[float]) -> None:
+def test_a_request_that_would_fail_again_is_not_repeated(answer: httpx.Response | Exception, pauses: list[float]) -> None:
     with pytest.raises((Problem, Unreachable)):
         ask([answer])
 
@@ -88,7 +88,6 @@ def test_what_would_fail_again_is_not_repeated(answer: httpx.Response | Exceptio
 
 
 def test_attempts_and_time_are_limited(pauses: list[float]) -> None:
-    """The error of the last attempt is raised; none begins after the time, and nobody waits for it in vain."""
     with pytest.raises(Unreachable) as caught:
         ask([AWAY] * 3, Retries(attempts=3))
     assert caught.value.__cause__ is AWAY

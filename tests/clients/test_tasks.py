@@ -56,7 +56,6 @@ class Gateway(httpx.MockTransport):
     ],
 )
 async def test_each_field_of_the_gateway_is_read(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    """In single answers and in batches."""
     async with AsyncClient(transport=Gateway(found(**given))) as client:
         one = await client.detect(b"picture", task="segment")
         (other,) = await client.detect_batch([b"picture"], task="segment")

@@ -112,7 +112,6 @@ class Container(NamedTuple):
 
 
 def first_process(process: "subprocess.Popen[bytes]") -> psutil.Process:
-    """Return a running container's process 1."""
     (first,) = psutil.Process(process.pid).children()
     return first
 

@@ -12,8 +12,6 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 class Target(msgspec.Struct):
-    """One query of a panel."""
-
     expr: str
 
     def expression(self, window: str, **chosen: str) -> str:

@@ -34,15 +34,12 @@ _ODD = (
 
 
 class Service(NamedTuple):
-    """A running `serve`."""
-
     url: str
     process: psutil.Process
     targets: dict[str, str]
     """Addresses of the metrics for Prometheus: `host:port` by job."""
 
     def kill_triton(self) -> None:
-        """Kill its Triton, if it is running."""
         for child in self.process.children():
             if child.status() != psutil.STATUS_ZOMBIE and child.name() == "tritonserver":
                 child.kill()
@@ -93,7 +90,6 @@ async def exercise(service: Service, seconds: float) -> None:
 
 
 async def _ask_oddly(url: str, image: bytes) -> None:
-    """Send invalid requests in turn until cancelled."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         while True:
             for method, path in _ODD:

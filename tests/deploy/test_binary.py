@@ -111,12 +111,11 @@ def glibc(text: str) -> tuple[int, ...]:
     return max((int(major), int(minor)) for major, minor in FOUND.findall(text))
 
 
-def test_it_is_small(binary: Path) -> None:
+def test_the_binary_is_small(binary: Path) -> None:
     assert binary.stat().st_size <= MAX_BYTES
 
 
-def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
-    """The version is the newest that any of its libraries requires; they are inspected where they were unpacked."""
+def test_the_binary_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None:
     stated = re.search(r"needs glibc (\S+) or later", subprocess.check_output([binary, "--version"], text=True))
     port = free_port()
     with running([str(binary), "api"], tmp_path, port, TMPDIR=tmp_path) as process:
@@ -129,7 +128,6 @@ def test_it_states_the_glibc_that_it_needs(binary: Path, tmp_path: Path) -> None
 
 
 def test_pulling_and_detecting(bare: Bare, settings: Settings, triton: EmbeddedTriton, repository: Path, tmp_path: Path) -> None:
-    """The composed model is the same file, and the boxes are those of the application as Python runs it."""
     assert triton.poll() is None
     pulled = bare.run("nereid", "pull", "yolo11n", "--from", "/srv/network.onnx")
     assert pulled.returncode == 0, pulled.stderr
@@ -178,8 +176,8 @@ def test_ways_to_start(bare: Bare, how: str) -> None:
         stop(process, signal.SIGINT)
 
 
-def test_its_folder_stays_and_an_abandoned_one_is_removed(bare: Bare) -> None:
-    """The folder of a program that runs is locked, however old it is; one that belongs to another program is left alone."""
+def test_the_folder_of_the_binary_stays_and_an_abandoned_one_is_removed(bare: Bare) -> None:
+    """The folder of a program that runs is locked, however old it is."""
     folder = bare.root / "tmp"
     with running(bare.command("nereid", "api"), folder, free_port()) as process:
         (own,) = folder.glob("_MEI*")
@@ -220,7 +218,7 @@ def test_the_bootloader_is_killed(bare: Bare) -> None:
         ("api --port 0", "NEREID_PORT: Expected a whole number from 1 to 65535; got '0'"),
     ],
 )
-def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> None:
+def test_an_error_is_one_line(bare: Bare, command: str, message: str) -> None:
     script = f"cd $(mktemp -d) && XDG_DATA_HOME=$PWD nereid {command}; status=$?; find . -type f ! -name .lock; exit $status"
     done = bare.run("sh", "-c", script)
     *before, last = done.stderr.splitlines()
@@ -232,7 +230,6 @@ def test_what_is_missing_is_one_line(bare: Bare, command: str, message: str) -> 
 
 
 def test_serve_finds_a_python(binary: Path, networks: dict[str, Path], triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """`serve` runs in an empty folder; models and Triton are in the data directory. Programs that it runs have own libraries."""
     assert triton.poll() is None  # installed
     version = f"python3.{sys.version_info.minor}"
     python = tmp_path / "bin" / version

@@ -67,7 +67,6 @@ def seconds(duration: str) -> int:
 
 
 def test_the_files_are_valid(tmp_path: Path) -> None:
-    """Each, also the stack, and overlays and examples together with the files that they change."""
     merged = [tmp_path / f"{name}.json" for name in PROJECTS if name not in ALONE]
     for path in merged:
         path.write_bytes(msgspec.json.encode(PROJECTS[path.stem]))
@@ -79,7 +78,6 @@ def test_the_files_are_valid(tmp_path: Path) -> None:
 
 @each_service
 def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None:
-    """Its only capability is to change owners, and limits protect the machine's memory and disk."""
     assert service["cap_drop"] == ["ALL"]
     assert set(service.get("cap_add", [])) <= {"CHOWN"}
     assert "no-new-privileges:true" in service["security_opt"]
@@ -91,7 +89,6 @@ def test_a_service_can_do_no_more_than_it_needs(service: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("services", SERVICES.values(), ids=SERVICES)
 def test_only_nginx_is_published(services: dict[str, Any]) -> None:
-    """To others than this machine, which also reaches its second listener at the port without Compose, and Grafana."""
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
     local = f"127.0.0.1:{Settings().port}:4604"
 
@@ -101,7 +98,7 @@ def test_only_nginx_is_published(services: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_what_is_mounted_exists(file: str) -> None:
+def test_mounted_files_exist(file: str) -> None:
     """An engine creates a folder in place of a missing file."""
     sources = [source for service in SERVICES[file].values() for source in mounts(service).values()]
     missing = [path for path in sources if path.startswith(".") and not (DEPLOY / path).exists()]
@@ -111,7 +108,6 @@ def test_what_is_mounted_exists(file: str) -> None:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_volumes_belong_to_those_who_write(name: str) -> None:
-    """They are root's until the service `owners` has changed that; whoever runs as another user waits for it."""
     services, owned = PROJECTS[name]["services"], mounts(PROJECTS[name]["services"]["owners"])
     users = {volume: folder.split("/")[1] for folder, volume in owned.items()}
     writing = [
@@ -130,7 +126,6 @@ def test_volumes_belong_to_those_who_write(name: str) -> None:
 
 @pytest.mark.parametrize("gateway", [*(GPU[name] for name in INSTANCES), CPU["nereid"]], ids=[*INSTANCES, "cpu"])
 def test_a_gateway_has_what_it_needs(gateway: dict[str, Any]) -> None:
-    """This version; processors, of which a worker cannot see the quota; memory, also the shared one; and the time to stop."""
     configured, limit = settings(gateway), nbytes(limits(gateway)["memory"])
     stop = stop_seconds(configured)
     if gateway["command"] == ["serve"]:
@@ -152,7 +147,7 @@ def test_nginx_and_triton_wait_for_requests_too() -> None:
 
 
 def test_gateway_and_triton_share_memory() -> None:
-    """Both use the same /dev/shm, which outlives them and has room for all, and the same user: others cannot open the files."""
+    """They run as the same user: others cannot open the files."""
     owner = GPU["shared-memory"]
     sharing = [GPU[name] for name in (*INSTANCES, "triton")]
 
@@ -191,7 +186,6 @@ def test_the_addresses_of_instances_stay() -> None:
 
 
 def test_the_ports_are_those_that_somebody_listens_on() -> None:
-    """NGINX, Prometheus and the gateway ask at the addresses that the files name."""
     api = [f"{name}:{settings(GPU[name]).port}" for name in INSTANCES]
     scraped = {
         job["job_name"]: job["static_configs"] for job in load(DEPLOY / "prometheus/prometheus.compose.yml")["scrape_configs"]
@@ -204,7 +198,6 @@ def test_the_ports_are_those_that_somebody_listens_on() -> None:
 
 
 def test_each_gpu_has_a_triton() -> None:
-    """With a GPU and engines of its own and the others' memory; all instances use both, and Prometheus scrapes both."""
     tritons = {name: service for name, service in GPUS.items() if service["image"] == GPU["triton"]["image"]}
     configured = [settings(GPUS[name]) for name in INSTANCES]
     job = load(DEPLOY / "prometheus/prometheus.compose.yml")["scrape_configs"][1]
@@ -221,7 +214,6 @@ def test_each_gpu_has_a_triton() -> None:
 
 
 def test_nginx_has_the_sockets_of_the_instances() -> None:
-    """All of those without a GPU, in the volume that both have, where NGINX's user may write to them."""
     configured = settings(CPU["nereid"])
 
     assert upstream("upstream.conf") == sockets(configured)
@@ -231,7 +223,6 @@ def test_nginx_has_the_sockets_of_the_instances() -> None:
 
 
 def test_a_client_cannot_reach_what_is_behind_nginx() -> None:
-    """Neither network leads outside, and NGINX has no route to Triton."""
     networks = load(DEPLOY / "compose.yaml")["networks"]
     assert [networks[name]["internal"] for name in ("api", "triton")] == [True, True]
     assert "triton" not in GPU["nginx"]["networks"]

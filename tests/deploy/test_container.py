@@ -101,7 +101,6 @@ async def check_answers(inside: httpx.AsyncClient, outside: httpx.AsyncClient) -
 async def test_api_in_a_container_answers_like_one_outside(
     api: Image, outside: Outside, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    """Its root is read-only; the pixels travel in shared memory; it is healthy until it is stopped, and leaves nothing behind."""
     container = Container(api, outside.volumes, outside.settings)
     url, log = f"http://127.0.0.1:{outside.settings['port']}", tmp_path / "api.log"
     with no_process_left(), container.running(log) as process:
@@ -134,7 +133,6 @@ def test_a_stop_during_the_start_is_not_lost(api: Image, outside: Outside, tmp_p
 
 @packages
 def test_the_root_can_be_read_only(api: Image, outside: Outside) -> None:
-    """The user of the image is not root, owns nothing in it, and has no other group."""
     script = (
         "id -u; id -g; id -G; for folder in / /opt/nereid /run /srv/nereid /tmp /dev/shm; do test -w $folder && echo $folder; done"
     )
@@ -158,7 +156,6 @@ def test_image_says_what_it_is(api: Image) -> None:
 
 @packages
 def test_images_are_small(api: Image, embedded: Image) -> None:
-    """Nothing that only builds is in them: no compiler, no headers, no pip in that of the API."""
     for image in (api, embedded):
         assert [path.name[:12] for path in image.root.glob("opt/nereid/lib/python3*/site-packages/pillow*.dist-info")] == [
             "pillow_simd-"
@@ -207,7 +204,6 @@ def locked(path: Path, python: str) -> set[str]:
     ],
 )
 def test_sbom_names_what_is_in_the_image(name: str, locks: list[str], unlocked: set[str], request: pytest.FixtureRequest) -> None:
-    """Every locked package of Python and, but for what the base or the code itself pins, no other; and every package of Debian."""
     image: Image = request.getfixturevalue(name)
     python = Container(image, {}, {}).run("python3", "-c", "import platform; print(platform.python_version())").stdout.strip()
     bom = json.loads((image.root / "usr/share/nereid/sbom.cdx.json").read_text(encoding="utf-8"))
@@ -226,7 +222,6 @@ def test_sbom_names_what_is_in_the_image(name: str, locks: list[str], unlocked: 
 
 @packages
 async def test_embedded_needs_nothing_else(embedded: Image, client: httpx.AsyncClient, tmp_path: Path) -> None:
-    """It pulls the model at its first start, and runs with as little shared memory as an engine gives it by default."""
     port = free_port()
     container = Container(embedded, pip_volumes(tmp_path), {"port": port}, is_read_only=False, shm_size="64m")
     url, log = f"http://127.0.0.1:{port}", tmp_path / "serve.log"

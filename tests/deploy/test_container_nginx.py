@@ -224,7 +224,6 @@ class Clients:
 async def test_no_request_is_lost_when_a_container_is_killed(
     api: Image, triton_of_containers: str, namespaces: Networks, client: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    """NGINX repeats its requests at the other one, also while nothing is at its address, and sends it requests again afterwards."""
     expected = {}
     for name in IMAGES:
         found = json_of(await client.post("/detect", content=sample_image(name)))["detections"]

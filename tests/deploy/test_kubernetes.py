@@ -37,7 +37,6 @@ def test_image_and_processors_are_those_of_this_version(cluster: Cluster) -> Non
 
 
 def test_containers_can_do_no_more_than_they_need(cluster: Cluster) -> None:
-    """The namespace enforces it, and the root file system is read-only."""
     assert cluster.one("Namespace")["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
     for pod in cluster.pods():
         assert pod["automountServiceAccountToken"] is False
@@ -74,7 +73,6 @@ def test_triton_gets_a_gpu_and_what_its_image_prepares(cluster: Cluster) -> None
 
 
 def test_a_rollout_has_not_failed_while_engines_are_built(cluster: Cluster) -> None:
-    """The gateway waits for Triton too."""
     startup = cluster.triton["startupProbe"]
 
     for deployment in cluster.all_of("Deployment"):
@@ -92,7 +90,6 @@ def test_gateway_and_triton_share_memory_or_do_not_try(cluster: Cluster) -> None
 
 
 def test_requests_in_progress_may_end(cluster: Cluster) -> None:
-    """Before the gateway is killed, and Triton is stopped after it, or waits for its own."""
     grace = cluster.pod()["terminationGracePeriodSeconds"]
 
     assert cluster.settings.drain_delay_seconds >= 5
@@ -129,7 +126,6 @@ def test_probes_ask_where_somebody_answers(cluster: Cluster) -> None:
 
 
 def test_the_gateway_finds_triton(cluster: Cluster) -> None:
-    """In its pod, or each of them by the name of a headless Service; the port is then that of the pods."""
     host, _, port = cluster.settings.triton_address.removeprefix("dns:///").rpartition(":")
     if cluster.overlay == "sidecar":
         assert f"--grpc-address={host}" in cluster.triton["args"]
@@ -164,7 +160,7 @@ def test_clients_see_the_public_paths_only(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "NetworkPolicy"])
-def test_each_pod_has_one_and_each_service_a_pod(cluster: Cluster, kind: str) -> None:
+def test_each_pod_has_one_budget_and_policy_and_each_service_one_pod(cluster: Cluster, kind: str) -> None:
     """Besides the policy for names, which is for all pods."""
     selectors = {
         found["metadata"]["name"]: found["spec"]["selector" if kind == "PodDisruptionBudget" else "podSelector"]
@@ -180,7 +176,7 @@ def test_each_pod_has_one_and_each_service_a_pod(cluster: Cluster, kind: str) ->
         assert sum(service["spec"]["selector"].items() <= labels.items() for labels in cluster.pod_labels()) == 1
 
 
-def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
+def test_only_the_gateway_reaches_triton(cluster: Cluster) -> None:
     """Its gRPC asks for no key: it listens on loopback, or a policy lets the gateway in."""
     if cluster.overlay == "sidecar":
         opened = {port["port"] for rule in cluster.one("NetworkPolicy")["spec"]["ingress"] for port in rule["ports"]}
@@ -194,7 +190,6 @@ def test_nobody_but_the_gateway_reaches_triton(cluster: Cluster) -> None:
 
 
 def test_models_have_a_source(cluster: Cluster) -> None:
-    """A claim that exists, or the bucket of a user's copy, which Triton may reach and has credentials for."""
     secret = cluster.triton["envFrom"][-1]
     repository = cluster.variables(cluster.triton)["MODEL_REPOSITORY"]
     source = volume(cluster.triton_pod, "models")

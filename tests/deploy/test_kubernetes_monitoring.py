@@ -23,7 +23,6 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 
 def test_autoscalers_have_their_metrics(cluster: Cluster) -> None:
-    """By the names that prometheus-adapter gives them; a Triton of its own by the images that wait in all gateways."""
     scalers = {scaler["metadata"]["name"]: scaler["spec"] for scaler in cluster.all_of("HorizontalPodAutoscaler")}
     asked = {
         name: [metric[metric["type"].lower()]["metric"]["name"] for metric in spec["metrics"]] for name, spec in scalers.items()
@@ -47,7 +46,6 @@ def test_prometheus_has_what_the_adapter_asks_for() -> None:
 
 @pytest.mark.system
 def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> None:
-    """One of three models is full, two are idle; waiting images are added up. Promtool runs the queries."""
     queries = [rule["metricsQuery"].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'pod=~"a|b"') for rule in ADAPTER]
     metrics = {
         "api_model_active_requests": {"full": 40, "idle": 0, "other": 0},
@@ -70,7 +68,7 @@ def test_the_adapter_measures_the_model_that_has_most_to_do(tmp_path: Path) -> N
 
 @pytest.mark.system
 def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
-    """By the names of their ports; Debian's promtool knows no discovery in Kubernetes, so that fixed targets take its place."""
+    """Debian's promtool knows no discovery in Kubernetes, so that fixed targets take its place."""
     config = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")
     ports = {port["name"] for container in cluster.containers() for port in container["ports"]}
     for job in config["scrape_configs"]:
@@ -85,7 +83,6 @@ def test_prometheus_finds_the_pods(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_triton_is_scaled_up_when_more_than_one_full_batch_waits() -> None:
-    """Of those that generated configs allow."""
     (metric,) = plain("separate", "nfs").one("HorizontalPodAutoscaler", "triton")["spec"]["metrics"]
     (production,) = (field.default for field in msgspec.structs.fields(Description) if field.name == "production")
 
@@ -93,7 +90,6 @@ def test_triton_is_scaled_up_when_more_than_one_full_batch_waits() -> None:
 
 
 def test_the_operator_scrapes_as_prometheus_does() -> None:
-    """The same jobs at the same ports, only of running pods, and without labels that take the place of the metrics' own."""
     (monitor,) = example("sidecar", "nfs", has_options=True).all_of("PodMonitor")
     endpoints = {endpoint["port"]: endpoint["relabelings"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
     jobs = load(DEPLOY / "prometheus" / "prometheus.kubernetes.yml")["scrape_configs"]

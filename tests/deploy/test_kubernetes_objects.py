@@ -27,20 +27,18 @@ def with_options(request: pytest.FixtureRequest) -> Cluster:
 
 
 def test_manifests_are_valid(cluster: Cluster) -> None:
-    """By the schemas of Kubernetes, without a member that they do not know; the package has none for prometheus-operator."""
     for manifest in cluster.manifests:
         if not manifest["apiVersion"].startswith("monitoring.coreos.com/"):
             kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_all_objects_are_in_the_namespace(cluster: Cluster) -> None:
-    """Also those of components, in a kustomization that sets no namespace."""
     namespaced = [manifest for manifest in cluster.manifests if manifest["kind"] not in {"Namespace", "PersistentVolume"}]
 
     assert {manifest["metadata"].get("namespace") for manifest in namespaced} == {cluster.one("Namespace")["metadata"]["name"]}
 
 
-def test_everything_that_is_referred_to_exists(cluster: Cluster) -> None:
+def test_referenced_objects_exist(cluster: Cluster) -> None:
     """A secret is created by a command that the guide or a file has."""
     texts = [file.read_text(encoding="utf-8") for file in [GUIDE, *FOLDER.rglob("*.yaml")]]
     secrets = {
@@ -81,7 +79,6 @@ def _of_others(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def test_all_selectors_select_pods(cluster: Cluster) -> None:
-    """Those of services, policies and budgets, and of what may reach what."""
     found = [selector for manifest in cluster.manifests for selector in _selectors(manifest)]
     services = [{"matchLabels": service["spec"]["selector"]} for service in cluster.all_of("Service")]
 
@@ -104,7 +101,6 @@ def _selectors(value: object) -> Iterator[Manifest]:
 
 
 def test_services_lead_to_ports_of_pods(cluster: Cluster) -> None:
-    """And the ingress to ports of services, all by name."""
     ports = {port["name"] for container in cluster.containers() for port in container["ports"]}
     offered = {
         (service["metadata"]["name"], port["name"]) for service in cluster.all_of("Service") for port in service["spec"]["ports"]
@@ -116,7 +112,6 @@ def test_services_lead_to_ports_of_pods(cluster: Cluster) -> None:
 
 
 def test_the_example_is_what_a_user_sets(with_options: Cluster) -> None:
-    """It has every component; its image has a digest and credentials, its keys a file."""
     text = (FOLDER / "example" / "kustomization.yaml").read_text(encoding="utf-8")
     as_it_is = example("sidecar", "nfs", has_options=False)
     ingress = with_options.one("Ingress")
@@ -134,7 +129,6 @@ def test_the_example_is_what_a_user_sets(with_options: Cluster) -> None:
 
 
 def test_engines_are_kept_and_built_by_one_pod_at_a_time(with_options: Cluster) -> None:
-    """A rollout makes no second pod that builds; Triton may write to the volume."""
     (mount,) = (mount for mount in with_options.triton["volumeMounts"] if mount["name"] == "engines")
     source = volume(with_options.triton_pod, "engines")
     name = "nereid" if with_options.overlay == "sidecar" else "triton"
@@ -144,8 +138,7 @@ def test_engines_are_kept_and_built_by_one_pod_at_a_time(with_options: Cluster) 
     assert with_options.one("Deployment", name)["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_both_controllers_get_the_same_limits(with_options: Cluster) -> None:
-    """The community's, whose units are seconds, and NGINX's; the policy lets the community's in."""
+def test_ingress_controllers_get_the_same_limits(with_options: Cluster) -> None:
     annotations = with_options.one("Ingress")["metadata"]["annotations"]
     community = {
         name.partition("/")[2]: value for name, value in annotations.items() if name.startswith("nginx.ingress.kubernetes.io/")

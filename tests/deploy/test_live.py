@@ -57,7 +57,6 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
 
 @pytest.mark.parametrize("panel", [panel for panel in PANELS if panel.type != "row"], ids=lambda panel: str(panel.title))
 def test_every_panel_has_values(observed: Observed, panel: Panel) -> None:
-    """Each of its queries, also when one host is chosen; without a GPU, those of the panels about it have none."""
     empty = [target.expr for target in panel.targets if not observed.has_values(target, instance=HOST)]
 
     if panel.title in GPU_PANELS and observed.prometheus.query("absent(nv_gpu_utilization)"):

@@ -38,7 +38,7 @@ def profiles() -> dict[str, Profile]:
 PROFILES = profiles()
 
 
-def test_nobody_loads_models_by_default() -> None:
+def test_models_cannot_be_loaded_by_default() -> None:
     """A model can run code."""
     texts = {path: path.read_text(encoding="utf-8") for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".service", ".conf"}}
 
@@ -60,7 +60,6 @@ def test_triton_keeps_its_other_options() -> None:
 
 
 def test_the_overlay_adds_one_service() -> None:
-    """With the image of this version and Triton's user, who owns the models."""
     (added,) = (service for name, service in SERVICES.items() if name not in WITHOUT)
 
     assert added["image"] == f"{IMAGE}-embedded"

@@ -123,7 +123,6 @@ async def test_lines_of_a_batch_are_passed_on_as_they_come(service: Service, cli
 
 
 async def test_the_page_is_for_everybody(client: httpx.AsyncClient) -> None:
-    """With its files, and its policy; programs get the description of the service."""
     page = await client.get("/", headers={"Accept": "text/html"})
     script = await client.get("/page-assets/page.js")
 
@@ -140,8 +139,7 @@ PRIVATE = """
 
 
 @pytest.mark.parametrize("path", PRIVATE.split())
-async def test_what_is_not_for_clients_is_only_for_this_machine(service: Service, client: httpx.AsyncClient, path: str) -> None:
-    """The public listener answers 404; the local listener serves them."""
+async def test_private_paths_are_only_for_this_machine(service: Service, client: httpx.AsyncClient, path: str) -> None:
     outside = await client.get(path)
     async with httpx.AsyncClient(base_url=service.proxy.local_url, timeout=60) as local:
         inside = await local.get(path)
@@ -184,7 +182,6 @@ def test_http_is_redirected(service: Service) -> None:
 @pytest.mark.parametrize(("version", "is_accepted"), [("TLSv1_1", False), ("TLSv1_2", True), ("TLSv1_3", True)])
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
 def test_old_tls_is_refused(service: Service, version: str, *, is_accepted: bool) -> None:
-    """HTTP/2 is offered with all accepted versions."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -217,8 +214,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_its_own_errors_look_like_those_of_the_gateway(service: Service, fault: str) -> None:
-    """The same type, the same members, the same codes where the gateway has them, and the status that goes with them."""
+def test_errors_of_nginx_look_like_those_of_the_gateway(service: Service, fault: str) -> None:
     request, status, code = FAULTS[fault]
     answer = exchange(service.proxy, request)
 
@@ -304,7 +300,6 @@ def test_an_error_of_the_gateway_is_passed_on_as_it_is(upstream: Proxy, status: 
 
 
 def test_the_gateway_is_told_who_asks_by_nginx_alone(upstream: Proxy) -> None:
-    """An address that the client claims is replaced."""
     lies = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.2", "X-Forwarded-Proto: http", "Forwarded: for=192.0.2.3"]
     post(upstream, "/predict/200", *lies, "X-Request-ID: mine", "Authorization: Bearer camera-1.secret")
     ((_, headers),) = Upstream.seen
@@ -335,7 +330,6 @@ async def test_one_request_id_in_both_logs(service: Service, client: httpx.Async
 
 
 async def test_the_log_has_no_secret(service: Service, client: httpx.AsyncClient) -> None:
-    """It has the id of the key, and the path without the query."""
     await client.get("/models?canary-query", headers={"X-Request-ID": "by-bearer", "Authorization": "bearer camera-1.canary"})
     await client.get("/nothing?canary-query", headers={"X-Request-ID": "by-header", "X-API-Key": "camera-2.canary"})
     await client.get("/models", headers={"X-Request-ID": "by-basic", "Authorization": "Basic Y2FuYXJ5.canary"})
@@ -367,7 +361,7 @@ async def statuses(client: httpx.AsyncClient, credentials: Sequence[str]) -> lis
 
 
 async def test_each_key_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
-    """From whatever address; a stranger who knows only the id of a key does not use it up."""
+    """A stranger who knows only the id of a key does not use the limit up."""
     async with clients(slow_refill, "127.0.0.11") as first, clients(slow_refill, "127.0.0.12") as second:
         stranger = await statuses(first, ["camera-1.guess-guess"] * 210)
         owner = await statuses(second, ["camera-1.secret-secret"] * 150)
@@ -383,7 +377,6 @@ async def test_each_key_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
 
 
 async def test_each_address_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
-    """The limit does not depend on keys; the local listener has none."""
     credentials = [f"key-{number}.secret" for number in range(310)]
     async with clients(slow_refill, "127.0.0.21") as first, clients(slow_refill, "127.0.0.22") as second:
         flood = await statuses(first, credentials)
@@ -396,7 +389,7 @@ async def test_each_address_has_a_limit_of_its_own(slow_refill: Proxy) -> None:
 
 
 async def test_behind_a_load_balancer_the_limits_are_those_of_its_clients(service: Service, tmp_path: Path) -> None:
-    """And with IPv6, those of a network, in which one client has as many addresses as it likes."""
+    """With IPv6, the limits are those of a network, in which one client has as many addresses as it likes."""
     changes = {"rate=300r/s": "rate=1r/m", "# set_real_ip_from 192.0.2.0/24": "set_real_ip_from 127.0.0.1"}
     changes |= {f"# {name}": name for name in ("real_ip_header", "real_ip_recursive")}
     with proxying(service.sockets, tmp_path, changes) as proxy:
@@ -431,7 +424,6 @@ async def slow_uploads(proxy: Proxy, address: str, count: int) -> AsyncIterator[
 
 
 async def test_slow_clients_do_not_reach_the_gateway(service: Service) -> None:
-    """Nor may one address have more than 100 of them; others are served meanwhile."""
     workers = [worker for instance in service.fleet.instances() for worker in instance.children()]
 
     def connections() -> int:

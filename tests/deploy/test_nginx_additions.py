@@ -39,7 +39,6 @@ def proxy(published: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def test_the_published_port_leads_to_the_local_listener(proxy: Proxy, published: int) -> None:
-    """It has paths that are not public."""
     with httpx.Client(verify=proxy.trust) as client:
         for path in ("/health", "/metrics", "/docs"):
             assert client.get(f"{proxy.url}{path}").status_code == 404
@@ -57,7 +56,6 @@ def test_pages_of_listed_origins_read_the_errors_of_nginx(proxy: Proxy) -> None:
 
 
 def test_a_browser_may_ask_whether_a_page_may_read_a_model(proxy: Proxy) -> None:
-    """The preflight request reaches the instance, which knows no OPTIONS; changes of models from another address do not."""
     transport = httpx.HTTPTransport(verify=proxy.trust, local_address="127.0.0.9")
     with httpx.Client(transport=transport, base_url=proxy.url) as client:
         statuses = {method: client.request(method, "/models/tiny").status_code for method in ("GET", "OPTIONS", "POST", "DELETE")}

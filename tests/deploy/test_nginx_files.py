@@ -56,7 +56,6 @@ def test_the_gateways_own_errors_have_the_same_names() -> None:
 
 
 def test_each_path_of_the_table_is_public_with_its_limit() -> None:
-    """But for two reports, public below the dialect's name only, and changes of models; one path is that of two dialects."""
     patterns = re.findall(r"location ~ (.+?) \{\n", TEXT)
     own, several, records, changes, dialects = patterns[:5]
     for path, (handler, *_) in PATHS:
@@ -102,7 +101,6 @@ def test_each_public_path_exists(location: str, data: st.DataObject) -> None:
 
 
 def test_instances_are_listed_in_two_ways() -> None:
-    """By their sockets and by their addresses; nothing else differs. A request may be tried at each, and at the stand-in."""
     listed = [(SHIPPED / name).read_text(encoding="utf-8") for name in ("upstream.conf", "upstream.compose.conf")]
     sockets, addresses = (re.findall(r"    server (\S+) max_fails=0;\n", text) for text in listed)
     same = [re.sub(r" *#.*| +server .*", "", text) for text in listed]

@@ -93,7 +93,7 @@ def post(proxy: Proxy, body: bytes, address: str = "127.0.0.99") -> httpx.Respon
 
 @pytest.mark.parametrize("path", ["/detect", "/detect/batch", "/deepstack/v1/vision/detection", "/livez", "/models"])
 def test_one_address_may_send_eight_large_bodies_at_once(proxy: Proxy, path: str) -> None:
-    """It may send others beside them; without the limit, these would fill the disk."""
+    """Without the limit, large bodies would fill the disk."""
     with uploads(proxy, "127.0.0.40", 60, head("Content-Length: 50000000", path)) as accepted:
         assert accepted == 8
         assert post(proxy, IMAGE, "127.0.0.40").status_code == 200
@@ -133,7 +133,6 @@ def test_in_http_2_a_get_may_have_a_body_too(proxy: Proxy) -> None:
 
 
 def test_a_full_disk_is_not_an_error_of_the_gateway(proxy: Proxy) -> None:
-    """Clients may repeat; what fits in NGINX's memory is served, and everything is once there is room again."""
     answers = []
 
     def is_served() -> bool:

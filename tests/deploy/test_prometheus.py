@@ -40,8 +40,7 @@ def test_each_alert_comes_when_it_should_and_only_then() -> None:
     assert "SUCCESS" in promtool("test", "rules", "alerts_test.yml")
 
 
-def test_each_alert_has_scenarios_for_both() -> None:
-    """An alert must fire in one scenario and stay silent in another."""
+def test_each_alert_has_a_scenario_that_fires_and_one_that_does_not() -> None:
     scenarios = msgspec.yaml.decode((FOLDER / "alerts_test.yml").read_bytes())["tests"]
     checks = [check for scenario in scenarios for check in scenario.get("alert_rule_test", [])]
     fires = {check["alertname"] for check in checks if check["exp_alerts"]}
@@ -52,7 +51,6 @@ def test_each_alert_has_scenarios_for_both() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
 def test_each_alert_says_what_to_do(alert: dict[str, Any]) -> None:
-    """It says how urgent it is, what is wrong, and where the runbook tells of it."""
     sections = [line.removeprefix("## ") for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
 
     assert alert["labels"]["severity"] in {"page", "ticket"}
@@ -75,7 +73,6 @@ def test_requests_for_models_are_counted_of_all_tasks(file: Path) -> None:
 
 
 def test_variables_of_the_dashboard_are_used_and_defined() -> None:
-    """Every panel asks the data source that the user chose, and expressions use no variable that there is not."""
     charts = [panel for panel in PANELS if panel.type != "row"]
     text = DASHBOARD.read_text(encoding="utf-8")
     sources = re.findall(r'"datasource": \{"type": "prometheus", "uid": "([^"]*)"\}', text)

@@ -71,7 +71,7 @@ def test_docker_accepts_the_file_and_ignores_nothing() -> None:
 
 
 @each_service
-def test_swarm_takes_all_of_it(name: str) -> None:
+def test_swarm_ignores_no_option_of_the_file(name: str) -> None:
     """Addresses of a service in a network, and of the machine for a port, are ignored without a word, too."""
     service = SERVICES[name]
 

@@ -71,7 +71,6 @@ def test_the_unit_can_do_little(unit: str) -> None:
 
 @pytest.mark.parametrize("with_own_triton", [False, True])
 def test_settings_are_valid(*, with_own_triton: bool) -> None:
-    """With either Triton; that of the other unit listens where the proposed settings say."""
     configured = settings(with_own_triton=with_own_triton)
 
     assert configured.triton_endpoints == ("127.0.0.1:8001" if with_own_triton else "")
@@ -95,7 +94,6 @@ def test_containers_have_the_time_that_they_need_to_stop() -> None:
 
 
 def test_tritons_of_several_gpus_do_not_meet() -> None:
-    """Each has ports, a GPU and engines of its own; the first one has the ports that Triton has by default."""
     ports = [[options[f"{name}-port"] for name in ("http", "grpc", "metrics")] for options in map(triton_options, range(4))]
 
     assert ports[0] == ["8000", "8001", "8002"]
@@ -105,7 +103,6 @@ def test_tritons_of_several_gpus_do_not_meet() -> None:
 
 
 def test_gateway_and_prometheus_name_the_tritons() -> None:
-    """The proposed settings name the first one, and comments the second one, too; Prometheus can tell them apart."""
     proposed, shipped = settings(with_own_triton=True), (DEPLOY / "systemd" / "nereid.env").read_text(encoding="utf-8")
     endpoints = [f"127.0.0.1:{triton_options(gpu)['grpc-port']}" for gpu in range(2)]
     metrics = [f"127.0.0.1:{triton_options(gpu)['metrics-port']}" for gpu in range(2)]
@@ -120,14 +117,13 @@ def test_gateway_and_prometheus_name_the_tritons() -> None:
 
 
 def test_a_service_that_hangs_is_started_again() -> None:
-    """The first process of the one file is not the one that tells systemd. One that is stopped obeys no other signal."""
+    """The first process of the one file is not the one that tells systemd."""
     assert (NEREID["Type"], NEREID["NotifyAccess"], NEREID["WatchdogSignal"]) == (["notify"], ["all"], ["SIGKILL"])
     assert int(NEREID["WatchdogSec"][0]) == 30
     assert NEREID["Restart"] == ["on-failure"]
 
 
 def test_nginx_finds_the_sockets() -> None:
-    """As many as it knows, in the folder that systemd makes for its group."""
     configured = settings(with_own_triton=False)
 
     assert upstream("upstream.conf") == sockets(configured)
@@ -137,7 +133,6 @@ def test_nginx_finds_the_sockets() -> None:
 
 
 def test_triton_shares_models_memory_and_engines() -> None:
-    """It runs as the same user, reads Nereid's models, and its own engines are where their configs let TensorRT keep them."""
     repository = Path(NEREID["WorkingDirectory"][0], settings(with_own_triton=True).model_repository)
 
     assert TRITON["User"] == NEREID["User"]

@@ -30,7 +30,7 @@ def known() -> set[str]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_triton_knows_its_options(file: str, known: set[str]) -> None:
-    """It would not start with one that it does not know. Metrics are where HTTP is, unless it is told otherwise."""
+    """It would not start with one that it does not know."""
     lines = [line.partition("#")[0] for line in (DEPLOY / file).read_text(encoding="utf-8").splitlines()]
     options = set(re.findall(r"(?<=[\s-]--)[a-z-]+(?==)", "\n".join(lines)))
 

@@ -47,7 +47,6 @@ def bare(wheel: Path, tmp_path: Path) -> Bare:
 
 
 def test_first_boxes_without_a_compiler(wheel: Path, bare: Bare, tmp_path: Path) -> None:
-    """From its installation to the boxes, in the time of the call. All that it writes is in the data folder."""
     programs = [path.name for path in bare.root.glob("usr/bin/*")]
     assert not {"cc", "gcc", "c99", "clang"} & {*programs}
     assert not list(bare.root.glob("usr/include/**/*.h"))

@@ -20,15 +20,15 @@ def test_the_file_is_valid(schema: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_it_runs_what_runs_elsewhere() -> None:
-    """Nothing is checked on GitHub only, and the script may be executed."""
+def test_the_workflow_runs_the_script_that_runs_elsewhere() -> None:
+    """Nothing is checked on GitHub only."""
     (job,) = WORKFLOW["jobs"].values()
 
     assert job["steps"][-1]["run"] == ".ci/run"
     assert (ROOT / ".ci/run").stat().st_mode & 0o100
 
 
-def test_it_can_change_nothing_in_the_repository() -> None:
+def test_the_workflow_can_change_nothing_in_the_repository() -> None:
     """Requests from forks run their own code."""
     (job,) = WORKFLOW["jobs"].values()
 

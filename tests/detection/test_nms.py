@@ -23,7 +23,6 @@ def detect(head: Array, iou: float, *, is_agnostic: bool = False) -> tuple[Array
 
 
 def test_yolo_head_holds_centres_and_sizes() -> None:
-    """Centre x, centre y, width and height become corners; each box gets its best class."""
     corners, scores, classes, _ = from_yolo(head_of([[100, 50, 20, 10], [400, 300, 60, 80]], [[0.1, 0.9], [0.5, 0.2]]))
 
     np.testing.assert_array_equal(corners, [[90, 45, 110, 55], [370, 260, 430, 340]])
@@ -41,7 +40,6 @@ def test_scores_at_the_floor_are_dropped() -> None:
 
 
 def test_rows_of_a_decoded_head_are_in_pixels() -> None:
-    """The score is objectness times class score."""
     head = np.array([[400, 300, 60, 80, 1, 0.1, 0.2], [100, 50, 20, 10, 0.5, 0.8, 0.1], [9, 9, 9, 9, 0, 1, 1]], np.float32)
 
     corners, scores, classes, _ = from_yolov5(head)
@@ -52,7 +50,7 @@ def test_rows_of_a_decoded_head_are_in_pixels() -> None:
 
 
 @pytest.mark.parametrize("head", [head_of([[50, 50, 10, 10]], [[0.01, 0.02]]), np.zeros((6, 0), np.float32)])
-def test_nothing_found_is_three_empty_arrays(head: Array) -> None:
+def test_a_head_without_objects_is_three_empty_arrays(head: Array) -> None:
     for corners, scores, classes in (from_yolo(head)[:3], detect(head, 0.7)):
         assert (corners.shape, scores.shape, classes.shape) == ((0, 4), (0,), (0,))
 
@@ -77,7 +75,6 @@ def test_candidates_are_limited_before_suppression() -> None:
 
 
 def test_yolox_head_is_in_cells() -> None:
-    """Offsets from the cell's corner and log sizes are multiplied by the stride; the score is objectness times class score."""
     head = np.zeros((count_anchors((64, 32)), 7), np.float32)
     head[9] = [0.5, 0.25, np.log(2), np.log(4), 0.5, 0.1, 0.8]
     head[41] = [0, 0, 0, 0, 1, 0.6, 0.2]

@@ -153,7 +153,6 @@ def test_padding_of_six_columns_is_dropped() -> None:
     ],
 )
 def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
-    """In pixels of the input, of which only RT-DETR returns fractions."""
     found = decode(spec_of(output_format, has_normalized_boxes=output_format is OutputFormat.RTDETR), ANSWERS[output_format])
 
     np.testing.assert_array_equal(found.boxes, [box])
@@ -162,7 +161,6 @@ def test_a_head_is_decoded(output_format: OutputFormat, box: list[int]) -> None:
 
 
 def test_rows_of_rtdetr_are_each_an_object() -> None:
-    """With its best class, even if two rows are the same."""
     row = [0.5, 0.5, 0.25, 0.5, 0.6, 0.3]
     found = decode(spec_of(OutputFormat.RTDETR, has_normalized_boxes=True), six(row, row, [0.5, 0.5, 1, 1, 0.1, 0.9]))
 
@@ -182,7 +180,6 @@ REAL = models.models()
     ],
 )
 def test_each_format_of_a_real_network(name: str) -> None:
-    """The config alone tells how its input is made and its outputs are read."""
     network, parameters = REAL[name]
     text = text_format.Parse(models.config(name, network, parameters), model_config_pb2.ModelConfig())
     spec = from_triton_config(json_format.MessageToDict(text, preserving_proto_field_name=True), "1")
@@ -204,7 +201,7 @@ def test_each_format_of_a_real_network(name: str) -> None:
 @pytest.mark.parametrize(
     ("output_format", "outputs"), [*EMPTY_ANSWERS.items(), (OutputFormat.SIX_COLUMNS, {"o": np.zeros((1, 0, 6), np.float32)})]
 )
-def test_nothing_found_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
+def test_an_output_without_objects_is_three_empty_arrays(output_format: OutputFormat, outputs: Outputs) -> None:
     found = decode(spec_of(output_format), outputs)
 
     assert (found.boxes.shape, found.scores.shape, found.class_ids.shape) == ((0, 4), (0,), (0,))
@@ -326,7 +323,6 @@ INVALID = [
 
 @pytest.mark.parametrize(("output_format", "outputs", "problem"), INVALID)
 def test_values_out_of_range_are_rejected(output_format: OutputFormat, outputs: Outputs, problem: str) -> None:
-    """Without a warning of numpy, also if a value overflows."""
     with pytest.raises(InvalidModelOutput, match=f"m returned {problem}"):
         decode(spec_of(output_format), outputs)
 
@@ -356,7 +352,6 @@ def test_head_that_is_not_finite_is_rejected(output_format: OutputFormat, head: 
 
 
 def test_yolox_size_that_overflows_is_rejected() -> None:
-    """The exponential of the log size is infinite; numpy must not warn."""
     head = yolox()
     head[9, 2] = 1000
 
@@ -366,7 +361,6 @@ def test_yolox_size_that_overflows_is_rejected() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8])
 def test_a_type_other_than_that_of_the_config_is_rejected(dtype: type[np.generic]) -> None:
-    """Such a model is not what its config says."""
     outputs = {"o": np.zeros((1, 300, 6), dtype)}
 
     with pytest.raises(InvalidModelOutput, match=f"m returned o as {np.dtype(dtype)}, expected float32"):

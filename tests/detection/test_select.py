@@ -41,7 +41,6 @@ def test_confidence_is_the_least_score(confidence: float) -> None:
 
 
 def test_equal_scores_keep_their_order() -> None:
-    """Many candidates of two scores come out as two runs, each in the order of the model."""
     assert chosen(candidates(*[0.5, 0.9] * 100), max_detections=300) == [*range(1, 200, 2), *range(0, 200, 2)]
 
 
@@ -66,7 +65,7 @@ def test_a_very_small_box_is_kept() -> None:
     assert chosen(found) == [1]
 
 
-def test_nothing_is_kept_of_nothing() -> None:
+def test_selection_from_no_candidates_is_empty() -> None:
     for suppression in (None, Suppression(0.5, is_agnostic=True, suppress=suppress)):
         found = _keep_best(select(candidates(), confidence=0.1, class_ids=frozenset({1}), suppression=suppression), 2)
 
@@ -90,7 +89,6 @@ def test_nothing_is_kept_of_nothing() -> None:
     ],
 )
 def test_classes_are_names_or_ids(names: list[str] | None, labels: tuple[str, ...], ids: set[int] | None) -> None:
-    """None means all. A name takes precedence over an id; without labels, ids are not checked."""
     assert to_class_ids(names, labels) == ids
 
 
@@ -180,7 +178,6 @@ def plainly(
 def test_suppression_is_that_of_a_plain_loop(
     found: Candidates, confidence: float, class_ids: frozenset[int] | None, suppression: Suppression
 ) -> None:
-    """Boxes, scores and classes are equal and in the same order. Candidates that are not wanted suppress nothing."""
     kept = select(found, confidence=confidence, class_ids=class_ids, suppression=suppression)
 
     expected = plainly(found, confidence, class_ids, suppression)
@@ -188,8 +185,8 @@ def test_suppression_is_that_of_a_plain_loop(
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
-    """The overlap is that of the model's config; other models have found each object once."""
+def test_by_default_only_raw_heads_are_suppressed(output_format: OutputFormat) -> None:
+    """Other models have found each object once."""
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=1.0)
 
     is_raw = output_format in {OutputFormat.YOLO_HEAD, OutputFormat.YOLOV5_HEAD, OutputFormat.YOLOX_HEAD}
@@ -198,8 +195,7 @@ def test_without_a_wish_only_raw_heads_are_suppressed(output_format: OutputForma
 
 
 @pytest.mark.parametrize("output_format", OutputFormat)
-def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
-    """Any overlap up to the maximum and any classes can be set; the model's config is the default of each."""
+def test_a_requested_overlap_is_suppressed_for_every_model(output_format: OutputFormat) -> None:
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.45, max_iou=0.5)
 
     for iou in (0.0, 0.3, 0.49):
@@ -209,8 +205,7 @@ def test_a_wish_is_granted_for_every_model(output_format: OutputFormat) -> None:
 
 @pytest.mark.parametrize("output_format", [each for each in OutputFormat if each not in RAW_HEADS])
 @pytest.mark.parametrize("max_iou", [0.5, 1.0])
-def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
-    """The model's boxes overlap by no more, unless boxes of different classes are compared."""
+def test_a_requested_overlap_that_the_model_leaves_is_no_work(output_format: OutputFormat, max_iou: float) -> None:
     head = DetectionHead(output_format=output_format, has_normalized_boxes=False, iou=0.5, max_iou=max_iou)
 
     assert to_suppression(max_iou, head, is_agnostic=False) is None
@@ -218,7 +213,7 @@ def test_a_wish_for_what_the_model_leaves_is_no_work(output_format: OutputFormat
 
 
 def test_a_model_that_suppresses_boxes_cannot_be_asked_for_more() -> None:
-    """The suppressed boxes are gone; the error names the largest overlap."""
+    """The suppressed boxes are gone."""
     head = DetectionHead(output_format=OutputFormat.END_TO_END, has_normalized_boxes=False, iou=0.45, max_iou=0.45)
 
     with pytest.raises(InvalidParameter, match=r"^iou: the model itself drops boxes that overlap by more than 0\.45, the maximum$"):

@@ -31,7 +31,6 @@ def links_of(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_something(path: Path) -> None:
-    """To files and headings that exist; to other hosts by https."""
     for link in links_of(path):
         parts = urlsplit(link)
         if parts.netloc:

@@ -11,7 +11,6 @@ from tests.test_errors import ERRORS
 
 
 def test_each_code_has_a_cause_and_a_cure() -> None:
-    """The reference has a section for each code of the gateway, also those that are not of a class."""
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
     _, *sections = re.split(r"^### ", page.partition("\n## Codes of NGINX\n")[0], flags=re.MULTILINE)
     codes = [section.partition("\n")[0] for section in sections]
@@ -23,7 +22,6 @@ def test_each_code_has_a_cause_and_a_cure() -> None:
 
 
 def test_each_code_of_nginx_is_explained() -> None:
-    """Those that the gateway has, too, are explained there."""
     config = (ROOT / "deploy" / "nginx" / "nereid.conf").read_text(encoding="utf-8")
     codes = re.findall(r"^    \w+ (\w+);$", config.partition("map $status $nereid_code {")[2].partition("}")[0], re.MULTILINE)
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
@@ -33,7 +31,6 @@ def test_each_code_of_nginx_is_explained() -> None:
 
 
 def test_the_runbook_names_metrics_that_exist(table: WorkerTable) -> None:
-    """`./just docs` documents all of them, with the descriptions that they have."""
     families = list(Metrics(table, "1.2.3").collect())
     names = {family.name + ("_total" if isinstance(family, CounterMetricFamily) else "") for family in families}
     text = (ROOT / "docs" / "how-to" / "runbook.md").read_text(encoding="utf-8")

@@ -75,7 +75,6 @@ def ids_of(page: Path) -> set[str]:
 
 
 def test_the_reference_is_complete(site: Path, table: WorkerTable) -> None:
-    """Settings, metrics and schemas have anchors, to which other pages link; routes and commands have headings."""
     reference = site / "reference"
     settings = {(PREFIX + name).lower().replace("_", "-") for name in Settings.__struct_fields__}
     metrics = {family.name.replace("_", "-") for family in Metrics(table, "").collect()}
@@ -89,7 +88,6 @@ def test_the_reference_is_complete(site: Path, table: WorkerTable) -> None:
 
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_page_loads_nothing_from_elsewhere(browser: Browser, origin: str, path: str) -> None:
-    """The policy would be violated; the theme's styles and scripts work, and a phone need not scroll sideways."""
     async with opened(browser, f"{origin}/{path}", viewport=PHONE) as page:
         assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         assert await page.locator(".sy-head").evaluate("head => getComputedStyle(head).position") == "sticky"

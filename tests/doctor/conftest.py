@@ -39,5 +39,4 @@ def small(settings: Settings, triton: EmbeddedTriton) -> Settings:
 
 @pytest.fixture
 def without_triton(tmp_path: Path) -> Settings:
-    """Settings of a Triton that does not run."""
     return Settings(triton_endpoints=f"127.0.0.1:{free_port()}", model_repository=str(tmp_path), port=free_port())

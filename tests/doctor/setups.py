@@ -72,8 +72,6 @@ def write(repository: Path) -> None:
 
 
 class Examined(msgspec.Struct):
-    """The result of an examination."""
-
     code: int
     report: Report
 

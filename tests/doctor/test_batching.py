@@ -79,7 +79,6 @@ def test_preferred_batches_that_are_too_large() -> None:
 
 @pytest.mark.parametrize("kind", ["ensemble_scheduling", "sequence_batching"])
 def test_other_schedulers_are_not_judged(kind: str) -> None:
-    """The advice on dynamic batching does not apply to them."""
     assert check(max_batch_size=8, **{kind: {}}) == {}
 
 

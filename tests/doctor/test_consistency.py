@@ -36,7 +36,6 @@ def test_the_defaults_are_consistent() -> None:
     ],
 )
 def test_settings_that_hurt(settings: dict[str, Any], code: str, says: list[str], fix: str) -> None:
-    """An API without keys beyond loopback, workers that are replaced all the time, pixels that are copied on one machine."""
     assert_useful(check(**settings)[code], Severity.WARNING, says=says, fix=fix)
 
 
@@ -48,7 +47,6 @@ def test_settings_that_hurt(settings: dict[str, Any], code: str, says: list[str]
     ],
 )
 def test_settings_that_do_not_hurt(settings: dict[str, Any], code: str) -> None:
-    """An API on sockets needs no keys."""
     assert check(**settings)[code].severity is Severity.OK
 
 
@@ -123,7 +121,6 @@ def test_a_routes_file_that_is_not_valid(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_indexed(tmp_path: Path) -> None:
-    """It is one of those from which images may be indexed, and does not exist, or is a file."""
     (tmp_path / "file").touch()
     for folder in ("missing", "file"):
         found = check(search_folders=f"{tmp_path},{tmp_path / folder}")["search_folders"]

@@ -17,7 +17,6 @@ async def check(url: str) -> Finding:
 
 
 async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
-    """Of either version; its schema is not made by looking."""
     settings = msgspec.structs.replace(each_postgres.settings, search="on")
     (found,) = await database.check(settings)
     assert found.severity is Severity.OK
@@ -28,7 +27,6 @@ async def test_a_database_that_can_be_used(each_postgres: Server) -> None:
 
 
 async def test_a_database_that_is_away() -> None:
-    """Neither the password nor a traceback is shown."""
     found = await check(f"postgresql://nereid:secret@127.0.0.1:{free_port()}/nereid")
     assert_useful(found, Severity.FAILURE, says=["127.0.0.1", "does not answer"], fix="NEREID_DATABASE_URL")
     assert "secret" not in found.message
@@ -43,8 +41,7 @@ async def test_a_user_who_cannot_be_a_tenant(postgres: Server) -> None:
     assert_useful(found, Severity.FAILURE, says=["18", "cannot use it"], fix="GRANT nereid_search")
 
 
-async def test_what_is_too_old_is_named(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PostgreSQL and pgvector, each with what to do."""
+async def test_outdated_postgresql_and_pgvector_are_named(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.search.postgres.migrations._MIN_MAJOR", 19)
     monkeypatch.setattr("app.search.postgres.migrations._MIN_PGVECTOR", [0, 9])
     found = await database.check(Settings(search="on", database_url=postgres.url("migrated")))

@@ -23,14 +23,14 @@ from tests.support import free_port
 from tests.system.gateway import running_gateway
 
 
-def test_nothing_listens() -> None:
+def test_a_port_without_a_listener_is_ok() -> None:
     finding = gateway.check(Settings(port=free_port(), host="0.0.0.0"))  # noqa: S104 - nobody listens
 
     assert finding.severity is Severity.OK
     assert "nothing listens at http://127.0.0.1:" in finding.message
 
 
-def test_something_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_that_listens_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         settings = Settings(port=server.getsockname()[1])
@@ -65,7 +65,7 @@ async def test_a_gateway_that_hangs(tmp_path: Path, *, with_workers: bool) -> No
         assert_useful(finding, Severity.FAILURE, says=["a Nereid", f"process {main.pid} (nereid)"], fix=f"kill -9 {main.pid}")
 
 
-def test_what_answers_like_a_gateway_is_one() -> None:
+def test_a_listener_that_answers_like_a_gateway_is_ok() -> None:
     with answering(b"") as url:
         finding = gateway.check(Settings(port=int(url.rpartition(":")[2])))
 

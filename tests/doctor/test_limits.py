@@ -96,7 +96,6 @@ def test_a_machine_that_is_large_enough(machine: dict[str, Any]) -> None:
 def test_workers_that_do_not_fit_the_cores(
     machine: dict[str, Any], cores: float, settings: dict[str, int], says: str, fix: str
 ) -> None:
-    """Too many workers wait for each other; too few leave cores idle."""
     machine["cores"] = cores
 
     assert_useful(check(Settings(**settings))["workers"], Severity.WARNING, says=[says], fix=fix)  # type: ignore[arg-type]
@@ -155,7 +154,6 @@ def test_arenas_that_do_not_fit(
     room: int | None,
     left_out: int,
 ) -> None:
-    """Some workers do without, or do not work at all if that is not wanted."""
     machine["room"] = room
     finding = check(Settings(workers=2, transport=mode))["dev_shm"]
 

@@ -20,7 +20,7 @@ def check(settings: Settings) -> dict[str, Finding]:
     return {finding.code: finding for finding in machine.check(settings)}
 
 
-def test_this_machine(without_triton: Settings) -> None:
+def test_the_machine_that_runs_the_tests_is_ok(without_triton: Settings) -> None:
     """The tests could not run on a machine that fails these checks."""
     found = check(without_triton)
 
@@ -60,7 +60,6 @@ def test_a_slow_libjpeg_in_pillow(without_triton: Settings, monkeypatch: pytest.
     [("simplejpeg", "jpeg_decoder", "--force-reinstall simplejpeg"), ("cv2", "opencv", "--force-reinstall opencv-python-headless")],
 )
 def test_a_library_that_cannot_be_imported(package: str, code: str, fix: str) -> None:
-    """The examination goes on without it; nothing but its absence is reported for it."""
     prepared = PREPARED.format(f"sys.modules[{package!r}] = None")
     exit_code, found = run_command(sys.executable, "-c", prepared)
 
@@ -114,7 +113,6 @@ def test_a_repository_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Mo
     [("", Severity.FAILURE, "{}: Permission denied"), ("127.0.0.1:1", Severity.OK, "{}: Permission denied; it is not needed")],
 )
 def test_a_closed_repository_without_a_triton(tmp_path: Path, endpoint: str, severity: Severity, says: str) -> None:
-    """Its models are examined as far as they can be read."""
     (closed := tmp_path / "closed").mkdir(mode=0)
     settings = {"NEREID_MODEL_REPOSITORY": str(closed), "NEREID_TRITON_ENDPOINTS": endpoint}
     _, found = run_command(*obeying_modes(), sys.executable, "-m", "app", "doctor", "--json", **settings)

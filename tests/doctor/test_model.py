@@ -50,7 +50,6 @@ def test_a_model_that_takes_floats(small: Settings, capsys: pytest.CaptureFixtur
 
 
 def test_a_classifier(settings: Settings, triton: EmbeddedTriton, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is examined as a detector is; one that does not return what its config says is of no use."""
     assert triton.poll() is None
     sound = examine(with_model(settings, "bytes_to_logits"), capsys)
     broken = examine(with_model(settings, "infinite"), capsys)

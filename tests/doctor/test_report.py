@@ -32,7 +32,6 @@ def test_a_good_model_gives_no_advice(hurting: Settings, capsys: pytest.CaptureF
 
 
 def test_a_failure_is_exit_code_1(without_triton: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    """The JSON is for other programs."""
     code = report.run(without_triton, as_json=True, is_strict=False)
     document = json.loads(capsys.readouterr().out)
     severities = [finding["severity"] for finding in document["findings"]]

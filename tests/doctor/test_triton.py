@@ -75,7 +75,6 @@ def test_a_triton_that_does_not_answer(  # noqa: PLR0913, PLR0917 - a table
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to examine another user's Triton")
 def test_a_triton_of_another_user(without_triton: Settings, capsys: Capture, tmp_path: Path) -> None:
-    """It is not asked, and doctor says as whom it must be run."""
     settings = msgspec.structs.replace(without_triton, triton_endpoints="", triton_home=str(tmp_path))
     settings.triton_folder.mkdir(mode=0o700)
     os.chown(settings.triton_folder, 12345, 12345)
@@ -86,7 +85,6 @@ def test_a_triton_of_another_user(without_triton: Settings, capsys: Capture, tmp
 
 
 def test_a_certificate_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
-    """Triton is not asked without it; the machine is checked all the same."""
     examined = examine(Settings(triton_endpoints="127.0.0.1:8001", triton_tls_folder=str(tmp_path)), capsys)
 
     assert examined.code == 1
@@ -178,7 +176,6 @@ def test_inline_needs_no_shared_memory(small: Settings, capsys: Capture) -> None
 
 @pytest.mark.system
 def test_models_that_are_not_ready_are_named_with_the_reason(hurting: Settings, capsys: Capture) -> None:
-    """Only the default model is a failure; others are warnings."""
     examined = examine(hurting, capsys)
     summary, *others = examined.all("models")
 
@@ -197,7 +194,6 @@ def test_models_that_nobody_asked_for_are_not_missed(without_triton: Settings, c
 
 
 def test_models_that_no_triton_can_load_are_named(without_triton: Settings, capsys: Capture) -> None:
-    """Also those that Triton does not list; one that is ready is not."""
     repository = Path(without_triton.model_repository)
     for name in ("a", "b", "exported"):
         (repository / name).mkdir()

@@ -23,7 +23,6 @@ def fakes() -> list[FakeTriton]:
 
 
 def test_each_triton_is_examined(without_triton: Settings, fakes: list[FakeTriton], capsys: Capture) -> None:
-    """Each finding names its Triton; one that does not answer hides no finding of the other."""
     dead = f"127.0.0.1:{free_port()}"
     with fake_in_a_thread(fakes[0]):
         examined = examine(msgspec.structs.replace(without_triton, triton_endpoints=f"{dead},{fakes[0].url}", model="a"), capsys)

@@ -56,7 +56,7 @@ def notes(folder: Path) -> Path:
     return folder / "notes"
 
 
-def test_nothing_happens_before_it_is_started() -> None:
+def test_an_api_that_is_not_started_ignores_signals_and_does_not_answer() -> None:
     process = ApiProcess(Settings(port=free_port()))
     process.send(signal.SIGTERM)
     process.kill()
@@ -66,8 +66,7 @@ def test_nothing_happens_before_it_is_started() -> None:
         process.check()
 
 
-def test_it_works_if_it_answers(tmp_path: Path) -> None:
-    """Liveness is always 200."""
+def test_the_api_works_if_it_answers(tmp_path: Path) -> None:
     path = tmp_path / "nereid-1.sock"
     with scripted(200) as server, scripted(200, path=path):
         ApiProcess(Settings(port=int(server.url.rpartition(":")[2]))).check()
@@ -76,8 +75,7 @@ def test_it_works_if_it_answers(tmp_path: Path) -> None:
         ApiProcess(Settings(port=int(server.url.rpartition(":")[2]))).check()
 
 
-def test_it_is_asked_whether_its_model_is_ready_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meanwhile it works."""
+def test_the_api_is_asked_whether_its_model_is_ready_until_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, monkeypatch, f"touch {notes(tmp_path)}; exec sleep 60") as process:
         with scripted(200, 503, 503, 200, path=tmp_path / "nereid-1.sock") as server:
             for is_ready in (False, False, True, True):
@@ -87,8 +85,8 @@ def test_it_is_asked_whether_its_model_is_ready_until_it_is(tmp_path: Path, monk
     assert asked == [b"/livez", b"/readyz", b"/readyz", b"/readyz"]
 
 
-def test_it_does_not_work_without_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its workers may answer although their parent hangs. One that is started anew has to answer first."""
+def test_the_api_does_not_work_without_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers may answer although their parent hangs."""
     script = f'echo "$NEREID_INTERNAL_BEATS_FD" > {tmp_path}/written; mv {tmp_path}/written {notes(tmp_path)}; exec sleep 60'
     with running(tmp_path, monkeypatch, script) as process:
         beats = int(notes(tmp_path).read_text(encoding="utf-8"))
@@ -111,13 +109,12 @@ def test_it_does_not_work_without_signs_of_life(tmp_path: Path, monkeypatch: pyt
             process.check()
 
 
-def test_it_is_named_by_its_socket() -> None:
+def test_an_instance_is_named_by_its_socket() -> None:
     assert ApiProcess(Settings()).name == "the API"
     assert ApiProcess(Settings(), Path("/run/nereid-2.sock")).name == "instance nereid-2.sock"
 
 
-def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an open file, of which it is told the number, beside its socket and its number of workers."""
+def test_the_api_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"""
     cd /proc/self/fd
     inherited=$(readlink $NEREID_INTERNAL_WORKER_TABLE_FD $NEREID_INTERNAL_LAST_VALID_FD)
@@ -134,8 +131,9 @@ def test_it_inherits_the_table_of_workers(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """It is told of the signal, and its exit code is known once it has ended."""
+def test_the_api_ends_in_its_own_time_after_a_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     name = number.name.removeprefix("SIG")
     script = f"trap 'exit 7' {name}; touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
@@ -146,8 +144,7 @@ def test_it_ends_in_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert process.poll() == 7
 
 
-def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its children are killed as well, even if they ignore signals; neither processes nor its socket are left."""
+def test_a_killed_api_leaves_nothing_and_can_be_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     script = f"trap '' TERM; ({LIVE}) & touch {notes(tmp_path)}; {LIVE}"
     with running(tmp_path, monkeypatch, script) as process:
@@ -162,14 +159,14 @@ def test_it_may_be_killed_and_started_again(tmp_path: Path, monkeypatch: pytest.
         assert process.is_running
 
 
-def test_it_may_be_impossible_to_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_api_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
 
     with pytest.raises(CommandError, match="No such file"):
         ApiProcess(Settings()).spawn()
 
 
-def test_it_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
+def test_the_api_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
     """The kernel signals it, so that it can clean up."""
     script = f"trap 'echo told >> {notes(tmp_path)}; exit' TERM; touch {notes(tmp_path)}; {LIVE}"
     program = written(tmp_path, script)

@@ -67,7 +67,6 @@ def changed(settings: Settings) -> int:
 
 
 async def test_a_model_is_loaded_again_whenever_it_is_changed(settings: Settings, triton: LoadingTriton) -> None:
-    """Triton finds it through a link, and the workers of the API see that something has changed."""
     link, before = settings.triton_folder / "models" / "doors", 0
     for _ in range(2):
         assert await asyncio.to_thread(apply, settings, "doors") == ""
@@ -84,7 +83,6 @@ async def test_a_model_is_loaded_again_whenever_it_is_changed(settings: Settings
 
 
 async def test_the_files_that_triton_has_loaded_are_known(settings: Settings, triton: LoadingTriton) -> None:
-    """Whoever changes them again, or fails to load the change: until it is loaded, Triton runs something else."""
     doors, folder = Path(settings.model_repository, "doors"), TritonFolder(settings)
     (doors / "1").mkdir()
     (doors / DESCRIPTION).touch()

@@ -10,14 +10,14 @@ from app.host.program import CommandError
 from app.settings.schema import Settings
 
 
-def test_it_tells_how_to_install_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detect_tells_how_to_install_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nereid_client", None)
 
     with pytest.raises(CommandError, match=r"pip install 'nereid-client\[progress,prepare\]'"):
         detect.run(Settings(), ["photos"])
 
 
-def test_it_tells_why_the_gateway_did_not_start(
+def test_detect_tells_why_the_gateway_did_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.jpg").write_bytes(b"")
@@ -34,7 +34,7 @@ def test_an_address_of_another_gateway_is_refused(capsys: pytest.CaptureFixture[
     assert "unrecognized arguments: --url" in capsys.readouterr().err
 
 
-def test_it_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detect_runs_nothing_from_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton and its models are programs, which somebody may have put between the pictures."""
     (tmp_path / "model_repository").mkdir()
     (tmp_path / "a.jpg").write_bytes(b"")

@@ -75,7 +75,6 @@ def test_links_lead_to_triton_and_its_models(settings: Settings, folder: TritonF
 
 @one_home
 def test_the_files_that_triton_will_load_are_known(settings: Settings, folder: TritonFolder) -> None:
-    """Until they change: Triton may load the change, but nobody here knows."""
     pulled = Path(settings.model_repository, "pulled")
     (pulled / DESCRIPTION).touch()
     folder.claim()
@@ -89,7 +88,6 @@ def test_the_files_that_triton_will_load_are_known(settings: Settings, folder: T
 
 @one_home
 def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
-    """However the path is written."""
     (tmp_path / "link").symlink_to(tmp_path / "home" / "home")
     same = [str(tmp_path / "link"), f"{settings.triton_home}/../home"]
     assert {msgspec.structs.replace(settings, triton_home=home).triton_folder for home in same} == {settings.triton_folder}
@@ -97,8 +95,7 @@ def test_each_home_has_a_folder(settings: Settings, tmp_path: Path) -> None:
 
 
 @one_home
-def test_only_one_process_uses_it(settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it and the Triton that it has started have ended, however that may happen; what they leave behind is no obstacle."""
+def test_only_one_process_uses_a_folder(settings: Settings, folder: TritonFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-c", CLAIM, settings.triton_home]
     told = []
 
@@ -178,7 +175,7 @@ def make_link(path: Path) -> None:
         (Path.touch, "is not a folder of mode 700; remove it"),
     ],
 )
-def test_what_somebody_else_has_put_there_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
+def test_a_folder_that_others_can_use_is_refused(settings: Settings, make: Callable[[Path], None], reason: str) -> None:
     path = settings.triton_folder
     make(path)
     try:

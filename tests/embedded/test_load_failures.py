@@ -21,7 +21,6 @@ E1122 07:10:52.590614 29056 tritonserver.cc:2607] "Internal: failed to load all 
 
 
 def test_each_model_has_its_reason(tmp_path: Path) -> None:
-    """One line each; of a traceback only the error, and of a config that cannot be read the place."""
     (tmp_path / "triton.log").write_text(LOG, encoding="utf-8")
 
     assert read_load_failures(tmp_path / "triton.log") == {

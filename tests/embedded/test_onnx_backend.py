@@ -163,7 +163,6 @@ def load(
 
 @pytest.mark.parametrize(("element", "dtype"), [("float", np.float32), ("float16", np.float16), ("double", np.float64)])
 def test_request_is_executed(backend: Any, tmp_path: Path, element: str, dtype: type) -> None:  # noqa: ANN401
-    """The outputs are those of the model, by name and with all their data."""
     values: Array = np.arange(6).reshape(2, 3).astype(dtype)
 
     (response,) = load(backend, tmp_path, element).execute([request(values)])
@@ -198,7 +197,6 @@ def test_outputs_outlive_the_backends_own_arrays(backend: Any, tmp_path: Path) -
 
 
 def test_requests_are_executed_as_one_batch(backend: Any, tmp_path: Path) -> None:  # noqa: ANN401
-    """Requests of different batch sizes are run together, and each gets its own rows back."""
     model = load(backend, tmp_path)
     batches = [np.full((size, 3), size, np.float32) for size in (1, 3, 2)]
 
@@ -277,7 +275,6 @@ def test_requested_string_output_is_returned_as_it_is(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Strings are passed to Triton's own tensor; numbers beside them are converted through DLPack."""
     names = converted(monkeypatch)
     (response,) = load(backend, tmp_path, text=WORDS_MODEL).execute([Request("doubled", "same", values=VALUES, words=WORDS)])
 
@@ -293,8 +290,6 @@ def test_failed_conversion_is_an_error_of_every_request(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    """An output that cannot be converted does not let an exception leave the backend."""
-
     def from_dlpack(name: str, _: object) -> Tensor:
         raise RuntimeError(f"{name} cannot be converted")
 
@@ -317,7 +312,6 @@ def plain(level: int) -> bytes:
 
 @pytest.mark.parametrize("others", [0, 2])
 def test_files_become_the_pixels_that_the_network_takes(backend: Any, tmp_path: Path, others: int) -> None:  # noqa: ANN401
-    """Each request gets its own answers, in the order of its files; one that cannot be decoded is told, and harms no other."""
     model = load(backend, tmp_path, text=PIXELS_MODEL)
     requests = [Request("means", "decoded", file=files(plain(10), b"text", plain(30)))]
     requests += [Request("decoded", "means", file=files(plain(40 + other))) for other in range(others)]
@@ -372,7 +366,6 @@ def test_threads_are_those_of_the_config(
     parameters: dict[str, str],
     threads: int,
 ) -> None:
-    """An instance has one CPU thread unless the model's parameter says otherwise."""
     seen: list[tuple[int, int, list[str]]] = []
     create = backend.onnxruntime.InferenceSession
 

@@ -54,8 +54,7 @@ def postmaster(settings: Settings) -> psutil.Process:
     return psutil.Process(int(Path(settings.database_home, "data", "postmaster.pid").read_text().partition("\n")[0]))
 
 
-async def test_it_is_a_private_and_durable_database(home: Settings, server: EmbeddedPostgres) -> None:
-    """It writes to the disk what it confirms, has checksums and UTF-8, and listens only on a socket that others cannot reach."""
+async def test_the_database_is_private_and_durable(home: Settings, server: EmbeddedPostgres) -> None:
     assert server.poll() is None
     connection = await asyncpg.connect(home.search_database)
     wanted = {"fsync": "on", "data_checksums": "on", "server_encoding": "UTF8", "listen_addresses": "", "synchronous_commit": "on"}
@@ -67,8 +66,8 @@ async def test_it_is_a_private_and_durable_database(home: Settings, server: Embe
     assert not postmaster(home).net_connections("inet")
 
 
-async def test_it_recovers_after_a_kill(home: Settings) -> None:
-    """It is started again; what was committed is there, and nothing of what was not. A client cannot keep the dead one alive."""
+async def test_the_database_recovers_after_a_kill(home: Settings) -> None:
+    """A client cannot keep the dead one alive."""
     service = Service(EmbeddedPostgres(home), gives_up=False)
 
     def is_ready() -> bool:
@@ -96,8 +95,7 @@ async def test_it_recovers_after_a_kill(home: Settings) -> None:
     service.program.stop()  # type: ignore[attr-defined]  # not of every program
 
 
-def test_it_ends_with_its_supervisor(home: Settings) -> None:
-    """Also with one that is killed. The next one need not wait."""
+def test_the_database_ends_with_its_supervisor(home: Settings) -> None:
     with subprocess.Popen([sys.executable, "-c", START, home.database_home], stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout
         supervisor.stdout.readline()
@@ -137,7 +135,6 @@ class Newer(EmbeddedPostgres):
 
 @pytest.mark.parametrize("begin", [Newer.prepare, Newer.spawn, Newer.start])
 def test_data_of_another_version_are_not_touched(home: Settings, begin: Callable[[EmbeddedPostgres], None]) -> None:
-    """Who was told so can go on: the folder is free for another process."""
     server = Newer(home)
     with pytest.raises(CommandError, match="is of PostgreSQL 18, and this is 19: restore a backup"):
         begin(server)
@@ -171,7 +168,6 @@ def test_failed_restart_keeps_the_folder(home: Settings, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs it as another user")
 def test_root_learns_that_its_user_cannot_enter(home: Settings, tmp_path: Path) -> None:
-    """Nothing is opened to others: the sentence names the setting."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     inside = msgspec.structs.replace(home, database_home=str(closed / "home"))

@@ -139,7 +139,6 @@ def shared(settings: Settings) -> list[Path]:
 
 
 def parts() -> set[psutil.Process]:
-    """Return the servers and stubs that this process has started."""
     return {child for child in children() if child.name().startswith("triton")}
 
 
@@ -170,7 +169,6 @@ def test_paths_may_have_any_characters(own: Settings, tmp_path: Path) -> None:
 
 
 def test_server_starts_answers_and_stops(either: Settings, server: EmbeddedTriton) -> None:
-    """After the start it has answered; after the stop nothing of it is left, and it may be stopped again."""
     before = parts()
     assert (server.poll(), server.pid) == (None, 0)
     server.start()
@@ -198,7 +196,6 @@ def tcp_listeners(server: EmbeddedTriton) -> list[tuple[str, int]]:
 
 
 def test_killed_server_leaves_nothing_once_it_is_stopped(either: Settings, server: EmbeddedTriton) -> None:
-    """Its exit code tells of its end; its stubs and their shared memory are removed, and it can be started again."""
     before = parts()
     server.start()
     started = parts() - before
@@ -217,7 +214,6 @@ def test_killed_server_leaves_nothing_once_it_is_stopped(either: Settings, serve
 
 @pytest.mark.system
 def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, server: EmbeddedTriton) -> None:
-    """The shared memory of a stub that could not remove it is removed at the end."""
     before = parts()
     server.start()
     stubs = [process for process in parts() - before if process.name().startswith(STUB[:15])]
@@ -233,7 +229,6 @@ def test_killed_stub_leaves_nothing_once_the_server_is_stopped(own: Settings, se
 
 
 def test_leftovers_of_other_servers_are_kept(stand_in: Settings) -> None:
-    """Only files with the server's own prefix are removed before a start."""
     script(stand_in, "exit 3")
     ours, other = SHM / f"{shm_prefix(stand_in)}stale", SHM / f"{shm_prefix(stand_in)[:-1]}0_stale"
     ours.touch()
@@ -264,7 +259,6 @@ def test_leftovers_of_other_servers_are_kept(stand_in: Settings) -> None:
     ],
 )
 def test_model_that_cannot_be_loaded_is_an_error(server: EmbeddedTriton, tiny: Path, file: str, data: bytes, reason: str) -> None:
-    """The message names the model, the reason and the log, which has Triton's own messages; the server is ended."""
     (tiny / file).write_bytes(data)
 
     with pytest.raises(CommandError) as caught:
@@ -298,7 +292,6 @@ def test_missing_default_model_is_an_error(stand_in: Settings, tiny: Path, versi
 def test_another_model_that_cannot_be_loaded_is_a_warning(
     stand_in: Settings, server: EmbeddedTriton, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Triton works, and its log says why the model failed; it says nothing of one without a config."""
     (exported := Path(stand_in.model_repository, "exported")).mkdir()
     (exported / "best.onnx").touch()
     imitate(stand_in, says=SAYS.replace(MODEL, "other"))
@@ -313,7 +306,6 @@ def test_another_model_that_cannot_be_loaded_is_a_warning(
 async def test_other_models_that_cannot_be_loaded_are_a_warning(
     own: Settings, server: EmbeddedTriton, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line for each, with the reason; requests for them are 503, and the default model works."""
     for name, file, data in (("bad_model", "1/model.onnx", b"not ONNX"), ("bad_config", "config.pbtxt", b'name: "bad_config" {')):
         shutil.copytree(tiny, tiny.with_name(name))
         config = (tiny / "config.pbtxt").read_text(encoding="utf-8").replace(MODEL, name)
@@ -342,7 +334,6 @@ async def test_other_models_that_cannot_be_loaded_are_a_warning(
 
 
 def test_server_that_ends_at_once_is_an_error(stand_in: Settings) -> None:
-    """The message has its exit code and its log, and the log has its output."""
     script(stand_in, "echo out of luck; echo really >&2; exit 3")
     server = EmbeddedTriton(stand_in)
 
@@ -405,7 +396,6 @@ def test_full_disk_of_the_log_does_not_stop_the_server(server: EmbeddedTriton, m
 
 @pytest.mark.parametrize("begin", [EmbeddedTriton.spawn, EmbeddedTriton.start])
 def test_server_that_cannot_be_run_is_an_error(stand_in: Settings, begin: Callable[[EmbeddedTriton], None]) -> None:
-    """Its folder is free for another process then, although this one goes on."""
     program_of(stand_in).write_bytes(b"\x7fELF for another machine")
     program_of(stand_in).chmod(0o755)
     server = EmbeddedTriton(stand_in)
@@ -421,7 +411,6 @@ def test_server_that_cannot_be_run_is_an_error(stand_in: Settings, begin: Callab
 
 
 def test_server_that_never_becomes_ready_is_killed(stand_in: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not waited for endlessly, and neither it nor what it started can ignore the stop."""
     monkeypatch.setattr("app.embedded.server._READY_SECONDS", 0.5)
     monkeypatch.setattr("app.embedded.server._STOP_SECONDS", 0.1)
     script(stand_in, "trap '' TERM; sleep 60 & sleep 60")
@@ -450,7 +439,6 @@ def test_interrupted_start_ends_the_server(stand_in: Settings, monkeypatch: pyte
 
 
 def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> None:
-    """A server that is ready but whose model does not answer as it must is not a success."""
     server = EmbeddedTriton(imitate(stand_in, rows=0))
 
     with pytest.raises(CommandError, match=f"the inference of {MODEL} returned empty output0"):
@@ -460,10 +448,6 @@ def test_failed_check_after_the_start_ends_the_server(stand_in: Settings) -> Non
 
 @pytest.mark.parametrize("has_ports", [False, True])
 def test_server_gets_its_libraries_its_python_and_its_models(stand_in: Settings, *, has_ports: bool) -> None:
-    """Its own folders come first in the environment, and only models that have been pulled are loaded.
-
-    They can be changed while it runs only if nobody else reaches it.
-    """
     show_models = 'for argument; do case $argument in --model-repository=*) ls "${argument#*=}";; esac; done'
     script(stand_in, f'echo "$LD_LIBRARY_PATH"; echo "$PATH"; {show_models}; printf "%s|" "$@"; exit 3')
     (Path(stand_in.model_repository) / "not_pulled").mkdir()
@@ -510,7 +494,6 @@ def test_server_gets_the_backend_of_this_version(stand_in: Settings) -> None:
 
 
 def test_backend_has_all_modules_that_it_imports(stand_in: Settings) -> None:
-    """Nothing of the application is needed besides what is copied; Triton's own module is not needed for that."""
     backend = program_of(stand_in).parents[1] / "backends" / "onnxruntime"
     script(stand_in, "exit 3")
     with pytest.raises(CommandError):
@@ -615,7 +598,6 @@ print(json.dumps(outcomes))
 @pytest.mark.system
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 async def test_another_user_reaches_nothing(own: Settings, server: EmbeddedTriton, arenas: list[Arena]) -> None:
-    """Neither the socket nor shared memory, and there is no TCP port; the gateway uses all of it."""
     server.start()
     async with started(create_app(msgspec.structs.replace(own, log_level="error"))) as client:
         assert await finds(client)
@@ -662,7 +644,6 @@ def ask(port: int, method: str, path: str, header: bytes = b"") -> str:
 
 @pytest.mark.system
 def test_with_ports_others_can_run_models_and_control_nothing(own: Settings, request: pytest.FixtureRequest) -> None:
-    """HTTP and metrics are on loopback, and gRPC is still for this user only."""
     first = free_port()
     server = EmbeddedTriton(msgspec.structs.replace(own, triton_ports=first))
     request.addfinalizer(server.stop)

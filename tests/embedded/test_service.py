@@ -69,7 +69,6 @@ Watch = Callable[..., Service]
 
 @pytest.fixture
 def watch(clock: Clock) -> Iterator[Watch]:  # noqa: ARG001 - it has to stand still before the service looks at it
-    """Creates services, and closes them at the end."""
     services: list[Service] = []
 
     def make(program: Program, *, is_ready: bool = False) -> Service:
@@ -151,7 +150,6 @@ def test_ready_program_is_checked_every_five_seconds(watch: Watch, clock: Clock)
 
 
 def test_looking_never_waits_for_a_check(watch: Watch) -> None:
-    """A check that takes its time runs in another thread, once, and the program is not ready before its end."""
     program = Script()
     program.may_check.clear()
     service = watch(program)
@@ -165,7 +163,6 @@ def test_looking_never_waits_for_a_check(watch: Watch) -> None:
 
 
 def test_restarts_come_later_and_later(watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first one at once, the others each time twice as late, but never more than ten seconds; no look waits for them."""
     program = Script()
     service = watch(program, is_ready=True)
     delays = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
@@ -231,7 +228,6 @@ def test_two_failed_checks_in_a_row_restart_the_program(
 def test_a_defect_that_others_find_restarts_the_program_once_a_minute(
     watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At once, not while it starts, and not again and again: what is not defect works meanwhile."""
     program = Script()
     service = watch(program, is_ready=True)
     for restarts in (1, 2):
@@ -247,7 +243,6 @@ def test_a_defect_that_others_find_restarts_the_program_once_a_minute(
 
 
 def test_a_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watch: Watch, clock: Clock) -> None:
-    """The pause doubles up to an hour, and is a minute again after a defect that came late."""
     service = watch(Script(), is_ready=True)
     service.note_defect("wrong")
     restarted_at = clock.now
@@ -267,7 +262,6 @@ def test_a_defect_that_a_restart_does_not_mend_is_restarted_later_and_later(watc
 
 
 def test_failed_check_is_repeated_sooner(watch: Watch, clock: Clock) -> None:
-    """The interval is one second instead of five."""
     program = Script(DOWN)
     service = watch(program, is_ready=True)
     until_checked(service, program, 1)
@@ -336,7 +330,7 @@ def test_a_program_that_is_never_ready_is_final(watch: Watch, clock: Clock) -> N
 
 
 def test_a_program_that_may_fail_is_started_again_and_again(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """Even one that never worked, such as a database whose disk is full; at most every ten seconds, and the reason is told once."""
+    """Even one that never worked, such as a database whose disk is full."""
     program = Script()
     program.cannot_start = "no room"
     service = Service(program, gives_up=False)
@@ -352,7 +346,6 @@ def test_a_program_that_may_fail_is_started_again_and_again(clock: Clock, capsys
 
 
 def test_five_failed_starts_in_a_row_are_final(watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    """However the starts fail: it cannot be started, ends before it is ready, or is not ready in time."""
     program = Script(ready_seconds=5)
     service = watch(program, is_ready=True)
     see_it_end(service, program, -9)
@@ -388,7 +381,6 @@ def test_five_failed_starts_in_a_row_are_final(watch: Watch, clock: Clock, capsy
 
 
 def test_failed_starts_are_forgotten_once_it_works(watch: Watch, clock: Clock) -> None:
-    """Four before and four after a start that succeeds are not too many."""
     program = Script()
     service = watch(program, is_ready=True)
     for _ in range(2):
@@ -413,7 +405,6 @@ def test_an_error_of_the_check_itself_is_not_hidden(watch: Watch) -> None:
 
 
 def test_closing_waits_for_nothing(watch: Watch) -> None:
-    """The thread of a running check ends with the check."""
     program = Script()
     program.may_check.clear()
     service = watch(program, is_ready=True)

@@ -233,7 +233,6 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what `supervise` did to this process."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     monkeypatch.setenv(VARIABLE, "")  # restored in the end, whatever is written
     yield
@@ -320,10 +319,9 @@ class Host(NamedTuple):
 
 
 @pytest.mark.usefixtures("api")
-def test_it_is_not_ready_before_a_triton_can_run_the_model(
+def test_serve_is_not_ready_before_a_triton_can_run_the_model(
     settings: Settings, terminal: Terminal, tmp_path: Path, look_again: LookAgain
 ) -> None:
-    """It listens before, and both are told once."""
     (no_model := tmp_path / "no model").touch()
     settings = msgspec.structs.replace(settings, triton_endpoints="gpu:8001")
 
@@ -344,7 +342,6 @@ def test_it_is_not_ready_before_a_triton_can_run_the_model(
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 1), (1, 1), (7, 7)])
 def test_api_that_cannot_start_ends_everything(api: Api, settings: Settings, terminal: Terminal, code: int, exit_code: int) -> None:
-    """If it ends before it has answered, so does `serve`, with its code."""
     api.write(begin=f"os._exit({code})")
 
     assert supervise(settings, None) == exit_code
@@ -364,7 +361,6 @@ def test_api_that_cannot_start_ends_everything(api: Api, settings: Settings, ter
 def test_address_is_shown_once_the_api_answers(
     api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, host: Host
 ) -> None:
-    """The person at the terminal gets an address that can be opened, whatever the API listens on."""
     api.settings = settings = msgspec.structs.replace(settings, host=host.listens_on)
     listen = tmp_path / "listen"
     api.write(begin=f"wait_until(lambda: os.path.exists({str(listen)!r}))")
@@ -388,7 +384,6 @@ def test_address_is_shown_once_the_api_answers(
 def test_a_signal_lets_requests_end(
     api: Api, settings: Settings, terminal: Terminal, number: signal.Signals, *, is_sent_twice: bool
 ) -> None:
-    """The API gets the same one, once, and is waited for; the exit code is 0 whatever its own is."""
     api.write(stop=f"wait_until(lambda: os.path.exists({str(api.may_end)!r})); note('drained'); os._exit(3)")
     told = f"told to stop by {number.name}"
 
@@ -409,7 +404,6 @@ CHILD = "subprocess.Popen(['sh', '-c', \"trap '' TERM; exec sleep 60\"]).pid"
 def test_a_second_signal_ends_what_does_not_end_itself(
     api: Api, settings: Settings, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API and what it has started are killed, and further signals do not interrupt the clean-up."""
     monkeypatch.setattr("app.host.signals._SAME_SECONDS", 0)
     api.write(begin=f"note('child ' + str({CHILD}))", stop=NEVER)
 
@@ -433,7 +427,6 @@ def test_a_second_signal_ends_what_does_not_end_itself(
 def test_api_that_does_not_end_in_time_is_killed(
     api: Api, settings: Settings, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the time that its requests may take, without a second signal; so are its children."""
     monkeypatch.setattr("app.embedded.supervisor._MARGIN_SECONDS", 0.3)
     monkeypatch.setattr(Settings, "drain_seconds", 0)
     settings = msgspec.structs.replace(settings, drain_delay_seconds=0)
@@ -485,7 +478,7 @@ def test_api_that_hangs_is_restarted(api: Api, settings: Settings, terminal: Ter
 def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(
     api: Api, settings: Settings, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until requests in progress have ended. By `serve` alone: an API would hide that it hangs."""
+    """Told by `serve` alone: an API would hide that it hangs."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     stop_late = f"wait_until(lambda: os.path.exists({str(api.may_end)!r})); os._exit(0)"
     api.write(begin="note('tells ' + repr(os.environ['NOTIFY_SOCKET']))", stop=stop_late)
@@ -510,7 +503,6 @@ def test_systemd_is_told_when_all_is_ready_and_then_that_it_works(
 
 
 def test_each_instance_has_a_socket(api: Api, two: Settings, terminal: Terminal, tmp_path: Path) -> None:
-    """In the folder; they have as many workers as the settings say, and share one table of workers."""
     api.write(
         begin="note(f'listens at {path}')\n"
         "note('has ' + os.environ['NEREID_WORKERS'] + ' workers')\n"
@@ -539,7 +531,7 @@ def test_a_socket_of_the_settings_takes_the_place_of_the_port(
     assert api.notes("api") == [STARTED, ASKED, TOLD]
 
 
-def test_nothing_is_ready_before_all_instances_answer(
+def test_serve_is_not_ready_before_all_instances_answer(
     api: Api, two: Settings, terminal: Terminal, tmp_path: Path, look_again: LookAgain
 ) -> None:
     """A proxy may be started once all instances answer."""
@@ -583,7 +575,6 @@ def test_an_instance_that_cannot_start_ends_all(api: Api, two: Settings, termina
 
 
 def test_all_instances_drain_together(api: Api, two: Settings, terminal: Terminal) -> None:
-    """Each of them ends only once the other one has been told to stop, too."""
     others = f"{{'nereid-1 {TOLD}', 'nereid-2 {TOLD}'}}"
     api.write(stop=f"wait_until(lambda: {others} <= set(notes.read_text().splitlines())); note('drained'); os._exit(0)")
     with meanwhile(stop_when(terminal.shows("ready"))):
@@ -680,7 +671,6 @@ def test_triton_that_does_not_work_is_restarted(api: Api, settings: Settings, te
 def test_triton_whose_model_has_died_or_is_wrong_is_restarted(  # noqa: PLR0913, PLR0917 - as many fixtures
     api: Api, settings: Settings, terminal: Terminal, run_triton: RunTriton, look_again: LookAgain, metric: str, reason: str
 ) -> None:
-    """A worker has found it, which may have ended since; what was found before the restart is no reason for another one."""
     triton = run_triton()
     wait_for(lambda: triton.starts == 1)
 
@@ -743,7 +733,6 @@ def test_leftovers_are_removed_only_with_a_triton_of_ones_own(
 def test_api_is_this_package_beside_another_package_of_its_name(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
 ) -> None:
-    """A package `app` in the current folder or on PYTHONPATH is not run instead. With a real Python; an invalid setting ends it."""
     other = tmp_path / "app"
     other.mkdir()
     (other / "__init__.py").touch()

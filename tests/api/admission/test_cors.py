@@ -66,7 +66,7 @@ def of_cors(response: httpx.Response) -> list[str]:
     ],
 )
 async def test_a_preflight_request_needs_no_key(client: httpx.AsyncClient, method: str, path: str) -> None:
-    """The browser sends none with it; also for paths that do not exist, so that the page can read the 404."""
+    """The browser sends none with it; also for unknown paths, so that the page can read the 404."""
     response = await preflight(client, method, path)
 
     assert (response.status_code, response.content) == (204, b"")
@@ -91,7 +91,6 @@ async def test_a_preflight_request_needs_no_key(client: httpx.AsyncClient, metho
     ],
 )
 async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClient, method: str, path: str) -> None:
-    """Neither the preflight request nor the response to the request itself, which is refused, allows the page to read it."""
     asked = await preflight(client, method, path)
     response = await client.request(method, path, headers=ADMIN)
 
@@ -101,7 +100,6 @@ async def test_no_page_of_another_origin_changes_models(client: httpx.AsyncClien
 
 @pytest.mark.parametrize("origin", [OTHER, f"{ORIGIN}:8443", f"{ORIGIN}.example.com", ORIGIN.replace("https", "http"), "null"])
 async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient, origin: str) -> None:
-    """Caches learn that the response depends on the origin."""
     for response in (
         await preflight(client, "POST", "/detect", origin),
         await client.get("/models", headers={**CAMERA, "Origin": origin}),
@@ -128,7 +126,6 @@ async def test_pages_of_other_origins_read_nothing(client: httpx.AsyncClient, or
 async def test_a_page_reads_responses_and_errors(
     client: httpx.AsyncClient, method: str, path: str, options: dict[str, object], status: int
 ) -> None:
-    """Whichever layer answers, also the headers with the time to wait and the id of the request."""
     response = await client.request(method, path, **options)  # type: ignore[arg-type]
 
     assert response.status_code == status
@@ -176,7 +173,7 @@ async def test_a_preflight_request_is_logged_with_the_route(client: httpx.AsyncC
     ]
 
 
-async def test_what_a_response_varies_with_is_kept(client: httpx.AsyncClient) -> None:
+async def test_vary_of_a_response_lists_accept_and_origin(client: httpx.AsyncClient) -> None:
     response = await client.get("/")
     without = await client.get("/", headers={"Origin": ""})
 
@@ -190,7 +187,6 @@ async def open_to_all(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_every_page_can_be_allowed(open_to_all: httpx.AsyncClient) -> None:
-    """Then the response is the same for each of them; models are changed by none."""
     for response in (await preflight(open_to_all, "POST", "/detect"), await open_to_all.get("/livez", headers={"Origin": "null"})):
         assert response.headers["access-control-allow-origin"] == "*"
         assert "vary" not in response.headers

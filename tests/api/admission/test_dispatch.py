@@ -44,7 +44,6 @@ SECRET = "a-secret-that-must-not-be-shown"  # noqa: S105 - it protects nothing
 async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     filling: tuple[FakeTriton, Application], full: str, rejected: list[str], accepted: list[str]
 ) -> None:
-    """The model is that of the path, of the query under either name, or the default one; other models have room."""
     fake, app = filling
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), f"/predict/{full}", {"Content-Length": str(len(SCENE))}))
@@ -61,7 +60,7 @@ async def test_a_request_for_a_full_model_is_rejected_before_the_body_is_read(
     assert (await first).status == 502
 
 
-async def test_what_triton_no_longer_answers_is_503_before_the_body_is_read(
+async def test_a_model_that_triton_no_longer_answers_is_503_before_the_body_is_read(
     filling: tuple[FakeTriton, Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, app = filling
@@ -88,7 +87,6 @@ async def test_a_model_in_a_form_is_rejected_once_it_is_known(filling: tuple[Fak
 
 
 async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its share is used up, the key is rejected, which is logged; other keys are not. Callers without a key get 401."""
     path = tmp_path / "keys.toml"
     path.write_text(
         "".join(
@@ -123,8 +121,7 @@ async def test_a_key_with_a_share_uses_its_own_part(tmp_path: Path, monkeypatch:
         assert [reply.status for reply in await asyncio.gather(*running)] == [502, 502]
 
 
-async def test_other_requests_pass_whatever_is_full(filling: tuple[FakeTriton, Application]) -> None:
-    """Those that name no image: other routes, other methods, and paths that do not exist."""
+async def test_requests_without_an_image_pass_while_the_gateway_is_full(filling: tuple[FakeTriton, Application]) -> None:
     fake, app = filling
     body = {"type": "http.request", "body": SCENE, "more_body": False}
     first = asyncio.create_task(call(app, staying(body), "/detect"))

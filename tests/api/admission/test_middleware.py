@@ -63,14 +63,13 @@ async def test_a_response_gets_its_headers(log: Log) -> None:
 
 @pytest.mark.parametrize("given", [["abc-1.2_Z"], ["x"], ["x" * 64], ["first", "last"]])
 async def test_a_well_formed_request_id_is_kept(log: Log, given: list[str]) -> None:
-    """The caller finds its own id in the response, and we find it in the log; of several the last one counts."""
     reply = await call(responding(200), receiving(), headers=[("X-Request-ID", id_) for id_ in given])
 
     assert reply.headers["x-request-id"] == log[0].kwargs["request_id"] == given[-1]
 
 
 async def test_any_other_request_id_is_replaced(log: Log) -> None:
-    """By one of the request's own. Other ids would need escaping wherever they are shown."""
+    """Other ids would need escaping wherever they are shown."""
     for given in ("", "a b", "x" * 65, "a\n", "ä", "a;b", "<script>"):
         reply = await call(responding(200), receiving(), headers=[("X-Request-ID", "first"), ("X-Request-ID", given)])
         assert reply.headers["x-request-id"] == log[-1].kwargs["request_id"] not in {"first", given}
@@ -98,7 +97,6 @@ async def test_several_accept_headers_are_one() -> None:
     [({"Content-Length": "6"}, b"abcdef"), ({}, b"abcdef!"), ({"Content-Length": "6", "Transfer-Encoding": "chunked"}, b"abcdef!")],
 )
 async def test_a_body_of_declared_length_ends_with_its_last_byte(headers: dict[str, str], received: bytes) -> None:
-    """And not with a further message; the length counts only if the body has no other end."""
     parts: list[bytes] = []
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
@@ -143,8 +141,6 @@ async def test_the_log_line_describes_the_request(log: Log) -> None:
 
 
 async def test_the_log_line_has_the_method_and_the_route_of_the_caller(log: Log) -> None:
-    """HEAD, of which the application makes GET; and one name for all paths that do not exist."""
-
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         scope["method"] = "GET"  # type: ignore[typeddict-unknown-key]
         await respond(send, 404)
@@ -156,7 +152,6 @@ async def test_the_log_line_has_the_method_and_the_route_of_the_caller(log: Log)
 
 
 async def test_the_sizes_are_those_that_were_transferred(log: Log, tmp_path: Path) -> None:
-    """Of bodies in several parts, and of a file that the server sends; not what a header promises."""
     (path := tmp_path / "file").write_bytes(bytes(1000))
 
     async def app(_: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +189,6 @@ async def test_a_long_path_is_cut_in_the_log(log: Log) -> None:
 async def test_the_end_of_a_request_is_logged(  # noqa: PLR0913 - a table
     log: Log, response: int, error: type[BaseException] | None, level: str, status: int, *, is_gone: bool
 ) -> None:
-    """Only failures of ours are errors; what is sent to a client that has gone is not logged as its status."""
     sent: list[Any] = []
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
@@ -227,8 +221,6 @@ async def test_the_end_of_a_request_is_logged(  # noqa: PLR0913 - a table
     ],
 )
 async def test_a_slow_request_is_a_warning(log: Log, slow_ms: float, status: int, level: str, *, is_slow: bool) -> None:
-    """The line says so. An error of the gateway stays an error; a rejected request may have waited; with 0 no request is slow."""
-
     async def app(scope: Scope, _: Receive, send: Send) -> None:
         context_of(scope).slow_request_ms = slow_ms
         await respond(send, status)
@@ -240,7 +232,7 @@ async def test_a_slow_request_is_a_warning(log: Log, slow_ms: float, status: int
 
 @pytest.mark.parametrize("flags", ["00", "01"])
 async def test_a_trace_of_the_caller_is_continued(log: Log, flags: str) -> None:
-    """Without tracing here its own span goes on to Triton, and is in the response and in the log: no span is missing then."""
+    """Without tracing here, the caller's own span goes on to Triton: no span is missing then."""
     seen: list[tuple[str, str]] = []
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
@@ -273,7 +265,7 @@ BODY = [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "htt
 async def test_the_rest_of_a_body_is_received_after_an_early_response(
     headers: dict[str, str], left: int, *, is_received: bool
 ) -> None:
-    """A client that still sends would otherwise see a broken connection; a body that was received has no rest."""
+    """A client that still sends would otherwise see a broken connection."""
     messages = list(BODY)
     answered: list[int] = []
 
@@ -298,8 +290,7 @@ _OF_EACH_RESPONSE = {"x-request-id", "x-process-time", "server-timing"}
 
 
 @pytest.mark.parametrize("ending", [None, RuntimeError, asyncio.CancelledError])
-async def test_what_waits_for_the_end_of_the_answer_begins_then(ending: type[BaseException] | None) -> None:
-    """However the request ends, and once."""
+async def test_work_after_the_answer_begins_once_however_the_request_ends(ending: type[BaseException] | None) -> None:
     order: list[str] = []
 
     async def app(scope: Scope, _: Receive, send: Send) -> None:
@@ -344,7 +335,6 @@ async def test_head_is_get_without_the_body(reader: httpx.AsyncClient, path: str
 
 @pytest.mark.parametrize("path", GET_PATHS)
 async def test_the_allowed_methods_are_told(reader: httpx.AsyncClient, path: str) -> None:
-    """GET comes with HEAD, whether a caller asks for the methods or uses a wrong one."""
     for response, status in ((await reader.options(path), 204), (await reader.put(path), 405)):
         assert response.status_code == status
         assert sorted({*response.headers["allow"].split(", ")} - {"POST"}) == ["GET", "HEAD", "OPTIONS"]

@@ -6,7 +6,6 @@ from tests.support import SCENE, json
 
 
 async def test_a_result_has_what_coco_tools_read(client: httpx.AsyncClient) -> None:
-    """The caller's number of the image, the class, x y width height in pixels, and the score; nothing else."""
     found = json(await client.post("/predict/six_columns?format=coco-results&image_id=139", content=SCENE))
     as_json = json(await client.post("/predict/six_columns?boxes=coco", content=SCENE))["detections"]
 

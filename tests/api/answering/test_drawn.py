@@ -75,8 +75,6 @@ async def test_json_can_have_the_picture_too(
 
 
 async def test_a_picture_that_has_no_room_is_rejected(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory may also run out when the picture is finished."""
-
     async def refuse(*_: object) -> None:
         raise GatewayFull("no room", "memory")
 

@@ -32,7 +32,6 @@ def members(box: list[float], *, score: float = 0.5, id_: int = 0) -> dict[str, 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), max_size=4), st.integers(1, 16384), st.integers(1, 16384))
 def test_all_units_describe_the_same_box(corners: list[list[float]], width: int, height: int) -> None:
-    """Fractions have six digits and pixels two, each rounded once from the exact corners, and none is outside the image."""
     size = np.array([width, height] * 2, np.float32)
     boxes = np.sort(np.array(corners, np.float32).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * size
     nothing = np.zeros(len(boxes))

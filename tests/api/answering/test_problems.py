@@ -47,7 +47,6 @@ async def problem_of(error: Exception) -> tuple[httpx.Response, dict[str, Any]]:
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: Log) -> None:
-    """The problem has status, code, title and detail of the error; code and, unless it repeats the request, detail are logged."""
     response, problem = await problem_of(error("what is wrong"))
 
     assert set(problem) == MEMBERS
@@ -62,8 +61,7 @@ async def test_every_gateway_error_is_a_problem(error: type[GatewayError], log: 
     assert "cause" not in line.kwargs
 
 
-async def test_what_repeats_the_request_is_not_logged(log: Log) -> None:
-    """The cause quotes the request, so it is not logged either."""
+async def test_an_error_that_repeats_the_request_is_not_logged(log: Log) -> None:
     error = MalformedRequest("unknown member 'secret'", repeats_request=True)
     error.__cause__ = ValueError("secret")
     _, problem = await problem_of(error)
@@ -118,7 +116,6 @@ async def test_common_http_exceptions_say_what_to_do(status: int, code: str, det
 
 
 async def test_an_unexpected_exception_tells_the_caller_nothing(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    """The caller gets an id, and the log gets the exception under this id."""
     unexpected = captured_log(monkeypatch, problems)
     error = ZeroDivisionError("/opt/secret/path")
     response, problem = await problem_of(error)

@@ -49,7 +49,6 @@ def memory(table: WorkerTable) -> Iterator[MemoryBudget]:
 
 @pytest.mark.parametrize("body", [b"x", LARGE, LARGE[: 1 << 18], LARGE[: (1 << 18) + 1]])
 async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
-    """In pieces, each of which the client takes before the next is sent; the last one says so."""
     client = Client(memory)
 
     assert await client.get(LargeResponse(body, "image/png", memory)) == body
@@ -70,7 +69,6 @@ async def test_a_body_arrives_whole(memory: MemoryBudget, body: bytes) -> None:
 async def test_a_client_that_does_not_read_is_left(
     memory: MemoryBudget, seconds: float, total: float, left_at: float, pieces: int
 ) -> None:
-    """A pause or the whole transfer takes too long: memory is released, and the log says that the client has gone."""
     client = Client(memory, total=total, seconds=seconds)  # for each message, the first of which has no body
 
     await client.get(LargeResponse(LARGE, "image/png", memory))

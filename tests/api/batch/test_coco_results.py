@@ -84,7 +84,6 @@ async def test_numbers_that_fit_no_images_are_rejected(client: httpx.AsyncClient
 async def test_no_image_is_left_out_in_silence(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, files: Files, index: int
 ) -> None:
-    """If one image fails, the request fails with the problem of the first image that failed, as the other formats report it."""
     calls = captured_log(monkeypatch, middleware)
     response = await client.post(PATH, files=files)
     failures = json(await client.post("/detect/batch?model=six_columns", files=files))["failures"]

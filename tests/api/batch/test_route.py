@@ -79,7 +79,7 @@ async def test_json_contains_the_images_in_base64(
     assert [(result["filename"], result["detections"]) for result in answer["results"]] == [(None, found) for found in alone]
 
 
-async def test_what_fails_has_the_problem_that_it_would_have_alone(client: httpx.AsyncClient) -> None:
+async def test_failed_images_have_the_problems_that_they_would_have_alone(client: httpx.AsyncClient) -> None:
     broken = [TRUNCATED, NOTHING, b"", bombs()["PNG RGBA header"]]
     images = [SCENE, *broken, SCENE]
     answer = json(await client.post("/detect/batch?model=six_columns", files=form(*images)))
@@ -121,10 +121,9 @@ async def test_lines_come_as_images_are_done(client: httpx.AsyncClient, alone: l
         ("format=image", 400, "invalid_parameter"),
     ],
 )
-async def test_what_all_images_have_in_common_fails_for_all(
+async def test_an_error_common_to_all_images_is_a_single_problem(
     client: httpx.AsyncClient, query: str, status: int, code: str, headers: dict[str, str]
 ) -> None:
-    """The answer is a single problem as for one image, also where lines were requested."""
     response = await client.post(f"/detect/batch?{query}", files=form(SCENE, SCENE), headers=headers)
 
     assert json(response, status)["code"] == code
@@ -150,7 +149,6 @@ async def test_accept_chooses_between_a_document_and_lines(client: httpx.AsyncCl
 
 
 async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
-    """Within the batch's limit, each image has the limit of a single image."""
     own = msgspec.structs.replace(settings, max_file_size_mb=0.01, max_batch_size_mb=0.5)
     image, small = SCENE[:9000], models.scene("PNG")
     async with started(create_app(own)) as client:
@@ -166,7 +164,6 @@ async def test_the_body_has_a_limit_of_its_own(settings: Settings) -> None:
 
 
 async def test_a_deadline_holds_for_all_images(gateway: tuple[FakeTriton, httpx.AsyncClient]) -> None:
-    """Images that are not done at the deadline fail, including those that have not been started."""
     fake, client = gateway
     fake.may_answer.clear()
     answer = json(await client.post("/detect/batch?timeout_ms=200", files=form(*[SCENE] * 64)))
@@ -184,7 +181,6 @@ async def test_a_batch_has_more_time_for_more_images(
     query: str,
     seconds: tuple[int, int],
 ) -> None:
-    """The default deadline of five seconds grows up to the maximum of twenty; the caller's own does not."""
     remaining: list[float] = []
 
     async def fail(_: object, __: object, ___: object, call: CallContext) -> NoReturn:

@@ -68,7 +68,6 @@ async def ask(app: Application, path: str, headers: dict[str, str] | Sequence[tu
 
 @pytest.mark.parametrize("path", NEED_DETECT + NEED_HEALTH)
 async def test_a_request_without_a_key_is_unauthorized(locked: Application, path: str) -> None:
-    """The response names the scheme, as HTTP demands, and says how to send a key."""
     problem = json(response := await ask(locked, path), 401)
 
     assert problem["code"] == "unauthorized"
@@ -83,7 +82,7 @@ async def test_probes_and_documentation_need_no_key(locked: Application, path: s
 
 
 @pytest.mark.parametrize("path", [path for path in NOT_OFFERED if path != "/predict"])  # it is Ultralytics', unless it has JSON
-async def test_what_no_key_may_do_is_said_without_one(locked: Application, path: str) -> None:
+async def test_routes_that_are_not_offered_are_404_without_a_key(locked: Application, path: str) -> None:
     assert json(await ask(locked, path), 404)["code"] == "not_offered"
 
 
@@ -108,7 +107,6 @@ OPEN = {
 
 @pytest.mark.parametrize("dialect", load(DIALECTS), ids=DIALECTS)
 async def test_every_route_of_a_dialect_needs_a_key(locked: Application, dialect: Dialect) -> None:
-    """Only probes, and routes that reveal nothing, need none. A body that may contain the key has to be well formed."""
     async with calling(locked) as client:
         for handler in dialect.handlers:
             for path in handler.paths:
@@ -159,10 +157,9 @@ async def test_a_key_without_the_scope_is_forbidden(locked: Application) -> None
         [("Authorization", f"Bearer {DETECT}"), ("Authorization", f"Bearer {DETECT}")],
     ],
 )
-async def test_anything_but_one_valid_key_is_unauthorized(
+async def test_wrong_malformed_and_repeated_keys_are_unauthorized(
     locked: Application, headers: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong, malformed or repeated: the answer is 401, and no key is in the log, because none was proven."""
     log = captured_log(monkeypatch, middleware)
     body = {"type": "http.request", "body": b"x", "more_body": False}
     reply = await call(locked, receiving(body), "/detect", headers)
@@ -172,7 +169,6 @@ async def test_anything_but_one_valid_key_is_unauthorized(
 
 
 async def test_the_log_has_the_id_of_the_key_and_never_its_secret(locked: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the key is accepted, forbidden or wrong, in whichever header, and in no response either."""
     log = captured_log(monkeypatch, middleware)
     others = [captured_log(monkeypatch, module) for module in (problems, last_valid)]
     answers = [

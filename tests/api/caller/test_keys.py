@@ -65,7 +65,6 @@ def test_a_file_is_read_by_id(path: Path) -> None:
 
 
 def test_a_key_has_a_priority(path: Path) -> None:
-    """With and without a share; the normal one, unless its table has another one."""
     given = {"a": 'priority = "high"', "b": 'share = 0.5\npriority = "low"', "c": 'priority = "normal"', "d": ""}
     path.write_text("".join(table(id_, more=more) for id_, more in given.items()))
 
@@ -106,7 +105,6 @@ INVALID = [
 
 @pytest.mark.parametrize(("text", "message"), INVALID)
 def test_a_file_that_is_not_valid_is_rejected(path: Path, text: str, message: str) -> None:
-    """The message names file and place, says what there should be, and repeats nothing of what is there."""
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(KeysError) as caught:
         load(path)
@@ -124,7 +122,6 @@ def test_a_file_that_cannot_be_read_is_rejected(path: Path) -> None:
 
 
 def test_a_created_key_is_accepted(path: Path) -> None:
-    """Its table can be added to the file as it is, and its secret has 256 bits."""
     credential, text = create("camera-1")
     id_, _, secret = credential.partition(".")
     path.write_text(table("other") + text)

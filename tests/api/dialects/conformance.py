@@ -112,7 +112,6 @@ class Conformance(ABC):
 
     @pytest.mark.parametrize("seed", range(4))
     async def test_hostile_requests_get_errors_of_the_dialect(self, server: httpx.AsyncClient, seed: int) -> None:
-        """Bodies are damaged or foreign to the dialect, and are sent below its name, where no other route gets them."""
         random = Random(seed)  # noqa: S311 - no secret
         for path in self.paths:
             for body, content_type in _hostile_bodies(self.request(SCENE), server, random):
@@ -123,7 +122,6 @@ class Conformance(ABC):
                     assert self.is_error(response.json(), response.status_code), (path, response.text)
 
     async def test_the_same_keys_are_valid(self, settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-        """Keys are sent as clients of the dialect do; without a key, or with a wrong one, the answer is 401."""
         assert triton.poll() is None
         file = write_keys(tmp_path, ("camera", SECRET, "detect"))
         own = msgspec.structs.replace(settings, model="six_columns", api_keys_file=file)

@@ -25,7 +25,6 @@ class BadFunctionError(Exception):
 
 @pytest.fixture
 def create(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The function's entry point."""
     names = ("cvat_sdk", "cvat_sdk.auto_annotation", "cvat_sdk.models")
     sdk, auto_annotation, models = modules = [ModuleType(name) for name in names]
     vars(auto_annotation).update(BadFunctionError=BadFunctionError, DetectionFunctionContext=object, DetectionFunctionSpec=dict)
@@ -153,10 +152,6 @@ NOSE, TAIL = {"name": "nose", "x": 12, "y": 12}, {"name": "tail", "x": 20, "y": 
 def test_shapes_are_those_of_the_task(
     create: Callable[..., Any], task: str, label: object, detections: list[dict[str, Any]], shapes: list[object]
 ) -> None:
-    """Parts of a mask are a group; keypoints below the threshold are outside; an object without any shape is left out.
-
-    Of the classes of one name, the first is the label; a route is described by the model for which it stands.
-    """
     found = {"detections": [{"class_name": "dog", "x1": 0, "y1": 0, "x2": 9, "y2": 9, **one} for one in detections]}
     described = {"task": task, "classes": ["cat", "dog", "dog"], "keypoints": ["nose", "tail"] if task == "pose" else []}
     documents = [{"gate": {"to": "tiny:2"}}, described, found]

@@ -42,7 +42,7 @@ FORM: dict[str, Any] = {"files": {"image": SCENE}}
 
 
 async def test_an_answer_has_what_clients_of_both_services_read(server: httpx.AsyncClient) -> None:
-    """It has DeepStack's members and those that CodeProject.AI adds, and is never chunked: Blue Iris could not read that."""
+    """It is never chunked: Blue Iris could not read that."""
     response = await server.post("/v1/vision/detection", **FORM)
     answer = json(response)
 

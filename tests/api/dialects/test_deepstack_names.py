@@ -49,7 +49,6 @@ async def recognize(client: httpx.AsyncClient, image: bytes = SCENE, **data: str
 
 
 async def test_faces_are_registered_and_recognized(gateway: Gateway) -> None:
-    """The largest face of a picture; who is not registered is unknown, and so is everybody who is not similar enough."""
     _, client = gateway
     assert await recognize(client) == ["unknown", "unknown"]
     added = await ask(client, "register", files={"image": SCENE}, userid="Ruth")
@@ -69,7 +68,6 @@ async def test_faces_are_registered_and_recognized(gateway: Gateway) -> None:
 
 
 async def test_several_pictures_of_several_people(gateway: Gateway) -> None:
-    """Each picture is kept once; those of a person are deleted with the person, whoever else is in them."""
     engine, client = gateway
     await ask(client, "register", files={"image1": SCENE, "image2": picture(("red", (10, 10, 90, 90)))}, userid="Ruth")
     await ask(client, "register", files={"image": BLUE}, userid="Ben")
@@ -87,7 +85,6 @@ async def test_several_pictures_of_several_people(gateway: Gateway) -> None:
 
 
 async def test_a_name_is_given_to_one_face_of_a_picture(gateway: Gateway) -> None:
-    """The more similar one, whichever comes first; the other one is unknown, also if it is similar enough."""
     _, client = gateway
     for image, names in ((SCENE, ["Ruth", "unknown"]), (BLUE, ["unknown", "Ruth"])):
         await ask(client, "register", files={"image": image}, userid="Ruth")
@@ -96,7 +93,7 @@ async def test_a_name_is_given_to_one_face_of_a_picture(gateway: Gateway) -> Non
 
 
 async def test_a_face_of_low_quality_has_no_name(gateway: Gateway) -> None:
-    """It is neither recognized nor registered: the eyes of a small face are too near to each other."""
+    """The eyes of a small face are too near to each other."""
     _, client = gateway
     await ask(client, "register", files={"image": SCENE}, userid="Ruth")
     small = picture(("red", (10, 10, 29, 29)))
@@ -129,8 +126,7 @@ async def test_a_registered_picture_is_no_duplicate_of_an_indexed_one(gateway: G
     )
 
 
-async def test_what_cannot_be_registered_is_not(gateway: Gateway) -> None:
-    """If one of several pictures has no face, none is kept."""
+async def test_an_invalid_registration_keeps_no_picture(gateway: Gateway) -> None:
     _, client = gateway
     for files, userid in (
         ({"image": SCENE, "image2": NOBODY}, "Ruth"),
@@ -153,7 +149,6 @@ async def test_what_cannot_be_registered_is_not(gateway: Gateway) -> None:
 async def test_cameras_recognize_and_others_register(
     settings: Settings, triton: EmbeddedTriton, database: str, tmp_path: Path
 ) -> None:
-    """A key may come with the form; it needs the scope of the route, and sees the faces of its tenant."""
     assert triton.poll() is None
     given = (("camera", "s", "detect"), ("boss", "s", "ingest search"), ("other", "s", "ingest detect"))
     file = write_keys(tmp_path, *given, tenants={"other": "elsewhere"})

@@ -74,7 +74,7 @@ BASIC = "Basic " + base64.b64encode(f"camera:{SECRET}".encode()).decode()
 async def test_a_key_may_be_in_a_header_the_query_or_the_body(
     guarded: httpx.AsyncClient, headers: dict[str, str], query: str, in_body: str | None, status: int
 ) -> None:
-    """The first key found counts, and an empty one is none. 400 is for the image, only read once the key is known to be valid."""
+    """400 is for the image, only read once the key is known to be valid."""
     fields = {} if in_body is None else {"api_key": in_body}
     response = await guarded.post(PATH + query, files={"image": b"this is no image"}, data=fields, headers=headers)
 
@@ -106,7 +106,6 @@ async def test_a_list_takes_the_key_of_a_form(guarded: httpx.AsyncClient) -> Non
 async def test_an_unknown_path_or_method_is_an_error_of_the_dialect(
     gateway: tuple[FakeTriton, httpx.AsyncClient], method: str, path: str, status: int
 ) -> None:
-    """Below its name, and at its own paths; any other path is the gateway's."""
     response = await gateway[1].request(method, path)
 
     assert response.status_code == status

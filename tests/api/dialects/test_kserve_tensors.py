@@ -27,7 +27,7 @@ HEAD = '{"inputs": [{"name": "image", "datatype": "FP32", "shape": [1], "data": 
         (HEAD + "[1]}]} ", str(len(HEAD) + 6), "nothing follows"),
     ],
 )
-def test_what_is_no_request(body: str, length: str, says: str) -> None:
+def test_an_invalid_request_is_malformed(body: str, length: str, says: str) -> None:
     with pytest.raises(MalformedRequest, match=re.escape(says)):
         InferRequest.parse(body.encode(), length)
 
@@ -39,7 +39,6 @@ def read(data: str, count: int, dtype: Any = np.float32) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_numbers_are_read_in_pieces(is_nested: bool) -> None:  # noqa: FBT001
-    """Wherever these end; the shape is that of the request."""
     numbers = np.arange(12_000, dtype=np.float32).reshape(3, 4000) / 7
     rows = [", ".join(f"{number:.40f}" for number in row) for row in numbers.tolist()]
     text = f"[[{'], ['.join(rows)}]]" if is_nested else f"[{','.join(rows)}]"
@@ -65,7 +64,7 @@ def test_numbers_are_read_in_pieces(is_nested: bool) -> None:  # noqa: FBT001
         (f"[{'1' * 500_000}, 1]", np.float32),
     ],
 )
-def test_what_are_no_two_numbers_of_a_type(data: str, dtype: Any) -> None:  # noqa: ANN401
+def test_data_other_than_two_numbers_of_the_type_is_malformed(data: str, dtype: Any) -> None:  # noqa: ANN401
     with pytest.raises(MalformedRequest, match="no list of 2 numbers"):
         read(data, 2, dtype)
 

@@ -63,7 +63,7 @@ async def test_several_images_are_answered_in_their_order(server: httpx.AsyncCli
 
 
 async def test_a_request_fails_with_one_of_its_images(server: httpx.AsyncClient) -> None:
-    """The status is that of the failed image alone, because the answer has no place for an error of one image."""
+    """The answer has no place for an error of one image."""
     response = await infer(server, to_input(SCENE), to_input(b"this is not an image"))
 
     assert response.status_code == 415
@@ -117,7 +117,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("body", HOSTILE, ids=lambda body: body[:40])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-async def test_what_is_not_as_it_should_be_is_told(server: httpx.AsyncClient, body: str, mark: bytes) -> None:
+async def test_an_invalid_body_is_a_client_error(server: httpx.AsyncClient, body: str, mark: bytes) -> None:
     response = await server.post("/v1/infer", content=mark + body.encode(), headers={"Content-Type": "application/json"})
 
     assert 400 <= response.status_code < 500
@@ -125,7 +125,7 @@ async def test_what_is_not_as_it_should_be_is_told(server: httpx.AsyncClient, bo
     assert len(response.content) < 1000
 
 
-async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
+async def test_content_types_other_than_json_are_rejected(server: httpx.AsyncClient) -> None:
     """A body of another type would be parsed while others wait, even if it looks like JSON."""
     for content_type in ("application/octet-stream", "image/jpeg", "multipart/form-data; boundary=b"):
         response = await server.post("/v1/infer", content=b'{"input": []}', headers={"Content-Type": content_type})
@@ -136,7 +136,6 @@ async def test_anything_but_json_is_rejected(server: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/nim"])
 async def test_models_are_listed_for_clients_of_both_services(server: httpx.AsyncClient, prefix: str) -> None:
-    """The gateway's own list has what clients of both read: the default model is the first."""
     answer = json(await server.get(f"{prefix}/v1/models"))
     ids = [model["id"] for model in answer["data"]]
 

@@ -130,7 +130,6 @@ async def test_classes_that_the_model_does_not_have_are_left_out(
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 async def test_a_list_of_images_is_answered_by_a_list(server: httpx.AsyncClient, number: int) -> None:
-    """In its order, even of one; each object and each answer has an id of its own."""
     answer = json(await server.post(V1, json={"image": [IMAGE] * number, "confidence": "best"}))
 
     assert [[one["class"] for one in each["predictions"]] for each in answer] == [["red", "blue"]] * number
@@ -168,7 +167,6 @@ async def test_errors_say_what_is_wrong(server: httpx.AsyncClient, changes: dict
 
 @pytest.mark.parametrize("model_id", ["nothing-like-it/1", "six_columns/9", "a/b/c", "", "/1", "six_columns/0", "six_columns/-1"])
 async def test_a_model_that_does_not_exist(server: httpx.AsyncClient, model_id: str) -> None:
-    """404, for the request and when the client asks for it to be loaded."""
     for path in (V1, "/model/add"):
         answer = json(await server.post(path, json={"image": IMAGE, "model_id": model_id}), status=404)
 
@@ -185,7 +183,6 @@ async def test_a_body_may_be_declared_as_curl_does(server: httpx.AsyncClient) ->
 
 
 async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
-    """Under the ids that clients look for: with the newest version, or as the client calls it."""
     listed = json(await server.get("/model/registry"))["models"]
     added = json(await server.post("/model/add", json={"model_id": "six_columns", "api_key": "any"}))["models"]
 
@@ -204,7 +201,6 @@ async def test_models_are_listed_and_added(server: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 async def test_pictures_are_drawn(server: httpx.AsyncClient, number: int) -> None:
-    """However true is written; what is not a member of the service, such as `url`, is ignored."""
     foreign = {"url": "https://example.org/a.jpg", "version": "1.0.0"}
     content = {"image": [IMAGE] * number if number else IMAGE, "visualize_predictions": 1 if number else True, **foreign}
     answer = json(await server.post(V1, json=content))
@@ -289,7 +285,6 @@ async def test_any_json_is_answered_or_refused(server: httpx.AsyncClient, seed: 
 
 
 async def test_images_are_fetched_from_hosts_that_are_allowed(remote: tuple[Host, httpx.AsyncClient]) -> None:
-    """Alone, in a list, and in the query; a picture can be drawn of one that is alone."""
     host, server = remote
     url = host.url("/scene.bmp")
     image = {"type": "url", "value": url}

@@ -31,7 +31,6 @@ model = "ocr_detection"
 
 
 async def test_roboflow_reads_text(faces: httpx.AsyncClient) -> None:
-    """A list is answered by a list; an image of it that fails lets the request fail."""
     path = "/ocr/pp-ocr"
     own = json(await faces.post("/ocr/predict?min_rec_score=0", content=SCENE))
     one = json(await faces.post(path, json={"image": IMAGE}))
@@ -72,7 +71,6 @@ async def test_a_model_that_roboflow_has_is_not_replaced_by_another(
 async def test_roboflows_models_answer_when_they_have_been_added(
     settings: Settings, triton: EmbeddedTriton, tmp_path: Path
 ) -> None:
-    """Here, `clip` is a route to another model, and `doctr` a cascade without the step for the direction of lines."""
     assert triton.poll() is None
     (tmp_path / FILE).write_text(CASCADES)
     (tmp_path / "routes.toml").write_text('[clip]\nto = "embedding"\n')
@@ -98,7 +96,6 @@ async def test_deepstack_reads_text(faces: httpx.AsyncClient) -> None:
 
 
 async def test_deepstack_finds_and_compares_faces(faces: httpx.AsyncClient) -> None:
-    """Faces have no labels, and no names."""
     own = json(await faces.post("/faces/detect?confidence=0.4", content=SCENE))["faces"]
     found = json(await faces.post("/v1/vision/face", files={"image": SCENE}))["predictions"]
     assert [(one["confidence"], "label" in one) for one in found] == [(face["score"], False) for face in own]

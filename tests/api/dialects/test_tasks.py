@@ -1,7 +1,4 @@
-"""Each dialect's answer about masks, keypoints, oriented boxes and classes: that of its service, for what the gateway itself finds.
-
-The image has 64 x 32 pixels. Models get it at half its size, from row 8 on.
-"""
+"""Each dialect's answer about masks, keypoints, oriented boxes and classes; models get the image at half its size from row 8 on."""
 
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -62,7 +59,6 @@ NO_OBJECTS: dict[str, dict[str, NDArray[Any]]] = {
 
 
 def triton_for(task: str) -> FakeTriton:
-    """Return a Triton whose models all have this task."""
     outputs = {"scores": np.array([0.2, 0.8], np.float32)} if task == "classify" else NO_OBJECTS.get(task, OUTPUTS)
     outputs = outputs | TASKS.get(task, {})
     parameters = {"labels": ",".join(NAMES), "keypoints": '["nose", "tail"]', **({"task": task} if task in NO_OBJECTS else {})}
@@ -176,7 +172,6 @@ class TestUltralytics:
 
     @models_of("segment")
     async def test_segments_join_the_parts(self, client: httpx.AsyncClient) -> None:
-        """They have the area of the mask; an empty mask has no points."""
         polygons = [np.array(part, np.float32).reshape(-1, 2) for part in await parts(client)]
         first, second = await self.results(client)
         path = np.array([first["segments"]["x"], first["segments"]["y"]], np.float32).T
@@ -207,7 +202,6 @@ class TestUltralytics:
 
     @models_of("classify")
     async def test_classes_have_no_boxes(self, client: httpx.AsyncClient) -> None:
-        """However low their scores are."""
         (image,) = json(await client.post("/predict", files={"file": IMAGE}, data={"conf": "0.99"}))["images"]
 
         assert [(one["class"], one["name"]) for one in image["results"]] == [(1, "dog"), (0, "cat")]
@@ -217,7 +211,6 @@ class TestUltralytics:
 
 @models_of("points")
 async def test_keypoints_may_have_no_confidence(client: httpx.AsyncClient) -> None:
-    """Where one is needed, it is 1; none is below a threshold."""
     image = {"type": "base64", "value": TEXT}
     roboflow = json(await client.post("/infer/keypoints_detection", json={"image": image, "keypoint_confidence": 1}))
     ultralytics = json(await client.post("/predict", files={"file": IMAGE}))["images"][0]["results"]

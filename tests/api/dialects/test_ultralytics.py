@@ -123,7 +123,6 @@ async def test_a_bad_parameter_is_named(server: httpx.AsyncClient, name: str, va
 
 
 async def test_json_at_the_same_path_names_the_program_for_label_studio(server: httpx.AsyncClient) -> None:
-    """Below its name, the dialect answers it."""
     there = await server.post("/predict", json={"nothing": "like it"})
     here = await server.post("/ultralytics/predict", json={"nothing": "like it"})
 

@@ -91,7 +91,6 @@ async def test_the_document_describes_batches(document: Any) -> None:  # noqa: A
 
 
 async def test_the_file_of_a_model_is_described(document_with_keys: Any) -> None:  # noqa: ANN401
-    """As it is, or in a form; the options of `nereid add` are in the query, or in the form."""
     operation = document_with_keys["paths"]["/models/{model}"]["post"]
     content = operation["requestBody"]["content"]
     form = content["multipart/form-data"]["schema"]
@@ -128,7 +127,6 @@ async def test_every_parameter_is_described(document: Any) -> None:  # noqa: ANN
 
 
 async def test_each_task_has_its_own_parameters_and_answers(document: Any) -> None:  # noqa: ANN401
-    """Those of a model in the path are those of any task; what differs is in the description."""
     described = {
         path: {parameter["name"]: parameter["schema"] for parameter in operations["post"]["parameters"]}
         for path, operations in document["paths"].items()
@@ -176,7 +174,6 @@ async def test_an_unavailable_gateway_is_described(document: Any) -> None:  # no
 
 
 async def test_keys_are_described_where_they_are_needed(document: Any, document_with_keys: Any) -> None:  # noqa: ANN401
-    """Every route that needs a key names both ways to send it and the scope; without a file of keys none is mentioned."""
     needed = {
         f"{path} of admin" if path == "/models/{model}" and method != "get" else path: operation.get("security")
         for path, operations in document_with_keys["paths"].items()

@@ -28,7 +28,6 @@ from app.pipeline.call import DetectOptions, TaskOptions
     ],
 )
 def test_values_within_their_range_are_accepted(name: str, values: dict[str, object]) -> None:
-    """Limits are inclusive, and no word has a special meaning."""
     assert {text: getattr(parse_parameters([(name, text)], DetectParameters), name) for text in values} == values
 
 
@@ -62,7 +61,6 @@ def test_values_within_their_range_are_accepted(name: str, values: dict[str, obj
 def test_a_value_that_is_not_valid_says_what_is_expected(
     kind: type[Parameters], name: str, values: list[str], expected: str
 ) -> None:
-    """In words, not in names of types; names of values are listed."""
     for value in values:
         with pytest.raises(InvalidParameter) as caught:
             parse_parameters([(name, value)], kind)
@@ -94,7 +92,6 @@ SUPPORTED = ", ".join(DetectParameters.__struct_fields__)
     ],
 )
 def test_a_name_that_is_not_valid_is_told(kind: type[Parameters], names: list[str], detail: str) -> None:
-    """No parameter that the request does not know is suggested, and the response does not repeat kilobytes of it."""
     with pytest.raises(InvalidParameter) as caught:
         parse_parameters([(name, "coco" if name == "boxes" else "0.5") for name in names], kind)
 
@@ -116,7 +113,6 @@ def test_very_long_text_is_rejected(name: str) -> None:
     ],
 )
 def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> None:
-    """Also one that another detector's API has under a longer name."""
     with pytest.raises(
         InvalidParameter, match=f"^unknown parameter '{given}'; did you mean '{meant}'. supported parameters: timeout_ms,"
     ):
@@ -127,7 +123,6 @@ def test_a_misspelt_parameter_suggests_the_right_one(given: str, meant: str) -> 
     "model", ["", " ", "a b", "a\0", "a\r\nb", "a\n", "../etc", "a/b", "a\\b", "modèle", "٣", "a%2e", "m" * 65, "m" * 4096]
 )
 def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
-    """It is rejected before Triton is asked, and is not repeated in the response."""
     with pytest.raises(UnknownModel, match=r"^a model's name has 1 to 64 letters, digits, '_', '.' or '-'$"):
         parse_parameters([("model", model)], DetectParameters)
 
@@ -142,7 +137,6 @@ def test_a_name_that_no_model_can_have_is_unknown(model: str) -> None:
     ],
 )
 def test_classes_are_separated_by_commas(classes: str | None, wanted: list[str] | None) -> None:
-    """Blanks around a name and empty names do not count; without the parameter there is no restriction."""
     assert split_classes(",") == split_classes("") == []
     assert split_classes(classes) == wanted
     assert DetectParameters(classes=classes).options.classes == wanted
@@ -166,7 +160,6 @@ def test_a_list_with_one_value_is_that_value() -> None:
 
 
 def test_the_options_of_detection_are_those_of_the_parameters() -> None:
-    """The pipeline gets all parameters but the format of the boxes, which only the response needs."""
     pairs = [("model_name", "tiny"), ("confidence", "0.4"), ("classes", "cat, 3"), ("max_detections", "7"), ("boxes", "coco")]
     pairs += [("iou", "0.5"), ("agnostic", "true"), ("version", "2")]
 
@@ -198,7 +191,6 @@ def test_classification_has_parameters_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", [BatchParameters, ClassifyParameters, DetectParameters])
 def test_every_parameter_is_described(kind: type[Parameters]) -> None:
-    """Each number has a least and a greatest value."""
     words = re.compile(r"text|true or false|one of '[a-z_-]+'(, '[a-z_-]+')+|'[a-z]+'|a (whole )?number from \d+ to \d+")
 
     for name in kind.__struct_fields__:

@@ -37,7 +37,7 @@ async def test_only_the_version_of_the_query_is_asked_for(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("query", ["timeout_ms=soon", "version=0", "model=tiny"])
-async def test_what_is_wrong_for_every_task_is_known_at_once(silent: Gateway, query: str) -> None:
+async def test_parameters_invalid_for_every_task_are_rejected_before_the_config_is_read(silent: Gateway, query: str) -> None:
     fake, client = silent
     before = fake.config_reads
 
@@ -45,7 +45,7 @@ async def test_what_is_wrong_for_every_task_is_known_at_once(silent: Gateway, qu
     assert fake.config_reads == before
 
 
-async def test_what_is_wrong_for_one_task_is_known_then(gateway: Gateway) -> None:
+async def test_parameters_invalid_for_the_models_task_are_rejected_before_inference(gateway: Gateway) -> None:
     fake, client = gateway
 
     assert "top_k" in json(await client.post("/predict/other?top_k=1", content=SCENE), 400)["detail"]

@@ -57,7 +57,6 @@ async def test_an_empty_body_is_malformed() -> None:
 
 
 async def test_a_client_that_disconnects_early_is_gone() -> None:
-    """It may leave before the first byte or after some; the error does not count as one of the gateway."""
     for messages in ((), (chunk(b"abc", more=True),)):
         with pytest.raises(ClientGone):
             await read(*messages)
@@ -70,7 +69,6 @@ async def test_a_body_above_the_limit_is_rejected_while_it_arrives() -> None:
 
 
 async def test_bytes_of_all_bodies_have_a_limit() -> None:
-    """What exceeds the memory for bodies that are being received is rejected while more is to come; small bodies do not count."""
     part = bytes(2**16)
     body = chunk(part, more=True), chunk(part, more=True), chunk(b"x")
     limits = LIMITS._replace(max_bytes=2**20)
@@ -88,7 +86,6 @@ async def test_bytes_of_all_bodies_have_a_limit() -> None:
 
 
 async def test_a_body_in_small_chunks_takes_little_more_memory_than_its_size() -> None:
-    """Fifty thousand chunks of two bytes are 100 kB, not the megabytes of as many objects."""
     chunks = 50_000
     left = chunks
 
@@ -128,7 +125,6 @@ def sending(pause_seconds: float, pieces: int = 1 << 30, *, is_whole: bool = Fal
 )
 @in_virtual_time
 async def test_a_body_that_takes_too_long_is_a_timeout(pause: float, pieces: int, total: float, seconds: float) -> None:
-    """It stops arriving, never ends, or has not begun when the time for the whole body is over, if that is less than a pause."""
     with pytest.raises(BodyTimeout, match=f"within {total} s, without pauses of more than {min(10, total)} s$"):
         await read_from(sending(pause, pieces), LIMITS._replace(total_seconds=total))
 
@@ -188,7 +184,6 @@ async def test_a_block_ends_as_it_would_while_the_client_stays() -> None:
 
 @in_virtual_time
 async def test_a_block_is_cancelled_when_the_client_leaves() -> None:
-    """The task gets an exception and is not cancelled itself."""
     client = Client()
     client.leaves.set()
     ended: list[str] = []
@@ -242,7 +237,6 @@ async def test_a_client_that_leaves_while_its_image_is_queued_costs_no_decoding(
 
 
 async def test_a_client_that_leaves_while_the_config_is_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its request ends at once, and is no failure of Triton's in the log."""
     fake, client = FakeTriton(), Client(SCENE)
     async with serving(fake), lifespan_of(app := create_app(settings_for(fake.url))):
         fake.may_tell.clear()
@@ -299,8 +293,7 @@ async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
 
 
 @in_virtual_time
-async def test_what_is_above_a_limit_is_not_received() -> None:
-    """Its sender has to wait, and still sees the answer until the two seconds are over."""
+async def test_the_rest_of_a_body_is_not_received_above_a_limit() -> None:
     messages = [{"type": "http.request", "body": body, "more_body": True} for body in (bytes(2**20), b"x", b"next")]
     receive = receiving(*messages)
     await drain(receive, is_anonymous=True)
@@ -312,8 +305,6 @@ async def test_what_is_above_a_limit_is_not_received() -> None:
 @pytest.mark.parametrize("pause_seconds", [0.01, 3600])
 @in_virtual_time
 async def test_a_body_without_an_end_is_given_up(pause_seconds: float) -> None:
-    """After two seconds, whether its bytes go on arriving or not."""
-
     async def receive() -> Any:  # noqa: ANN401
         await asyncio.sleep(pause_seconds)
         return {"type": "http.request", "body": b"x", "more_body": True}

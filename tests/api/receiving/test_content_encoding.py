@@ -70,7 +70,6 @@ def test_codings_that_can_be_decoded_are_accepted(encoding: str) -> None:
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress])
 def test_a_bomb_stops_at_the_limit(encode: object) -> None:
-    """A small body does not become one of the largest either; the error asks for the body without compression."""
     assert callable(encode)
     counted: list[int] = []
     data = encode(bytes(100 * MIB))
@@ -97,7 +96,6 @@ def test_a_body_may_expand_25_times(times: int, *, is_accepted: bool) -> None:
 
 
 def test_the_result_is_in_memory_once() -> None:
-    """Beside the result, only one piece of it and its spare capacity are in memory."""
     plain = os.urandom(10 * MIB).hex().encode()
     data = gzip.compress(plain, 1)
     with traced() as peak:
@@ -127,8 +125,7 @@ def test_a_truncated_body_is_malformed(encode: object) -> None:
 @pytest.mark.parametrize("size", [0, 300, 65_525, 200_000])
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress])
 @pytest.mark.parametrize("rest", [b"x", b"\x1f", bytes(200_000), gzip.compress(b"more")], ids=["byte", "start", "zeros", "member"])
-def test_what_follows_the_end_is_malformed(encode: object, size: int, rest: bytes) -> None:
-    """Also where the pieces in which the body is read meet."""
+def test_bytes_after_the_end_of_a_compressed_body_are_malformed(encode: object, size: int, rest: bytes) -> None:
     assert callable(encode)
     with pytest.raises(MalformedRequest, match=r"^something follows the end of the compressed body$"):
         decode(encode(bytes(range(250)) * (size // 250), 0) + rest, "deflate", MIB, uncounted)

@@ -36,7 +36,6 @@ NOISE = random.Random(0).randbytes(4 << 20)  # noqa: S311 - an image that hardly
 async def test_all_memory_of_a_body_that_is_parsed_is_counted(
     gateway: tuple[FakeTriton, httpx.AsyncClient], monkeypatch: pytest.MonkeyPatch, *, is_compressed: bool
 ) -> None:
-    """The body, what it was before it was compressed, and what parsing adds: no less than is in use, and not much more."""
     counted: list[int] = []
     add = Upload.add
     parse = body.parse_body
@@ -125,7 +124,6 @@ async def test_an_image_is_fetched_and_detected(remote: Remote, way: str) -> Non
 
 
 async def test_a_batch_has_images_and_addresses(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is fetched, or fails, alone; in JSON and in lines. The log has the hosts."""
     host, client, _ = remote
     logged = captured_log(monkeypatch, middleware)
     wrong = ["http://images.example.org/scene.bmp", "https://elsewhere.test/", host.url("/missing.bmp"), "https://" + "x" * 5000]
@@ -143,7 +141,6 @@ async def test_a_batch_has_images_and_addresses(remote: Remote, monkeypatch: pyt
 
 
 async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admissions: list[Admission]) -> None:
-    """However slow the hosts of its images are; it keeps no connection and no memory when its caller leaves."""
     host, client, app = remote
     host.answers["/slow"] = asyncio.StreamWriter.wait_closed
     data = msgspec.json.encode({"images": [host.url("/slow")] * 64})
@@ -169,7 +166,7 @@ async def test_a_batch_leaves_room_to_fetch_single_images(remote: Remote, admiss
 
 @pytest.mark.parametrize("url", ["", " "])
 async def test_an_empty_address_is_none(remote: Remote, url: str) -> None:
-    """A form sends an empty address for a field that was not filled in; without an image, the error says so."""
+    """A form sends an empty address for a field that was not filled in."""
     _, client, _ = remote
     with_image: list[dict[str, Any]] = [
         {"params": {"url": url}, "content": SCENE},
@@ -231,7 +228,6 @@ async def test_an_address_without_an_image_is_an_error_of_the_caller(remote: Rem
 
 
 async def test_without_hosts_no_address_is_taken(client: httpx.AsyncClient) -> None:
-    """The error names the setting; base64 that is none keeps its own error."""
     for request in ({"params": {"url": "https://a.org/x"}}, {"json": {"image": "https://a.org/x"}}, {"json": {"url": "x"}}):
         problem = json(await client.post("/detect", **request), 400)  # type: ignore[arg-type]
         assert problem["code"] == "url_input_disabled"

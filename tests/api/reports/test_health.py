@@ -50,7 +50,6 @@ async def test_liveness_does_not_depend_on_triton(gateway: Gateway, lonely: http
 async def test_a_default_model_that_triton_does_not_have_is_told_of(
     log: list[CapturedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With those that it has: at the start, by the reports and to whoever wants an image looked at."""
     fake = FakeTriton()
     fake.index, fake.is_model_ready = [("yolo11n", "1", "READY", "")], False
     fake.model_refusal = grpc.StatusCode.NOT_FOUND, "Request for unknown model"
@@ -66,7 +65,6 @@ async def test_a_default_model_that_triton_does_not_have_is_told_of(
 
 
 async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: Gateway, lonely: httpx.AsyncClient) -> None:
-    """The status is that of /readyz; the answer lists the reasons, because Triton may answer although its model is not ready."""
     fake, client = gateway
     report = json(await client.get("/ready"))
     fake.is_model_ready = False
@@ -91,8 +89,8 @@ async def test_readiness_is_reported_under_the_names_of_other_systems(gateway: G
     assert alone.headers["retry-after"] == "1"
 
 
-async def test_nothing_is_ready_before_a_stop(gateway: Gateway) -> None:
-    """A load balancer sends no more requests then, but those that come are answered, and the worker is alive."""
+async def test_a_worker_that_is_to_stop_is_alive_but_not_ready(gateway: Gateway) -> None:
+    """A load balancer sends no more requests then, but those that come are answered."""
     _, client = gateway
     assert signal.getsignal(DRAIN_SIGNAL) is not signal.SIG_DFL  # it would end this process
     os.kill(os.getpid(), DRAIN_SIGNAL)
@@ -172,7 +170,6 @@ async def test_withdrawn_canaries_are_told(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys from before are valid until it is mended."""
     monkeypatch.setattr(last_valid, "_CHECK_SECONDS", 0)
     credential, table = keys.create("operator")
     valid = table.replace("detect", "health")
@@ -194,7 +191,6 @@ async def test_a_file_that_is_not_valid_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_model_whose_process_has_died_is_told() -> None:
-    """At once how often calls have met it, then that its requests are rejected; Triton says that it is ready."""
     fake = FakeTriton()
     fake.refusal = grpc.StatusCode.INTERNAL, "Stub process 'tiny_0_0' is not healthy."
     async with serving(fake), started(create_app(settings_for(fake.url))) as client:

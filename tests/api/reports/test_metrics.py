@@ -51,7 +51,7 @@ async def differences(client: httpx.AsyncClient, before: Samples) -> Samples:
 async def test_requests_count_with_route_and_status(
     reader: httpx.AsyncClient, method: str, path: str, endpoint: str, status: int
 ) -> None:
-    """Once, under the template of their route; the path itself, which a caller chooses, is in no metric."""
+    """A caller chooses the path, so the path itself is in no metric."""
     before = await scrape(reader)
     answer = await reader.request(method, path, headers={"content-type": "image/png"})
     assert answer.status_code == status
@@ -140,7 +140,7 @@ async def test_rejections_count_by_their_reason(full: Gateway) -> None:
         assert changed['api_errors_total{code="gateway_full"}'] == 1
 
 
-async def test_what_is_in_use_is_shown(full: Gateway) -> None:
+async def test_metrics_show_slots_and_memory_in_use(full: Gateway) -> None:
     _, client = full
     found: Samples = {}
 

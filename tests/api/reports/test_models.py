@@ -73,7 +73,6 @@ async def test_the_versions_of_a_model_are_listed(gateway: Gateway, config: dict
 
 
 async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
-    """Under their names, beside ours; with and without a slash at the end."""
     fake, client = gateway
     fake.config = {**CONFIG, "backend": "onnxruntime", "parameters": {"labels": {"string_value": "red,blue"}}}
     document = json(await client.get("/models/"))
@@ -89,7 +88,6 @@ async def test_the_list_has_what_other_systems_tell(gateway: Gateway) -> None:
 
 
 async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
-    """It is ready in Triton, but not usable here; the others are listed all the same."""
     fake, client = gateway
     fake.config = {**CONFIG, "output": []}
     models = by_name(json(await client.get("/models")))
@@ -101,7 +99,6 @@ async def test_a_model_without_an_adapter_says_why(gateway: Gateway) -> None:
 
 
 async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not said to be not pulled, though Triton tells no state of it; a request for it is 503."""
     known = registry.load()
     monkeypatch.setattr(registry, "load", lambda: known | {"c": known["yolo11n"]})
     fake = FakeTriton()
@@ -123,7 +120,6 @@ async def test_a_pulled_model_that_triton_could_not_load_is_not_ready(tmp_path: 
 
 
 async def test_a_model_that_no_triton_can_load_says_why(tmp_path: Path) -> None:
-    """Whether or not Triton lists it; one that is ready although its config has become invalid since is ready."""
     for name, file in {"a": "config.pbtxt", "b": "config.pbtxt", "c": "best.onnx", "exported": "best.onnx"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("input {", encoding="utf-8")

@@ -39,7 +39,6 @@ async def test_every_request_has_a_deadline(search_settings: Settings) -> None:
 
 
 async def test_a_database_that_many_use_is_not_one_that_hangs(search_settings: Settings, tmp_path: Path) -> None:
-    """Callers whose statements take all connections for a while are answered in the end."""
     names = "one", "two", "three"
     file = write_keys(tmp_path, *((name, "secret", "search") for name in names))
     engine = PostgresEngine(search_settings.database_url)
@@ -55,7 +54,6 @@ async def test_a_database_that_many_use_is_not_one_that_hangs(search_settings: S
 
 @pytest.mark.parametrize("path", ["/query/duplicates", "/query/duplicates/stats"])
 async def test_a_caller_who_lists_leaves_connections_to_others(search_settings: Settings, tmp_path: Path, path: str) -> None:
-    """As one who searches."""
     file = write_keys(tmp_path, ("one", "secret", "search"), ("other", "secret", "ingest"))
     engine = PostgresEngine(search_settings.database_url)
     async with gateway_of(msgspec.structs.replace(search_settings, api_keys_file=file)) as client:

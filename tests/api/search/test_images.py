@@ -69,7 +69,7 @@ async def locked(gateway_settings: Settings, tmp_path: Path) -> AsyncIterator[ht
         yield client
 
 
-async def test_who_may_search_may_not_delete(locked: httpx.AsyncClient) -> None:
+async def test_a_key_that_may_search_may_not_delete(locked: httpx.AsyncClient) -> None:
     async def ask(key: str, method: str, path: str) -> int:
         return (await locked.request(method, path, headers={"X-API-Key": f"{key}.secret"})).status_code
 

@@ -34,8 +34,7 @@ async def ingest(client: httpx.AsyncClient, image: bytes = SCENE, status: int = 
     return found
 
 
-async def test_all_of_an_image_is_indexed_once(searching: httpx.AsyncClient) -> None:
-    """The same content is a duplicate, under whatever id it comes; other content is another image, or replaces one."""
+async def test_an_image_is_indexed_once_with_all_its_parts(searching: httpx.AsyncClient) -> None:
     first = await ingest(searching, image_id="première 1.bmp", image_path="/x/1.bmp", metadata='{"place": "north"}')
     again = await ingest(searching, status=200, image_id="another")
     other = await ingest(searching, OTHER)
@@ -150,7 +149,6 @@ BAD_BATCH = [{"image_ids": value} for value in ('["a"]', "[1, 2]", '["a", ""]', 
 
 
 async def test_bad_parameters_are_rejected(searching: httpx.AsyncClient) -> None:
-    """Nothing is kept of the image."""
     files = [("images", SCENE), ("images", OTHER)]
     asked = [await searching.post("/ingest", files={"image": SCENE}, data=form) for form in BAD]
     asked += [await searching.post("/ingest/batch", files=files, data=form) for form in BAD_BATCH]
@@ -201,7 +199,6 @@ async def test_the_document_tells_what_a_status_means(searching: httpx.AsyncClie
 async def test_an_image_is_not_added_where_its_index_would_be_damaged(
     searching: httpx.AsyncClient, search_settings: Settings, postgres: Server
 ) -> None:
-    """What makes no index goes on."""
     await postgres.pretend(search_settings.database_url, "0.8.2")
     problem = json(await searching.post("/v1/ingest", files={"image": SCENE}), 503)
     assert problem["code"] == "index_refused"

@@ -126,7 +126,6 @@ def requests(source: random.Random, own: Ids, other: Ids) -> list[tuple[str, str
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=[pytest.mark.system, pytest.mark.timeout(900)])])
 async def test_no_route_tells_or_changes_anything_of_another_tenant(gateway: httpx.AsyncClient, tmp_path: Path, count: int) -> None:
-    """Random requests to all routes, with ids of both."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     tenants = {name: Tenant(gateway, name) for name in TENANTS}

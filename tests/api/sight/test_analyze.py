@@ -38,7 +38,6 @@ def boxes_of(answer: dict[str, Any], part: str) -> Any:  # noqa: ANN401 - what p
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 async def test_all_parts_come_from_one_image(faces: httpx.AsyncClient, prefix: str) -> None:
-    """Decoded once; boxes are fractions, vectors have the length 1, and each step has its time."""
     response = await faces.post(f"{prefix}/analyze", files={"image": SCENE}, params=ALL)
     answer = json(response)
 
@@ -81,7 +80,6 @@ async def test_faces_are_off_by_default(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_part_fails_alone(settings: Settings, triton: EmbeddedTriton, tmp_path: Path) -> None:
-    """Its model is not there, or is for another task: it is empty, and the others are as ever."""
     assert triton.poll() is None
     (tmp_path / "cascades.toml").write_text(BROKEN)
     own = msgspec.structs.replace(settings, faces=True, model="six_columns", model_repository=str(tmp_path))
@@ -123,7 +121,6 @@ async def test_an_image_that_is_none_fails_as_a_whole(faces: httpx.AsyncClient) 
 
 
 async def test_results_of_a_batch_are_summaries(faces: httpx.AsyncClient) -> None:
-    """By default: text is read, and parts are returned, if that is wanted."""
     files = [("images", (f"{index}.png", image)) for index, image in enumerate([SCENE, b"junk", EMPTY])]
     answer = json(await faces.post("/v1/analyze/batch", files=files))
 

@@ -39,7 +39,7 @@ async def test_vectors_are_kept_only_where_search_is_on(client: httpx.AsyncClien
     assert "nereid serve --search" in problem["detail"]
 
 
-async def test_another_task_is_the_wrong_one(client: httpx.AsyncClient) -> None:
+async def test_a_model_of_another_task_is_rejected(client: httpx.AsyncClient) -> None:
     wrong = json(await client.post("/embed/image?model=six_columns", content=SCENE), 400)
     also_wrong = json(await client.post("/detect?model=embedding", content=SCENE), 400)
 

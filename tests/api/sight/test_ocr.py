@@ -24,7 +24,6 @@ def texts(answer: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])
 async def test_text_has_its_place_and_its_scores(client: httpx.AsyncClient, prefix: str) -> None:
-    """The corners are in pixels, the box around them in fractions; the rectangle lies within."""
     answer = json(await client.post(f"{prefix}/ocr/predict?min_rec_score=0.6&shared_client=true", files={"image": SCENE}))
 
     assert (answer.keys(), answer["status"], answer["error"], answer["truncated"]) == (KEYS, "success", None, False)
@@ -55,7 +54,6 @@ async def test_scores_filter_texts(client: httpx.AsyncClient, query: str, found:
 
 
 async def test_bodies_are_those_of_all_routes(client: httpx.AsyncClient) -> None:
-    """Also parameters in them; a name that is unknown is rejected with the one that may be meant."""
     encoded = {"image": base64.b64encode(SCENE).decode(), "min_rec_score": 0.6}
     assert texts(json(await client.post("/ocr/predict", json=encoded))) == {"r", "b"}
     assert texts(json(await client.post("/ocr/predict", files={"file": SCENE}, data={"min_rec_score": "0.95"}))) == set()
@@ -94,7 +92,6 @@ async def test_images_of_a_batch_fail_alone(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_batch_holds_so_many_images(client: httpx.AsyncClient) -> None:
-    """All 64 are answered, though few are asked about at a time; one more is refused."""
     files = [("images", ("a.png", EMPTY))] * 64
     answer = json(await client.post("/ocr/batch", files=files))
     assert (answer["processed_images"], answer["status"], answer["images_with_text"]) == (64, "success", 0)

@@ -60,7 +60,7 @@ async def test_default_models_of_the_settings_are_those_of_the_cascades(settings
         (FACES, "/faces/verify", 400, "wrong_task", "bytes_to_logits gives no vectors"),
     ],
 )
-async def test_what_a_route_cannot_use_of_a_cascade_is_named(  # noqa: PLR0913, PLR0917 - the cases
+async def test_an_error_names_what_a_route_cannot_use_of_a_cascade(  # noqa: PLR0913, PLR0917 - the cases
     settings: Settings, triton: EmbeddedTriton, tmp_path: Path, cascade: str, path: str, status: int, code: str, said: str
 ) -> None:
     assert triton.poll() is None

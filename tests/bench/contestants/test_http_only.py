@@ -22,8 +22,7 @@ SAMPLE = Sample("coffee", sample_image("coffee.jpg"), frozenset())
 
 
 @pytest.mark.parametrize("with_triton", [False, True])
-def test_it_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton: bool) -> None:  # noqa: FBT001
-    """With a Triton, each body reaches it, and no shared memory is left behind."""
+def test_http_only_answers_every_request(fixtures: Triton, tmp_path: Path, with_triton: bool) -> None:  # noqa: FBT001
     (port,) = find_free(1)
     command = [sys.executable, "-m", "bench.contestants.http_only", str(port), "1"]
     before = read_counters(fixtures.address, "null_file")

@@ -23,10 +23,9 @@ from tests.bench.support import needs_reference
     [("yolo11n", "/detect", coco_samples), ("efficientnet_lite0", "/classify", classifier_samples)],
     ids=["detector", "classifier"],
 )
-def test_it_finds_what_is_in_the_images_without_a_triton(
+def test_in_process_finds_what_is_in_the_images_without_a_triton(
     settings: Settings, tmp_path: Path, model: str, path: str, samples: Callable[[Path], Sequence[Sample]]
 ) -> None:
-    """The composed network runs in its one process, so it needs no Triton; the samples contain objects that are known."""
     lineup = Lineup(Triton(settings, psutil.Process(), EmbeddedTriton(settings)), 2, tmp_path)
     contestant = lineup.contestant("in_process", model)
     with lineup.start(contestant) as server:

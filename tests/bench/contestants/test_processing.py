@@ -9,7 +9,6 @@ from tests.imaging.samples import encode
 
 
 def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
-    """Corners are clipped to the image; rows below the minimum confidence, and those after the count, are left out."""
     image = Letterboxed(np.zeros((640, 640, 3), np.uint8), 2.0, 0, 160, 320, 160)
     boxes = np.array([[[64, 192, 320, 320], [-10, 100, 700, 500], [0, 0, 1, 1], [0, 0, 1, 1]]], np.float32)
     scores = np.array([[0.9, 0.5, 0.2, 0.9]], np.float32)
@@ -24,7 +23,6 @@ def test_an_answer_has_corners_as_fractions_of_the_image() -> None:
 
 
 def test_a_classifier_gets_the_middle_and_answers_its_five_best_classes() -> None:
-    """Of the shorter side, 7/8 are kept; here as many pixels as the classifier takes."""
     pixels = np.random.default_rng(0).integers(0, 256, (256, 400, 3), np.uint8)
     crop = center_crop(encode(Image.fromarray(pixels), "PNG"))
     answer = describe_classes(list("abcdef"), np.array([[0.1, 0.05, 0.4, 0.2, 0.01, 0.24]], np.float32))

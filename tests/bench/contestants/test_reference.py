@@ -18,8 +18,7 @@ pytestmark = needs_reference
 
 
 @pytest.mark.parametrize(("name", "model"), [("reference", "null_fp32"), ("reference_uint8", "null")])
-def test_it_takes_images_as_nereid_does(fixtures: Triton, tmp_path: Path, name: str, model: str) -> None:
-    """Each request is one inference of the model, and the server stops without leaving a process behind."""
+def test_the_reference_takes_images_as_nereid_does(fixtures: Triton, tmp_path: Path, name: str, model: str) -> None:
     lineup = Lineup(fixtures, 1, tmp_path)
     contestant = lineup.contestant(name, "null")
     before = read_counters(fixtures.address, model)

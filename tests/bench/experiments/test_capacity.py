@@ -41,7 +41,6 @@ def test_model_that_cannot_be_pulled_says_why(
 def test_the_real_model_comes_first_then_the_null_model(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is printed and what is saved agree."""
     monkeypatch.setenv("NEREID_MODEL_REPOSITORY", str(repository))
     file = tmp_path / "out.json"
 

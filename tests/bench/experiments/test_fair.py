@@ -15,7 +15,6 @@ from bench.load.callers import Answers
     [(49, [60.0, 240.0], "yes"), (48, [60.0, 240.0], "NO"), (49, [61.0, 240.0], "NO"), (49, [60.0, 241.0], "NO")],
 )
 def test_a_row_holds_if_b_is_served_nearly_as_alone(served: int, milliseconds: list[float], holds: str) -> None:
-    """At least 98 % of its requests, with 6 times its p50 and 12 times its p99 at most."""
     beside = Answers(Counter({"200": served, "429": 50 - served}), milliseconds)
     row = Row("detect", Answers(Counter({"200": 2}), [10.0, 20.0]), beside, Counter({"200": 30, "429": 5}), 2.0)
     _, _, line, note = describe([row]).splitlines()
@@ -33,7 +32,6 @@ def test_an_unknown_row_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rows_go_from_the_command_line_to_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a real gateway, here of another checkout, and a real Triton; a wrong key gets only 401."""
     monkeypatch.setattr("bench.experiments.fair._LEAD_SECONDS", 0.5)
     monkeypatch.setattr("bench.experiments.fair._WARM_UP_SECONDS", 0.5)
     options = ["--seconds", "0.7", "--workers", "1", "--share", "0.2", "--checkout", str(ROOT)]

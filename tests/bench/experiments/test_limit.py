@@ -9,7 +9,6 @@ from bench.load.images import SAMPLE_FOLDER
 
 
 def test_nereid_is_compared_with_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    """HTTP alone is measured as fast as it can, and again at the rate of each server."""
     options = ["--seconds", "0.5", "--clients", "2", "--workers", "1", "--images", str(SAMPLE_FOLDER)]
     assert main(["limit", *options]) == 0
     found = re.findall(r"^ *(.+?) +(\d+) (?:images|requests)/s", capsys.readouterr().out, re.MULTILINE)

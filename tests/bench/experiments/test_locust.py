@@ -33,7 +33,7 @@ def test_tasks_are_put_side_by_side() -> None:
 def test_failed_requests_make_the_command_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failures: int, code: int
 ) -> None:
-    """So that a script notices them; the table is printed all the same."""
+    """So that a script notices them."""
     program = tmp_path / "python"
     entry = {"name": "/detect", "num_requests": 2, "num_failures": failures, "response_times": {"5": 2}}
     found = json.dumps([entry | {"start_time": 1.0, "last_request_timestamp": 2.0}])
@@ -47,7 +47,6 @@ def test_failed_requests_make_the_command_fail(
 
 @pytest.mark.skipif(not LOCUST.is_installed(), reason=LOCUST.missing)
 def test_locust_accepts_the_file_and_the_options() -> None:
-    """Whether or not a server runs: each request fails, and is counted and named."""
     done = run_locust("http://127.0.0.1:1")
     names = {entry["name"] for entry in json.loads(done.stdout)}
 

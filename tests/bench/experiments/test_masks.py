@@ -7,7 +7,7 @@ from bench.experiments.masks import FORMATS
 
 
 def test_each_form_of_masks_gets_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first is the measure of the others; each response has the masks that it asks for, which the experiment checks itself."""
+    """The experiment itself checks that each response has the masks that it asks for."""
     assert main(["masks", "--seconds", "0.3", "--rounds", "1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {row[0]: row for row in rows if row and row[0] in FORMATS}

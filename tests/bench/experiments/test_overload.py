@@ -16,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("short_bursts")
 @pytest.mark.faults
 @pytest.mark.timeout(300)
 def test_overload_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another checkout takes turns with today's in every phase; the rates are multiples of the peak."""
     file = tmp_path / "out.json"
     options = ["--seconds", "0.6", "--workers", "1", "--images", str(SAMPLE_FOLDER), "--before", str(ROOT), "--json", str(file)]
 
@@ -39,7 +38,6 @@ def test_overload_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys:
 
 
 def test_a_server_that_does_not_start_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other one is measured all the same, here at a multiple of a peak that was given."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text("raise SystemExit('broken')", encoding="utf-8")
     file = tmp_path / "out.json"

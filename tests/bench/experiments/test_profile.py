@@ -44,7 +44,6 @@ def folder(tmp_path: Path, fixtures: Triton, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_worker_of_the_server_is_recorded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """py-spy watches a worker, not the process that has started it, for the given time; nothing runs afterwards."""
     program = folder / "py-spy"
     program.write_text(PY_SPY, encoding="utf-8")
     program.chmod(0o755)

@@ -16,7 +16,6 @@ from bench.experiments.search import find_best
     ids=["latency breaks", "throughput ends", "one is best", "none"],
 )
 def test_the_search_finds_the_best_number_of_clients(rates: dict[int, float], fits: int, best: int | None) -> None:
-    """It finds the fewest clients with the best throughput among those whose latency holds, in a bounded number of runs."""
     tried: list[int] = []
 
     def holds(clients: int) -> bool:

@@ -102,7 +102,6 @@ def command(mode: list[str], url: str, file: Path) -> list[str]:
 def test_every_mode_measures_a_server(
     mode: list[str], url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file contains what Triton did in the meantime and nothing from before, and names the model that answered."""
     monkeypatch.setattr(server_load, "SWEEP", (1, 3))
     monkeypatch.setattr(server_load, "MAX_CLIENTS", 4)
     file = tmp_path / "out.json"
@@ -131,7 +130,6 @@ def test_every_mode_measures_a_server(
 def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR0913, PLR0917
     option: list[str], named: str, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without that, too, the model is unknown, and so is what Triton did."""
     monkeypatch.setattr(Everything, "answer", UNNAMED)
     file = tmp_path / "out.json"
 
@@ -143,8 +141,6 @@ def test_a_server_that_does_not_name_its_model_was_asked_for_one(  # noqa: PLR09
 
 
 def test_a_search_has_no_more_runs_than_its_plan() -> None:
-    """Wherever the best number of clients is."""
-
     def runs(best: int) -> int:
         tried = []
 
@@ -159,7 +155,6 @@ def test_a_search_has_no_more_runs_than_its_plan() -> None:
 
 
 def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are on record all the same; of the answers after the first pass over the images, only some are checked."""
     monkeypatch.setattr(Everything, "answer", b'{"detections":[]}')
     file = tmp_path / "out.json"
 
@@ -172,8 +167,7 @@ def test_wrong_answers_are_an_exit_code(url: str, tmp_path: Path, monkeypatch: p
     [("http://127.0.0.1:1", "no server listens"), ("http://192.0.2.1", "without --yes")],
     ids=["nobody", "elsewhere"],
 )
-def test_what_the_caller_can_correct_is_one_line(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is no traceback, and the exit code is not that of a good run."""
+def test_an_error_that_the_caller_can_correct_is_one_line(url: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quick", "--url", url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -88,7 +88,6 @@ def options(**changes: object) -> argparse.Namespace:
 def test_a_service_with_tls_and_keys_is_measured(
     tls: ssl.SSLContext, tmp_path: Path, capsys: pytest.CaptureFixture[str], handler: type[Gateway]
 ) -> None:
-    """Percentiles, stages and the places of client and server are shown and on record; the key is in neither."""
     (tmp_path / "key").write_text(f"{KEY}\n", encoding="ascii")
     file = tmp_path / "out.json"
     given = "--key-file", tmp_path / "key", "--ca", tmp_path / "ca.crt", "--json", file
@@ -136,7 +135,6 @@ def test_no_load_is_sent_to_a_service_that_refuses_every_request(
 def test_clients_of_another_host_wait_as_long_as_they_were_told(
     capsys: pytest.CaptureFixture[str], handler: type[Gateway], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the two sends one request within the time."""
     monkeypatch.setattr(handler, "status", 429)
     monkeypatch.setattr(handler, "header", ("retry-after", "60"))
     monkeypatch.setattr(handler, "answer", b'{"code":"rate_limited"}')
@@ -238,7 +236,6 @@ def ask(monkeypatch: pytest.MonkeyPatch, answer: str, plan: Plan = PLAN, **given
 
 
 def test_another_host_is_loaded_after_a_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says where the load goes and how much it is at most."""
     reached = ask(monkeypatch, "y", requests=500)
 
     expected = "Load 192.0.2.1:8443 (192.0.2.1) with TLS: up to 16 connections for 31 s, at most 600 requests? [y/N] "
@@ -271,7 +268,6 @@ def test_another_host_gets_no_more_than_the_limits(plan: Plan, limit: str) -> No
 
 
 def test_the_runs_of_a_command_share_the_requests() -> None:
-    """With the warm-up, they are no more than the limit."""
     reached = reach(options(yes=True, requests=90_000), "http://192.0.2.1", Plan(connections=1, seconds=1, runs=5))
 
     assert reached.requests == 19_980

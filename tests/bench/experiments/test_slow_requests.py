@@ -54,7 +54,6 @@ def profile(out: Path, *options: object, seconds: int = 30) -> int:
 def test_a_service_at_a_port_is_recorded_while_its_requests_are_slow(
     fixtures: Triton, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The flame graph shows what the worker did; without a slow request there is none."""
     lineup, out = Lineup(fixtures, 2, tmp_path), tmp_path / "out.svg"
     with lineup.start(lineup.contestant("nereid_inline", "null")) as server:
         assert profile(out, "--url", server.url, "--slow", 20_000, seconds=1) == 1
@@ -108,7 +107,7 @@ def test_a_process_that_needs_a_key_at_a_unix_socket_is_recorded(
     ],
     ids=["no process", "another machine", "nobody"],
 )
-def test_what_cannot_be_recorded_is_one_line(options: list[object], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_recording_is_one_line(options: list[object], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert profile(Path("none.svg"), *options) == 1
     assert capsys.readouterr().err == f"{reason}\n"
 

@@ -29,7 +29,6 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(CANDIDATES.keys() - {"reference"}))
 def test_a_candidate_runs(fixtures: Triton, files: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate gets through an image, step by step; Nereid's up to the answer, and it leaves nothing behind."""
     pids: list[int] = []
 
     class Noted(subprocess.Popen):  # type: ignore[type-arg]
@@ -54,14 +53,12 @@ def test_a_candidate_does_not_run_out_of_slots(fixtures: Triton, files: Path) ->
 
 
 def test_only_the_steps_asked_for_run(files: Path) -> None:
-    """Several processes run at the same time, and no Triton is needed for the image's own steps."""
     spent = spend("nereid", files, 0.05, processes=2, steps=IMAGE_STEPS)
 
     assert [set(one.milliseconds) for one in spent] == [{*IMAGE_STEPS, "free"}] * 2
 
 
 def test_a_counterpart_runs_from_its_checkout(tmp_path: Path, files: Path) -> None:
-    """The candidate of the same name runs there; the last line of its output is read, without members that are unknown here."""
     checkout = tmp_path / "checkout"
     path = checkout / "bench" / "experiments" / "candidates" / "__main__.py"
     path.parent.mkdir(parents=True)
@@ -77,7 +74,6 @@ def test_counterparts_run_in_turn_with_the_candidates_of_this_checkout() -> None
 
 
 def test_a_candidate_is_described_by_its_medians_and_compared_with_its_counterpart() -> None:
-    """Ratios are of the same run; a step that one of them does not have is left out."""
     spent = {
         "nereid": [Spent(1.0, {"decode": decode, "new": 1.0}) for decode in (1.0, 2.0, 3.0)],
         "nereid@before": [Spent(1.0, {"decode": decode}) for decode in (2.0, 4.0, 4.0)],

@@ -49,8 +49,7 @@ def _tuning(settings: dict[str, str], *options: str, seconds: int = 60) -> Itera
 
 
 @pytest.mark.faults  # it compares throughputs
-def test_it_finds_that_more_instances_do_more_and_writes_them(repository: Path) -> None:
-    """Two wait at the same time. Nothing else of the config changes, and no other file stays behind."""
+def test_tuning_finds_that_more_instances_do_more_and_writes_them(repository: Path) -> None:
     file = repository / MODEL / "config.pbtxt"
     before = file.read_text()
     with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write", seconds=10) as process:
@@ -79,7 +78,6 @@ def test_a_triton_elsewhere_is_as_it_was_after_an_interruption(reloadable: Setti
 
 
 def test_an_interruption_leaves_no_process_behind(repository: Path) -> None:
-    """Neither the embedded Triton nor the API outlives it, and the config is as it was."""
     file = repository / MODEL / "config.pbtxt"
     before = file.read_bytes()
     with _tuning({"NEREID_MODEL_REPOSITORY": str(repository)}, "--write") as process:

@@ -24,7 +24,6 @@ def test_the_server_with_its_own_network_takes_part_only_with_the_real_model() -
 
 
 def test_without_triton_both_tasks_are_compared_in_one_run() -> None:
-    """A detector and a classifier, each with one client and with six."""
     plans = list(make_plans(["in_process"], "null", 32, ()))
 
     assert [(plan.contestants[0], plan.clients) for plan in plans] == [
@@ -48,13 +47,11 @@ def test_with_another_checkout_every_contestant_of_nereid_has_a_counterpart() ->
 
 @pytest.mark.parametrize("command", ["versus", "stages", "overload"])
 def test_a_folder_that_is_not_a_checkout_is_rejected(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder without this project is rejected with one line before anything is started."""
     assert main([command, "--before", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"{tmp_path} is not a checkout of this project: it has no app/__main__.py\n"
 
 
 def test_a_contest_goes_from_the_command_line_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another checkout takes part beside today's; what is printed and what is saved agree."""
     file = tmp_path / "out.json"
     options = ["--rounds", "1", "--seconds", "0.3", "--clients", "2", "--workers", "1", "--only", "nereid_shm"]
 

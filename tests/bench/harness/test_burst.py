@@ -52,7 +52,6 @@ def test_the_peak_is_that_of_the_best_number_of_clients(fixtures: Triton, tmp_pa
 
 
 def test_a_burst_tells_of_the_time_before_and_after_it(fixtures: Triton, tmp_path: Path) -> None:
-    """There is the latency of a single client on both sides of it, the memory of each worker, and what the requests cost."""
     lineup = Lineup(fixtures, 2, tmp_path)
     contestant = lineup.contestant(DEFAULT, "null")
     run = measure_burst(lineup, contestant, unlabelled_samples(SAMPLE_FOLDER), Burst("crowd", clients=8), 0.5, 10.0)

@@ -17,7 +17,6 @@ LOAD = Load(unlabelled_samples(SAMPLE_FOLDER), clients=2, seconds=0.3)
 
 
 def test_nereid_is_measured_beside_another_checkout_of_itself(fixtures: Triton, tmp_path: Path) -> None:
-    """Both take part in every round and are compared; a contestant that cannot take part is left out with the reason."""
     messages: list[str] = []
     lineup = Lineup(fixtures, 1, tmp_path, before=ROOT)
     contestants = [("nereid_file", "yolo11n"), ("nereid_shm", "null"), ("nereid_shm@before", "null")]

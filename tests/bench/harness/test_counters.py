@@ -14,7 +14,6 @@ ZERO = Counters(inferences=0, executions=0, successes=0, compute_ns=0, waits=0, 
 
 
 def test_only_what_happened_in_the_meantime_counts() -> None:
-    """Times are means over the requests of the meantime; batch sizes that did not occur are left out."""
     before = Counters(
         inferences=10, executions=4, successes=10, compute_ns=5_000_000, waits=10, queue_ns=9_000_000, batches={"1": 2, "4": 2}
     )

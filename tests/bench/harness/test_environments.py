@@ -16,8 +16,7 @@ def environment(tmp_path: Path) -> Environment:
     return environment
 
 
-def test_it_is_made_once(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, its programs cannot take part; one made from other requirements is made again."""
+def test_an_environment_is_made_once(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
 
     def make(folder: Path, requirements: Path, _python: str) -> None:

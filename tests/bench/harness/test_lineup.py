@@ -50,7 +50,6 @@ def test_a_counterpart_may_be_the_one_file(triton: Triton, tmp_path: Path) -> No
 
 
 def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton, tmp_path: Path) -> None:
-    """`nereid_file` uses a model that takes files; without one, or without another checkout, a contestant cannot take part."""
     lineup = Lineup(triton, 1, tmp_path)
 
     assert lineup.contestant("nereid_inline", "null").model == "null"
@@ -63,7 +62,6 @@ def test_a_contestant_uses_the_variant_of_the_model_that_suits_it(triton: Triton
 
 
 def test_contestants_are_compared_with_the_bases_before_them_and_with_their_counterparts() -> None:
-    """A base is not compared with one that comes after it; a comparison without pairs is left out."""
     names = ["reference", "reference_uint8", "nereid_shm", "nereid_shm@before"]
 
     assert comparisons(names) == [

@@ -14,7 +14,6 @@ LARGE = f"content = bytearray(b'x') * 2**26; print(flush=True); {WAIT}"
 
 
 def test_memory_is_read_until_the_block_ends() -> None:
-    """Every process has a series of its own, of resident and of proportional memory."""
     own = psutil.Process()
     with MemorySampler([own, own]) as sampler:
         wait_for(lambda: all(len(one.seconds) > 1 for one in sampler.series))

@@ -26,7 +26,7 @@ def test_a_model_is_loaded_with_another_config_for_a_while(reloadable: Settings)
     assert control.read() == before
 
 
-def test_what_triton_cannot_load_leaves_the_model_as_it_is(reloadable: Settings) -> None:
+def test_a_config_that_triton_cannot_load_leaves_the_model_as_it_is(reloadable: Settings) -> None:
     control = ModelControl(reloadable, "wait_20")
     before = control.read()
     with pytest.raises(ContestantError, match=r"^Triton does not load wait_20: load failed .*nonsense"), control.restored():

@@ -39,7 +39,6 @@ def test_a_server_runs_until_the_block_ends(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_at_once_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
-    """A server that cannot start is left out with the reason, not waited for."""
     command = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         pytest.raises(ContestantError, match="exited with code 1: no such thing"),
@@ -49,7 +48,6 @@ def test_a_server_that_ends_at_once_is_reported_with_the_end_of_its_log(tmp_path
 
 
 def test_a_server_that_fails_its_probe_is_reported(tmp_path: Path) -> None:
-    """A status other than 200 and 503 is final."""
     (port,) = find_free(1)
     command = [sys.executable, "-c", SERVER, str(port), "404"]
     with pytest.raises(ContestantError, match="answered with status 404"), running(command, {}, port, "/", tmp_path / "log"):
@@ -59,7 +57,7 @@ def test_a_server_that_fails_its_probe_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_this_process_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise they would change what is measured. The modules are those of the checkout."""
+    """Otherwise they would change what is measured."""
     monkeypatch.setenv("NEREID_WORKERS", "7")
     environment = environment_of(Path("/other"))
 

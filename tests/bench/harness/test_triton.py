@@ -9,8 +9,7 @@ from bench.harness.errors import ContestantError
 from bench.harness.triton import Triton, fixture_triton
 
 
-def test_it_has_a_home_of_its_own(fixtures: Triton) -> None:
-    """Log and socket are apart from those of the installed Triton, whose server and environment it uses."""
+def test_the_fixture_triton_has_a_home_of_its_own(fixtures: Triton) -> None:
     base = environment.load()
     home, installed = Path(fixtures.settings.triton_home), Path(base.triton_home).resolve()
 

@@ -8,7 +8,6 @@ from tests.bench.support import CAT, SAMPLE, always, answer, serving
 
 
 async def test_every_client_keeps_its_connection_and_every_answer_is_counted() -> None:
-    """The run ends with the number of requests; each is counted once, with its Server-Timing."""
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=1.5, total;dur=4", "x-more: 1")
     async with serving(always(response)) as server:
         outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=4, seconds=30, requests=200)

@@ -9,8 +9,6 @@ from tests.bench.support import CAT, SAMPLE, always, answer, serving, silent
 
 
 async def test_broken_connections_are_errors_and_opened_again() -> None:
-    """A server that closes the connection instead of answering loses only that request."""
-
     async def reply(number: int, _request: bytes) -> bytes | None:
         return None if number % 4 == 1 else answer(CAT)
 
@@ -22,7 +20,6 @@ async def test_broken_connections_are_errors_and_opened_again() -> None:
 
 
 async def test_an_answer_is_not_awaited_for_ever() -> None:
-    """A request that is given up is an error, and its time counts."""
     never = asyncio.Event()
     async with serving(silent(never)) as server:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1, patience=0.1)
@@ -33,7 +30,6 @@ async def test_an_answer_is_not_awaited_for_ever() -> None:
 
 
 async def test_a_load_without_images_or_connections_is_an_error_of_the_caller() -> None:
-    """A run does not begin without something to send, connections to send it over and a server that listens."""
     async with serving(always(answer(CAT))) as server:
         url = server.url
         with pytest.raises(ValueError, match="nothing to send"):

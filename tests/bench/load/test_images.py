@@ -16,7 +16,6 @@ from bench.load.images import (
 
 
 def test_the_default_images_are_varied_and_known() -> None:
-    """They have 320 pixels to 12 megapixels, are always the same, and each shows something known."""
     samples = given_samples(None)
     names = [sample.name for sample in samples]
 
@@ -29,7 +28,6 @@ def test_the_default_images_are_varied_and_known() -> None:
 
 
 def test_given_images_are_sent_as_they_are(tmp_path: Path) -> None:
-    """A file or a folder may be given; a folder without images is rejected."""
     (cat,) = given_samples(SAMPLE_FOLDER / "chelsea.jpg")
 
     assert cat == Sample("chelsea.jpg", (SAMPLE_FOLDER / "chelsea.jpg").read_bytes(), frozenset({"cat"}))
@@ -39,7 +37,6 @@ def test_given_images_are_sent_as_they_are(tmp_path: Path) -> None:
 
 
 def test_coco_sized_images_are_not_larger_than_those_of_coco() -> None:
-    """Larger images of a folder are scaled down; made-up ones have such sizes."""
     for samples in (coco_samples(), coco_samples(SAMPLE_FOLDER)):
         assert samples
         for sample in samples:

@@ -35,7 +35,6 @@ async def rejecting(response: bytes, *, closes: bool) -> AsyncIterator[str]:
 
 
 async def test_arrivals_do_not_wait_for_answers() -> None:
-    """A server that answers nobody before all have asked gets all requests, each over a connection of its own."""
     everyone = asyncio.Event()
 
     async def reply(number: int, _request: bytes) -> bytes:
@@ -52,7 +51,6 @@ async def test_arrivals_do_not_wait_for_answers() -> None:
 
 
 async def test_requests_without_a_connection_are_dropped() -> None:
-    """Those that are due while all connections are in use are not sent, and are counted."""
     never = asyncio.Event()
     async with serving(silent(never)) as server:
         outcome = await drive_arrivals(server.url, [SAMPLE], rate=200, seconds=0.2, connections=3, patience=2)
@@ -100,7 +98,6 @@ async def test_an_answer_may_arrive_before_the_request_was_sent(header: str, *, 
 
 @pytest.mark.parametrize("more", [[], ["Connection: close"]], ids=["stays", "closes"])
 async def test_a_polite_client_waits_as_long_as_it_was_told(more: list[str]) -> None:
-    """It comes back after Retry-After even if the server closed the connection; another one comes back at once."""
     async with serving(always(answer(b"{}", FULL, "Retry-After: 60", *more))) as server:
         polite = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=1, is_polite=True)
         others = await drive_crowd(server.url, [SAMPLE], clients=5, seconds=0.5)
@@ -110,7 +107,6 @@ async def test_a_polite_client_waits_as_long_as_it_was_told(more: list[str]) -> 
 
 
 async def test_a_polite_client_that_was_answered_does_not_wait() -> None:
-    """`Retry-After` of an earlier answer is forgotten, and that of a correct answer is ignored."""
     responses = [answer(b"{}", FULL, "Retry-After: 0"), answer(CAT, "200 OK", "Retry-After: 60"), answer(CAT)]
 
     async def reply(number: int, _request: bytes) -> bytes:

@@ -21,7 +21,6 @@ def tallied(*answers: tuple[int, float, str, bytes, bytes], seconds: float = 60)
     "body", [DOG, b"{}", b"no JSON", b"", b'"\xff"'], ids=["other class", "no detections", "broken", "empty", "bytes"]
 )
 async def test_wrong_answers_are_not_correct(body: bytes) -> None:
-    """A 200 without what the image shows counts as wrong, and its time is no latency."""
     async with serving(always(answer(body))) as server:
         outcome = await drive_closed_loop(server.url, [SAMPLE], clients=1, seconds=30, requests=1)
 
@@ -40,7 +39,6 @@ async def test_predictions_of_deepstack_are_read(label: str, status: str) -> Non
 
 
 async def test_every_seventeenth_of_the_later_answers_is_checked() -> None:
-    """All answers of the first pass over the samples are checked, however many there are."""
     async with serving(always(answer(DOG))) as server:
         outcome = await drive_closed_loop(server.url, [SAMPLE] * 3, clients=1, seconds=30, requests=35)
 
@@ -48,7 +46,6 @@ async def test_every_seventeenth_of_the_later_answers_is_checked() -> None:
 
 
 async def test_statuses_are_counted_separately() -> None:
-    """Each with its codes of errors, of which only some answers are read, but one at least."""
     responses = [answer(CAT), answer(b"{}", "503 Service Unavailable"), answer(b'{"code":"too_large"}', "413 Content Too Large")]
 
     async def reply(number: int, _request: bytes) -> bytes:
@@ -63,7 +60,6 @@ async def test_statuses_are_counted_separately() -> None:
 
 
 async def test_overhead_is_spent_neither_on_decoding_nor_in_triton() -> None:
-    """Both are subtracted from the client's latency, request by request."""
     response = answer(CAT, "200 OK", "Server-Timing: decode;dur=0.2, infer;dur=0.1, post;dur=0.3, total;dur=0.6")
     async with serving(always(response)) as server:
         outcome = await drive_closed_loop(f"{server.url}/detect", [SAMPLE], clients=1, seconds=30, requests=1)
@@ -96,7 +92,6 @@ def test_other_parameters_of_server_timing_are_ignored() -> None:
 
 
 def test_rejections_have_latencies_of_their_own() -> None:
-    """Those of 429 and 503 are counted together; other statuses and correct answers are not among them."""
     outcome = tallied(*((1, -1.0, status, b"", b"") for status in ("429", "503", "504", "200")))
 
     assert merge_histograms([outcome.rejections]).total_count == 2
@@ -105,7 +100,6 @@ def test_rejections_have_latencies_of_their_own() -> None:
 
 
 def test_goodput_leaves_out_answers_after_the_last_request() -> None:
-    """Answers after the seconds in which requests are sent count in the rate alone."""
     late, in_time = (tallied((1, 0.0, "200", b"", b""), seconds=seconds) for seconds in (1e-9, 60))
 
     assert late.goodput == 0 < late.rate

@@ -24,6 +24,5 @@ async def test_another_host_is_rejected(url: str) -> None:
 
 
 def test_a_target_has_host_port_and_path() -> None:
-    """The port and the path have defaults; IPv6 loopback is this machine, too."""
     assert local_target("http://[::1]:82/detect?a=b") == Target("::1", 82, "[::1]:82", "/detect?a=b")
     assert local_target("http://localhost") == Target("localhost", 80, "localhost", "/")

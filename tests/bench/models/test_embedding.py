@@ -14,7 +14,7 @@ from bench.models.clusters import CLUSTERS, make_vector
 from bench.models.repository import write_embedding
 
 
-async def test_its_vector_is_that_of_the_pixels(tmp_path: Path) -> None:
+async def test_the_vector_of_the_model_is_that_of_the_pixels(tmp_path: Path) -> None:
     """So that a test which knows the pixels knows the vector."""
     write_embedding(tmp_path, 1)
     with embedded_triton(tmp_path, "embedding") as triton:

@@ -15,7 +15,6 @@ from tests.bench.support import make_contest, make_measurement, make_overload_ru
 
 
 def test_like_is_compared_with_like(saved: tuple[Path, Path]) -> None:
-    """The run that both have is compared, but not judged, because it was measured once; the others are named."""
     text = compare(*map(load_record, saved))
 
     assert "nereid, full, 4 clients, yolo11n: 1 and 1 runs are too few to judge a change" in text
@@ -34,7 +33,6 @@ def test_like_is_compared_with_like(saved: tuple[Path, Path]) -> None:
     ],
 )
 def test_changes_are_judged_by_the_rounds(before: Sequence[float], after: Sequence[float], throughput: str, cpu: str) -> None:
-    """More throughput is better, more CPU time is not."""
     records = []
     for rates in (before, after):
         rounds = [make_measurement(rate, cpu=rate / 10) for rate in rates]

@@ -6,7 +6,6 @@ from tests.bench.support import make_contest, make_measurement
 
 
 def test_a_contest_has_a_line_for_each_contestant_and_each_comparison() -> None:
-    """The lines name the model that answered, and the ratios with their range."""
     pairs = [("nereid", "reference")]
     text = contest_text(make_contest(left_out={"broken": "no port"}, comparisons=[Comparison("reference", pairs)]))
 

@@ -6,7 +6,6 @@ from tests.bench.support import make_contest, make_measurement, make_run
 
 
 def test_a_contestant_is_represented_by_its_median_round() -> None:
-    """Contests can thus be compared like runs; the memory of a worker is one of the figures."""
     contest = make_contest()
     contest.entries[1].resident_mib = [100.0, 120.0]
     record = make_record({}, [make_run()], [contest])

@@ -69,7 +69,6 @@ async def test_a_model_on_a_gpu_is_described() -> None:
 
 
 async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
-    """Also while there is no Triton, which the page then says; nothing in it may run but its own files."""
     response = await lonely.get("/", headers={"Accept": BROWSER})
 
     assert response.status_code == 200
@@ -85,7 +84,6 @@ async def test_browsers_get_the_page(lonely: httpx.AsyncClient) -> None:
 
 
 async def test_every_file_is_served(reader: httpx.AsyncClient) -> None:
-    """Each file has the type that a browser expects; browsers revalidate code each time."""
     for name, media_type in ASSETS.items():
         response = await reader.get(f"/page-assets/{name}")
 

@@ -20,7 +20,6 @@ def run(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
 
 
 def test_libraries_agree() -> None:
-    """They do the same work as the reference: same place, same order of channels, and pixels that differ by rounding only."""
     image = sample_image("chelsea.jpg")
     canvases = [letterbox(image).canvas.astype(int), *(run(prepare(), image).astype(int) for prepare in LIBRARIES)]
 

@@ -11,7 +11,6 @@ from bench.experiments.candidates import __main__ as program
 def test_steps_run_on_one_image_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a warm-up with every image, the images take turns, in the order of their names; each step gets the last result."""
     seen: list[bytes] = []
 
     def read(data: bytes) -> bytes:

@@ -34,7 +34,6 @@ def draw(steps: dict[str, Step], image: bytes) -> NDArray[np.uint8]:
 @BOTH
 @pytest.mark.parametrize("name", ["chelsea.jpg", "coffee.jpg"])
 def test_the_steps_draw_what_the_gateway_draws(prepare: Prepare, name: str) -> None:
-    """The steps do the work of a request: the pixels are the gateway's."""
     expected = np.zeros((640, 640, 3), np.uint8)
     letterbox = Letterbox((640, 640), "center", enlarge=True, pad=114)
     samples.draw(sample_image(name), letterbox, expected)

@@ -9,8 +9,7 @@ from tests.bench.experiments.tuning.support import make_trial
 PRESENT = [make_trial(rate, 10.0) for rate in (20.0, 10.0, 21.0)]
 
 
-def test_the_front_has_whatever_nothing_is_better_than() -> None:
-    """The highest throughput first; of two with the same throughput the one with the lower p99."""
+def test_the_front_has_the_variants_that_no_other_beats() -> None:
     points = {
         "fast": Figures(30.0, 5.0, 20.0),
         "as fast": Figures(30.0, 5.0, 25.0),
@@ -23,7 +22,7 @@ def test_the_front_has_whatever_nothing_is_better_than() -> None:
     assert pareto_front(points) == ["fast", "between", "quick"]
 
 
-def test_a_better_one_is_chosen_though_the_machine_was_busy() -> None:
+def test_a_better_variant_is_chosen_though_the_machine_was_busy() -> None:
     rounds = {
         "present": PRESENT,
         "better": [make_trial(rate, 10.0) for rate in (22.0, 11.0, 23.5)],
@@ -44,12 +43,11 @@ def test_a_better_one_is_chosen_though_the_machine_was_busy() -> None:
     ],
     ids=["hardly better", "better but once", "latency lost", "throughput lost", "overloaded once"],
 )
-def test_otherwise_the_present_one_stays(other: list) -> None:  # type: ignore[type-arg]
-    """A difference within the noise does not justify a change."""
+def test_the_present_variant_stays_within_the_noise(other: list) -> None:  # type: ignore[type-arg]
     assert choose({"present": PRESENT, "other": other}, "present") == "present"
 
 
-def test_few_rounds_do_not_tell() -> None:
+def test_two_rounds_do_not_justify_a_change() -> None:
     better = [make_trial(100.0, 1.0)] * 2
 
     assert choose({"present": PRESENT[:2], "other": better}, "present") == "present"

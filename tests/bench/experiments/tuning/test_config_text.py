@@ -59,7 +59,7 @@ def test_only_what_is_varied_changes(model: str, is_embedded: bool, tmp_path: Pa
     ],
     ids=["without instances", "without a count", "comments", "a comment in a string"],
 )
-def test_other_ways_to_write_it(tmp_path: Path, text: str, expected: str) -> None:
+def test_other_ways_to_write_a_config_are_edited(tmp_path: Path, text: str, expected: str) -> None:
     assert config_text.edit(_write(tmp_path, text), Variant(instances=3, max_batch=8)) == expected
 
 
@@ -71,14 +71,13 @@ def test_a_missing_delay_is_put_into_the_batcher(tmp_path: Path) -> None:
     assert "dynamic_batching { max_queue_delay_microseconds: 500}" in config_text.edit(path, Variant(max_batch=4, delay_us=500))
 
 
-def test_what_is_not_understood_is_not_edited(tmp_path: Path) -> None:
+def test_a_config_that_is_not_understood_is_not_edited(tmp_path: Path) -> None:
     path = _write(tmp_path, "instance_group { rate_limiter { priority: 1 } count: 2 }")
     with pytest.raises(ContestantError, match=r"config\.pbtxt is written in a way .* edit it yourself: instances 3$"):
         config_text.edit(path, Variant(instances=3))
 
 
 def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
-    """With its permissions, also where it is a link; nothing else stays behind."""
     path = _write(tmp_path, "max_batch_size: 4")
     path.chmod(0o640)
     link = tmp_path / "link"
@@ -90,7 +89,6 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    """It stays as it is, if it is there, and nothing else stays behind."""
     (tmp_path / "config.pbtxt").mkdir()
     with pytest.raises(ContestantError, match=r"config\.pbtxt cannot be written: "):
         config_text.write(tmp_path / "config.pbtxt", "max_batch_size: 8", Variant(max_batch=8))

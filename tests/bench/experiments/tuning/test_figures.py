@@ -13,7 +13,6 @@ def test_trials_are_summed_up() -> None:
 
 
 def test_a_load_that_was_too_much_once_has_no_latency() -> None:
-    """It was not tried, or more than one request in a hundred was not answered. More throughput still counts as better."""
     rejected = Trial(20.0, 15.0, make_outcome([5.0] * 95, s200=95, s429=5))
 
     for trial in (make_trial(20.0, None), rejected):
@@ -22,5 +21,4 @@ def test_a_load_that_was_too_much_once_has_no_latency() -> None:
 
 
 def test_throughput_counts_more_than_latency() -> None:
-    """Twice the throughput outweighs half the p99."""
     assert Figures(20.0, 5.0, 10.0).score > Figures(10.0, 5.0, 5.0).score > Figures(10.0, 5.0, 10.0).score

@@ -9,16 +9,14 @@ PRESENT, FAST, QUICK, WORSE = (Variant(instances=count) for count in (1, 2, 3, 4
 TRIED = {PRESENT: make_trial(20.0, 10.0), WORSE: make_trial(19.0, 11.0), QUICK: make_trial(15.0, 5.0), FAST: make_trial(30.0, 12.0)}
 
 
-def test_the_front_is_compared_with_the_present_one() -> None:
-    """As many variants of the front as there is time for are compared, the best first, and at least one."""
+def test_the_front_is_compared_with_the_present_variant() -> None:
     assert finalists(TRIED, PRESENT, trials=9) == [PRESENT, FAST, QUICK]
     assert finalists(TRIED, PRESENT, trials=100) == [PRESENT, FAST, QUICK, WORSE]
     assert finalists(TRIED, PRESENT, trials=0) == [PRESENT, FAST]
     assert finalists({PRESENT: TRIED[PRESENT]}, PRESENT, trials=9) == [PRESENT]
 
 
-def test_rounds_are_interleaved_at_the_rate_of_the_first_one() -> None:
-    """Three rounds are held however little time there is. A variant that can no longer be run is dropped."""
+def test_rounds_are_interleaved_at_the_rate_of_the_first_variant() -> None:
     asked: list[tuple[Variant, float | None]] = []
 
     def measure(variant: Variant, rate: float | None) -> Trial | None:
@@ -38,5 +36,5 @@ def test_more_rounds_are_held_while_there_is_time() -> None:
     assert len(hold_rounds([PRESENT, FAST], lambda variant, _: TRIED[variant], lambda: 100)[FAST]) == 5
 
 
-def test_nothing_is_measured_again_if_there_is_nothing_to_compare() -> None:
+def test_no_round_is_held_if_there_is_nothing_to_compare() -> None:
     assert hold_rounds([PRESENT], lambda _variant, _rate: None, lambda: 100) == {}

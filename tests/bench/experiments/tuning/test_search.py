@@ -19,9 +19,7 @@ def _find(measure: Callable[[Variant], Trial | None]) -> tuple[Variant, dict[Var
     return max(tried, key=lambda variant: tried[variant].throughput), tried
 
 
-def test_it_finds_the_best_of_several_dimensions() -> None:
-    """Three instances with batches of four are the best; all other settings make no difference."""
-
+def test_the_search_finds_the_best_of_several_dimensions() -> None:
     def measure(variant: Variant) -> Trial:
         assert variant.instances is not None
         assert variant.max_batch is not None
@@ -33,8 +31,7 @@ def test_it_finds_the_best_of_several_dimensions() -> None:
     assert len(tried) < 20
 
 
-def test_it_ends_when_the_time_is_over() -> None:
-    """What could not be measured is neither taken nor in the result; nothing is measured twice."""
+def test_the_search_ends_when_the_time_is_over() -> None:
     asked: list[Variant] = []
 
     def measure(variant: Variant) -> Trial | None:

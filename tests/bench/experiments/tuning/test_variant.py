@@ -31,8 +31,7 @@ def test_a_variant_is_read_from_a_config() -> None:
     assert count_devices(CONFIG) == 2
 
 
-def test_what_a_config_does_not_have_is_not_varied() -> None:
-    """Batches of a model without any, delays without a batcher, and instances in several groups are left alone."""
+def test_settings_that_a_config_lacks_are_not_varied() -> None:
     groups = [{"kind": "KIND_CPU"}, {"kind": "KIND_GPU"}]
 
     assert read_variant({"instance_group": groups}, has_threads=False, calls=None) == Variant()
@@ -40,7 +39,7 @@ def test_what_a_config_does_not_have_is_not_varied() -> None:
 
 
 def test_a_written_variant_is_read_again() -> None:
-    """What follows the largest batch follows it; Triton would reject a larger warm-up. The rest stays."""
+    """Triton would reject a warm-up that is larger than the largest batch."""
     wanted = Variant(instances=3, threads=2, max_batch=8, delay_us=0, calls=0)
     written = write_variant(CONFIG, wanted)
 
