@@ -68,10 +68,7 @@ class SearchState(Protocol):
 
 
 class WorkerResources:
-    """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop.
-
-    Into handlers that ask Triton or a model, that one is injected (see `providers`). Here admission and intake find them.
-    """
+    """Resources that are shared in one worker. The application's lifespan sets them: gRPC needs the running event loop."""
 
     tritons: TritonPool
     pipeline: Pipeline
@@ -122,7 +119,7 @@ def _pipeline(worker: Worker) -> Pipeline:
 
 
 def providers(resources: WorkerResources) -> dict[str, Provide]:
-    """Return the dependencies of one application by parameter name. Each is provided once and then cached.
+    """Return the dependencies of one application by parameter name.
 
     The others depend on `worker`, because for each request Litestar starts a task group for those that are independent.
     """

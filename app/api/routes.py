@@ -130,7 +130,6 @@ class RouteTable:
 
 
 def _to_pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern that matches a route's path with any values of its parameters."""
     parts = iter(_PARAMETER.split(path))
     pattern = re.escape(next(parts))
     for name, kind, rest in zip(parts, parts, parts, strict=True):

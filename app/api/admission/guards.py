@@ -60,11 +60,7 @@ def check_framing(scope: HTTPScope) -> None:
 
 
 def note_model(scope: HTTPScope, route: ModelRoute, path_values: Mapping[str, str], worker: WorkerResources) -> str:
-    """Record the model that a request names in its path or query, and return the model's reference.
-
-    The reference is that of the default model if the request names none, and empty if the body must name one. The body may still
-    name another model or version. Until it is received, the model named here is used, in its newest version by default.
-    """
+    """Note the model that path or query name; return its reference, else the default model's, or "" if the body may name it."""
     query = scope["query_string"]
     values = parse_qs(query.decode("latin-1")) if b"model" in query or b"version" in query else {}
     named = path_values.get("model") or next((values[name][0] for name in MODEL_NAMES if name in values), "")

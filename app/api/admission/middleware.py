@@ -47,10 +47,7 @@ LOG = structlog.get_logger()
 
 
 class RequestContextMiddleware:
-    """Creates the `RequestContext` of each request. After the response it counts and logs the request and ends its span.
-
-    A request that is passed on to another process has its headers, its count and its log line from there.
-    """
+    """Creates the `RequestContext` of each request. Afterwards it counts and logs the request, unless another process does."""
 
     def __init__(self, app: ASGIApp, resources: WorkerResources, tracing: "Tracing | None" = None) -> None:
         self.app = app
@@ -116,7 +113,6 @@ class RequestContextMiddleware:
             await drain(receive, is_anonymous=context.is_anonymous)
 
     def _join_trace(self, context: RequestContext, scope: HTTPScope, caller: TraceContext | None) -> "RequestSpan | None":
-        """Join the caller's trace; with tracing, start a span in it or in a new trace."""
         if self._tracing is None:
             context.trace = caller  # without tracing, no span of the gateway is exported
             return None
@@ -125,7 +121,6 @@ class RequestContextMiddleware:
         return span
 
     def _report(self, scope: HTTPScope, method: str, path: str, context: RequestContext, status: int) -> None:
-        """Count and log a request, unless the process does to which it was passed on."""
         if context.is_passed_on:
             return
         count_request(self._resources.metrics, context, route_of(scope), status)
@@ -168,7 +163,6 @@ def _end(span: "RequestSpan", scope: HTTPScope, context: RequestContext, status:
 
 
 def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
-    """Return the headers that every response has; one of another process has them already."""
     if context.is_passed_on:
         return []
     headers = [
@@ -184,7 +178,6 @@ def _headers(context: RequestContext) -> list[tuple[bytes, bytes]]:
 
 
 def _body_size(message: Message) -> int:
-    """Return the number of body bytes in a message, or in the file that the server sends for it."""
     path: Any = message.get("path")
     return len(message.get("body", b"")) if path is None else Path(path).stat().st_size  # type: ignore[arg-type]
 
@@ -196,24 +189,18 @@ def _printable(path: str) -> str:
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    """Return the caller's request id if it is well formed, otherwise a new one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if given and _ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 
 def _caller(scope: HTTPScope) -> TraceContext | None:
-    """Return the caller's span; None unless there is exactly one `traceparent` and it is well formed."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     state = b",".join(value for name, value in scope["headers"] if name == b"tracestate")
     return trace_context.parse(given[0].decode("latin-1"), state.decode("latin-1")) if len(given) == 1 else None
 
 
 class HeadMiddleware:
-    """Passes a HEAD request on as GET and drops the body of the response.
-
-    Litestar can route both methods to one handler, but it would send the body, describe each route twice in the OpenAPI document,
-    and not cover its own documentation routes.
-    """
+    """Passes a HEAD request on as GET and drops the body of the response; Litestar would describe each route twice in OpenAPI."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -250,11 +237,7 @@ def _with_head_allowed(send: Send) -> Send:
 
 
 class DispatchMiddleware:
-    """Routes the paths of dialects, and rejects requests that are malformed or cannot be admitted now.
-
-    Under overload most requests are rejected. Rejecting them here is cheaper than running Litestar's routing, guards and error
-    handlers. Admission checks the accepted requests again.
-    """
+    """Routes the paths of dialects, and rejects what is malformed or cannot be admitted, which costs less here than in Litestar."""
 
     def __init__(self, app: ASGIApp, table: RouteTable, worker: WorkerResources, write_error: WriteError) -> None:
         self.app = app

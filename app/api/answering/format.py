@@ -61,10 +61,7 @@ def select(formats: Sequence[Format], name: str | None, accept: bytes) -> Format
 
 @lru_cache(64)  # clients send few headers
 def best(accept: bytes, media_types: tuple[str, ...]) -> str | None:
-    """Return which of these media types, in lower case, a caller prefers, of several the first; None if it accepts none.
-
-    A header without any valid media type accepts all types.
-    """
+    """Return the media type that a caller prefers, the first of several; None if it accepts none. An invalid header accepts all."""
     qualities = _qualities(accept)
     if not qualities:
         return media_types[0]
@@ -82,7 +79,6 @@ def negotiate(accept: bytes, media_types: tuple[str, ...]) -> str:
 
 
 def _qualities(accept: bytes) -> dict[str, float]:
-    """Return the quality, 0 to 1, of each media type or range."""
     qualities = {}
     for part in accept.decode("latin-1").lower().split(",", _MAX_RANGES)[:_MAX_RANGES]:
         if found := _RANGE.fullmatch(part):
@@ -92,6 +88,5 @@ def _qualities(accept: bytes) -> dict[str, float]:
 
 
 def _quality_of(media_type: str, qualities: dict[str, float]) -> float:
-    """Return the quality of a type, which is the quality of the most specific matching range."""
     ranges = media_type, media_type.partition("/")[0] + "/*", "*/*"
     return next((qualities[name] for name in ranges if name in qualities), 0.0)

@@ -78,7 +78,6 @@ def to_detections(found: Detections, unit: BoxFormat) -> list[Detection]:
 
 
 def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its box, in the unit of its corners."""
     digits = _FRACTION_DIGITS if unit == "normalized" else _PIXEL_DIGITS
     size = np.array([found.width, found.height] if unit == "normalized" else [1, 1], np.float64)
     if found.masks is not None:
@@ -104,10 +103,7 @@ def _shapes(found: Detections, unit: BoxFormat) -> Iterator[dict[str, Any]]:
 
 
 def objects(found: Detections, unit: BoxFormat, digits: int | None = None) -> Iterator[tuple[list[float], float, int, str]]:
-    """Return box, score, class id and class name of each object, by descending score.
-
-    Boxes are in this unit, as for `to_detections`, rounded to as many digits, by default as in the gateway's own responses.
-    """
+    """Return box, score, class id and class name of each object, by descending score; boxes as of `to_detections`."""
     ids: list[int] = found.class_ids.tolist()
     return zip(_to_boxes(found, unit, digits), to_scores(found.scores), ids, map(found.spec.class_name, ids), strict=True)
 
@@ -203,7 +199,6 @@ def to_coco_results(found: Detections, image_id: int) -> list[CocoResult]:
 
 
 def _coco_shapes(found: Detections) -> Iterator[dict[str, Any]]:
-    """Return the fields of COCO results that each object has beyond its box; `found` has masks as RLE."""
     if found.masks is not None:
         yield from ({"segmentation": mask.encoded} for mask in found.masks)
     elif found.keypoints is not None:

@@ -110,7 +110,6 @@ def _from_http_exception(request: Request[Any, Any, Any], error: HTTPException) 
 
 
 def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
-    """Say which methods a path supports, and how to send an image if it takes one; note its route."""
     handler = None
     with suppress(HTTPException):  # the route of this path for another method
         path, method = normalize_path(request.scope["path"]), "POST" if "POST" in allow else allow.partition(",")[0]
@@ -123,7 +122,6 @@ def _explain_method(request: Request[Any, Any, Any], allow: str) -> str:
 
 
 def _explain_path(request: Request[Any, Any, Any]) -> str:
-    """Say that a path does not exist, and which one may be meant."""
     documented = [route.path for route in request.app.routes if isinstance(route, HTTPRoute) and _is_documented(route)]
     similar = suggestion(request.scope["path"], documented, _SIMILARITY)
     return f"this path does not exist{similar or ';'} {_page_of(request)} lists those that do"

@@ -1,11 +1,12 @@
 """The response to a batch: what becomes of its images; for detections one document, one line per image, or COCO results."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from app.api.answering import problems
 from app.api.answering.native import to_coco_results, to_detections
@@ -22,6 +23,18 @@ _OK = 200
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+class Placed(msgspec.Struct, kw_only=True):
+    """What is said of an image, with its place if it is one of a batch."""
+
+    filename: str | UnsetType | None = UNSET
+    image_index: int | UnsetType = UNSET
+    """Position in the request, from 0."""
+
+    def totals(self) -> Mapping[str, int]:
+        """Return what the image adds to the sums over a batch."""
+        return {}
 
 
 class BatchResult(msgspec.Struct, frozen=True):
@@ -75,11 +88,7 @@ class ImagesAnswer(Generic[R, T]):
     def __init__(
         self, images: int, convert: Callable[[int, R], Awaitable[T]] | None, context: RequestContext, metrics: Metrics
     ) -> None:
-        """Prepare for a number of images.
-
-        `convert` makes what is kept of an image from its index and its result, as soon as it is done: all together would block the
-        event loop. None keeps the result.
-        """
+        """Prepare for a number of images; `convert` makes what is kept of each, as soon as it is done: None keeps the result."""
         self.totals: Counter[str] = Counter()
         """Sums over the images that succeeded, by what they count; part of the log."""
         self.converted: dict[int, T] = {}
@@ -148,6 +157,11 @@ class ImagesAnswer(Generic[R, T]):
             "request_id": self._context.request_id,
         }
 
+    def document(self: "ImagesAnswer[R, bytes]", names: Sequence[str | None]) -> dict[str, Any]:
+        """Return the fields of `Documents`, with encoded results, of images with these file names."""
+        results = [msgspec.Raw(result) for _, result in sorted(self.converted.items())]
+        return {"results": results, "failures": self.failures(names), **self.summary()}
+
     def failures(self, names: Sequence[str | None]) -> list[BatchFailure] | None:
         """Describe the images with these file names that failed; None if there are none."""
         problems = sorted(self.problems.items())
@@ -162,10 +176,7 @@ def to_result(names: Sequence[str | None], unit: BoxFormat, index: int, found: D
 
 def to_document(answer: ImagesAnswer[Detections, bytes], names: Sequence[str | None]) -> bytes:
     """Encode a whole document."""
-    results: Any = [msgspec.Raw(result) for _, result in sorted(answer.converted.items())]
-    return msgspec.json.encode(
-        BatchResponse(results=results, failures=answer.failures(names), model=answer.model, **answer.summary())
-    )
+    return msgspec.json.encode(BatchResponse(model=answer.model, **answer.document(names)))
 
 
 def to_line(names: Sequence[str | None], unit: BoxFormat, index: int, found: Detections | Problem) -> bytes:

@@ -31,10 +31,7 @@ def note_key(scope: HTTPScope, route: ModelRoute, keys: ApiKeys | None) -> None:
 
 
 def guard_scope(keys: ApiKeys | None, wanted: str) -> Guard:
-    """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`.
-
-    It raises the errors of `require_key`.
-    """
+    """Make the guard of routes that run no model, and need a key with this scope or that in their `opt`."""
 
     async def guard(connection: Connection, handler: BaseRouteHandler) -> None:  # a plain function would run in a thread
         require_key(connection, keys, handler.opt.get("scope", wanted), is_dialect=False)
@@ -65,10 +62,7 @@ def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) ->
 
 
 def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
-    """Apply `require_key` with the scope of the route to an anonymous request, whose body may contain a key.
-
-    The response to a request that passes may take as long as a body of others.
-    """
+    """Apply `require_key` to an anonymous request, whose body may contain a key; then its response has the time of others."""
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
         _require_scope(context, context.scope)
@@ -101,7 +95,6 @@ def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]: 
 
 
 def _to_bearer(authorization: bytes) -> bytes:
-    """Convert `Basic` with user ID and password SECRET to `Bearer ID.SECRET`; return any other header unchanged."""
     scheme, _, encoded = authorization.partition(b" ")
     if scheme.lower() != b"basic":
         return authorization

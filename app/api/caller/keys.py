@@ -67,10 +67,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiKeys:
-    """The keys in a file, which is read again when it changes.
-
-    While it is invalid, the last valid keys of the host stay in use, also in a worker that starts.
-    """
+    """The keys in a file, which is read again when it changes; while it is invalid, the last valid keys of the host are used."""
 
     def __init__(self, path: Path) -> None:
         """Read the keys; raise KeysError if the file is not valid, and has not been while this host has run."""
@@ -86,10 +83,7 @@ class ApiKeys:
         return key
 
     def find(self, credential: bytes) -> ApiKey | None:
-        """Return the key of a credential, `id.secret`; None if the id is unknown or the secret is wrong.
-
-        The time depends only on the length of the credential, so that a client cannot measure which ids exist.
-        """
+        """Return the key of a credential, `id.secret`, or None, in a time that does not tell which ids exist."""
         id_, _, secret = credential.partition(b".")
         key = self._file.tables.get(id_.decode("latin-1"), self._nobody)
         digest = hashlib.sha256(secret).digest()

@@ -25,12 +25,13 @@ from app.api.batch.answer import ImagesAnswer
 from app.api.batch.body import ParsedBatch
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline
-from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, detect, detectors, receive_text
+from app.api.dialects.dialect import READING, AnyRequest, Dialect, DialectParameters, answer_each, detect, detectors
 from app.api.parameters.parse import Fraction, split_classes
 from app.api.pass_on import pass_on
 from app.api.receiving import multipart
 from app.api.receiving.body import MAX_PARTS, ParsedBody, parse_body
 from app.api.receiving.content_type import URLENCODED, media_type
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute
 from app.api.sight.faces import LARGEST, compare, parse_pair, require_faces
 from app.api.sight.ocr import box_of, read_regions
@@ -140,7 +141,8 @@ async def read(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) ->
 async def list_custom(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -> dict[str, Any]:
     """List the detectors available at `/v1/vision/custom/{model}`."""
     if context_of(request.scope).is_anonymous:
-        await receive_text(request, worker, _Parameters, parse_form)
+        async with receiving(request, worker, _Parameters, parse_form, may_be_empty=True):
+            pass  # it has the key
     specs = await detectors(request, worker, pipeline)
     return {
         "success": True,
@@ -197,7 +199,6 @@ def to_prediction(confidence: float, box: Sequence[float], label: str | None) ->
 
 
 def _describe(command: str, predictions: list[dict[str, Any]], context: RequestContext, *, is_gpu: bool) -> dict[str, Any]:
-    """Make the response about objects."""
     named = ", ".join(prediction.get("label", command) for prediction in predictions[:_NAMED])
     message, device = f"Found {named}" if predictions else "No objects found", "GPU" if is_gpu else "CPU"
     own = {"predictions": predictions, "message": message, "count": len(predictions)}

@@ -18,19 +18,15 @@ from app.api.answering.native import respond_json
 from app.api.answering.problems import WriteError
 from app.api.answering.schema import Problem
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import MODEL, Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, refuse_large
 from app.api.caller.check import require_key
-from app.api.context import context_of
 from app.api.dependencies import WorkerResources
 from app.api.detect import handle_image
 from app.api.parameters.parse import Fraction, ModelParameters, Pairs
-from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody
-from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.receiving.intake import Content
-from app.api.sight.image import MODEL, Asking, by_cascade
-from app.api.sight.images import open_batch
+from app.api.receiving.intake import receiving
 from app.cascade.named import named_cascade
 from app.cascade.run import CascadeAnswer
 from app.errors import GatewayError
@@ -42,7 +38,6 @@ from app.pipeline.pipeline import Pipeline
 from app.pipeline.results import Detections
 
 AnyRequest = Request[Any, Any, Any]
-C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound="DialectParameters")
 
 
@@ -127,10 +122,7 @@ async def detect(  # noqa: PLR0913, PLR0917 - the parts of a dialect's request
     describe: Callable[[ResponseInput[Any]], object],
     in_path: Pairs = (),
 ) -> ASGIResponse:
-    """Answer a request with one image, as `/detect` does; arguments as for `handle_image`.
-
-    `describe` converts the result to the object that the response contains as JSON.
-    """
+    """Answer a request with one image, as `/detect` does, with the JSON of what `describe` returns."""
 
     async def respond(given: ResponseInput[Any]) -> ASGIResponse:
         return await respond_json(lambda: describe(given), given.found, given.pipeline, given.call)
@@ -147,44 +139,30 @@ async def answer_each(  # noqa: PLR0913, PLR0917 - the parts of a dialect's requ
     respond: Callable[[ImagesAnswer[Any, Any], P, CallContext], Awaitable[ASGIResponse]],
     asking: Asking[Any, Any] = MODEL,
 ) -> ASGIResponse:
-    """Answer a request with several images as `/detect/batch` does, or with a single image as `/detect` does.
-
-    `parse` extracts the images and the parameters, as for `intake.receive`. The error of a single image is that of the request.
-    `asking` asks about an image, by default the question that the parameters have as `options`.
-    """
-    context = context_of(request.scope)
-    memory = pipeline.admission.memory.reserve(context.caller, "the masks of these images")
+    """Answer a request as `/detect/batch` does; one with a single image as `/detect` does, with the error of the image."""
 
     async def keep(_: int, found: Any) -> Any:  # noqa: ANN401 - of any task
         if isinstance(found, Detections):
             memory.add(sum(len(mask.encoded or b"") + sum(part.nbytes for part in mask.parts) for mask in found.masks or ()))
         return found
 
-    with ClientWatch(request.receive, context.body_limits) as client, memory:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], kind, parse)
+    async with receiving(request, worker, kind, parse) as (context, content, wanted, call):
         images = content.images
         refuse_large(images, worker.deployment.body_limits.max_bytes)
         answer: ImagesAnswer[Any, Any] = ImagesAnswer(len(images), keep, context, worker.metrics)
         is_single = len(images) == 1
-        try:
-            if is_single and isinstance(images[0], bytes):
-                await answer.keep(0, await asking.ask(worker, pipeline, images[0], wanted, call))
-            else:
-                await answer.run(await open_batch(worker, pipeline, images, wanted, call, asking))
-                if is_single:
-                    answer.all()
-        finally:
-            context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
-        answer.log()
-        return await respond(answer, wanted, call)
-
-
-async def receive_text(
-    request: AnyRequest, worker: WorkerResources, kind: type[P], parse: Callable[[bytes, str, type[P]], C]
-) -> tuple[C, P, CallContext]:
-    """Receive a request whose body contains no image; arguments and errors as for `intake.receive`."""
-    with ClientWatch(request.receive, context_of(request.scope).body_limits) as client:
-        return await intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=True)
+        with pipeline.admission.memory.reserve(call.caller, "the masks of these images") as memory:
+            try:
+                if is_single and isinstance(images[0], bytes):
+                    await answer.keep(0, await asking.ask(worker, pipeline, images[0], wanted, call))
+                else:
+                    await answer.run(await open_batch(worker, pipeline, images, wanted, call, asking))
+                    if is_single:
+                        answer.all()
+            finally:
+                context.log_fields |= pipeline.log_fields(split_reference(asking.first(worker, wanted))[0])
+            answer.log()
+            return await respond(answer, wanted, call)
 
 
 async def detectors(

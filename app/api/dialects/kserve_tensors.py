@@ -76,14 +76,11 @@ class InferRequest(NamedTuple):
     id: dict[str, str]
     """The member `id` of the response, if the request has one."""
     parameters: Pairs = ()
-    """There are none for `intake.receive`."""
+    """There are none for `receiving`."""
 
     @classmethod
     def parse(cls, data: bytes, header_length: str) -> "InferRequest":
-        """Parse a body; `header_length` is its `Inference-Header-Content-Length`, the size of the JSON, or empty.
-
-        Raise MalformedRequest unless it has one input and the sizes fit, InvalidParameter if a parameter is not supported.
-        """
+        """Parse a body; `header_length` is the size of the JSON, or empty. Raise MalformedRequest or InvalidParameter."""
         is_number = header_length.isdecimal() and len(header_length) <= _MAX_LENGTH_DIGITS
         nbytes = int(header_length) if is_number else len(data)
         if nbytes > len(data) or (header_length and not is_number):
@@ -129,7 +126,6 @@ class InferRequest(NamedTuple):
 
 
 def _read_file(tensor: _Input, binary: memoryview) -> bytes:
-    """Return the only element of a tensor of files, in JSON as base64; raise MalformedRequest if there is no single one."""
     if tensor.shape not in {(1,), (1, 1)}:
         raise MalformedRequest(f"the shape of an input of type {BYTES} is [1] or [1, 1]: send one image per request")
     if tensor.data:
@@ -141,7 +137,6 @@ def _read_file(tensor: _Input, binary: memoryview) -> bytes:
 
 
 def _pieces(text: bytes | msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[float]]:
-    """Yield the numbers of a JSON list, flat or nested; raise one of `JSON_ERRORS` for others than finite ones of this type."""
     limits: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     kind = float if dtype.kind == "f" else int
     decoder = msgspec.json.Decoder(list[Annotated[kind, Meta(ge=kind(limits.min), le=kind(limits.max))]])  # type: ignore[valid-type]
@@ -156,10 +151,7 @@ def _pieces(text: bytes | msgspec.Raw, dtype: np.dtype[Any]) -> Iterator[list[fl
 def encode_response(
     head: Mapping[str, str], outputs: Mapping[str, NDArray[Any]], is_binary: Mapping[str, bool]
 ) -> tuple[bytes, int]:
-    """Encode the outputs that `is_binary` names, texts as `object`; return the body, and the size of JSON with more behind it.
-
-    `head` has the other members of the JSON object.
-    """
+    """Encode the outputs that `is_binary` names, texts as `object`; return the body, and the size of JSON with more behind it."""
     described, parts = [], []
     for name, binary in is_binary.items():
         tensor = outputs[name]

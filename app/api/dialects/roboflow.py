@@ -34,13 +34,13 @@ from app.api.dialects.dialect import (
     answer_each,
     detectors,
     find_detector,
-    receive_text,
 )
 from app.api.dialects.roboflow_answers import TASK_TYPES, to_description, to_inference
 from app.api.dialects.roboflow_images import EXAMPLE, InferenceBody
 from app.api.parameters.parse import Fraction, check_model_name, split_classes
 from app.api.receiving.body import ParsedBody, decode_base64, parse_document, parse_multipart
 from app.api.receiving.content_type import JSON, MULTIPART, URLENCODED, media_type
+from app.api.receiving.intake import receiving
 from app.api.routes import ModelRoute
 from app.errors import UnknownModel
 from app.model.heads import Task
@@ -49,8 +49,6 @@ from app.pipeline.results import Detections
 
 
 class _Options(OptionsByModel):
-    """Options for a model of a task that Roboflow's clients know."""
-
     __slots__ = ()
     tasks = TASK_TYPES
 
@@ -140,10 +138,7 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
 
 
 def parse_v0(data: bytes, content_type: str, _: type[_V0Parameters]) -> ParsedBody:
-    """Parse a body that is an image: the field `file` of a form, the encoded image itself, or base64.
-
-    Base64 is declared as JSON or URL-encoded.
-    """
+    """Parse a body that is an image: the field `file` of a form, the encoded image, or base64 declared as JSON or URL-encoded."""
     declared = media_type(content_type)
     if declared == MULTIPART:
         parsed = parse_multipart(data, content_type)
@@ -166,8 +161,8 @@ async def add_model(request: AnyRequest, worker: Worker, pipeline: WorkerPipelin
     def parse(data: bytes, _: str, kind: type[_ModelParameters]) -> ParsedBody:
         return ParsedBody(b"", parse_document(data, "image", kind, f"expected a JSON object such as {EXAMPLE}")[1])
 
-    _, wanted, call = await receive_text(request, worker, _ModelParameters, parse)
-    spec = await find_detector(pipeline, wanted.options, call)
+    async with receiving(request, worker, _ModelParameters, parse, may_be_empty=True) as (_, _, wanted, call):
+        spec = await find_detector(pipeline, wanted.options, call)
     others = [
         one for one in await detectors(request, worker, pipeline, TASK_TYPES) if one.pinned.reference != spec.pinned.reference
     ]
@@ -241,7 +236,6 @@ def _to_fraction(number: float) -> float:
 
 
 def _is_v0(scope: HTTPScope) -> bool:
-    """Return whether a request is for this dialect, not for the gateway's own `/predict/{model}`."""
     return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 

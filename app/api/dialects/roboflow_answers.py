@@ -52,10 +52,7 @@ def to_inference(
 
 
 def _shapes(found: Detections, keypoint_confidence: float) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its box, in pixels: of a mask, the part with the most vertices, as Roboflow's server does.
-
-    Keypoints of a model without confidences have the confidence 1.
-    """
+    """In pixels; of a mask, the part with the most vertices, as Roboflow's server does."""
     if found.masks is not None:
         for mask in found.masks:
             yield {"points": [{"x": x, "y": y} for part in sorted(mask.parts, key=len, reverse=True)[:1] for x, y in rounded(part)]}

@@ -13,13 +13,13 @@ from litestar.response.base import ASGIResponse
 from app.api.answering.native import respond_in_thread
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import Asking, by_cascade
 from app.api.context import RequestContext, context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.dialects.dialect import READING, AnyRequest, DialectParameters, answer_each
 from app.api.dialects.roboflow_answers import random_uuid
 from app.api.dialects.roboflow_images import InferenceBody
 from app.api.routes import ModelRoute
-from app.api.sight.image import Asking, by_cascade
 from app.api.sight.ocr import box_of, read_regions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade

@@ -45,8 +45,6 @@ _parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
 
 
 class _Options(OptionsByModel):
-    """Options for a model of any task."""
-
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[Classifications | Detections]:  # type: ignore[override]  # the answer is only described
@@ -57,8 +55,6 @@ class _Options(OptionsByModel):
 
 
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
-    """Parameters of the platform, with slightly wider ranges; there, `conf` starts at 0.01 and `iou` ends at 0.95."""
-
     kind = _Options
     url: str | None = None
     """The URL of the image, which `source` may contain."""
@@ -101,11 +97,7 @@ async def describe(
 
 
 def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[str, Any]:
-    """Describe the result for an image.
-
-    `shape` is the height and width of the upright image; `speed` in milliseconds, `functionTimeCall` in seconds since the request
-    arrived.
-    """
+    """Describe the result for an image; `shape` is height and width, `speed` in milliseconds, `functionTimeCall` in seconds."""
     found, timing, wanted = given.found, given.context.timing, given.wanted
     if isinstance(found, Classifications):
         results = _describe_classes(found)
@@ -125,7 +117,6 @@ def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[st
 
 
 def _describe_classes(found: Classifications) -> list[dict[str, Any]]:
-    """Describe classes, by descending probability."""
     return [
         {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
         for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
@@ -133,7 +124,6 @@ def _describe_classes(found: Classifications) -> list[dict[str, Any]]:
 
 
 def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) -> list[dict[str, Any]]:
-    """Describe objects as `Results.summary` does, by descending confidence; in pixels or fractions of the upright image."""
     size = np.array([found.width, found.height] if is_normalized else [1, 1], np.float64)
     return [
         {"class": id_, "name": name, "confidence": score, "box": {"x1": x1, "y1": y1, "x2": x2, "y2": y2}, **shape}
@@ -144,7 +134,6 @@ def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) 
 
 
 def _shapes(found: Detections, size: NDArray[np.float64], decimals: int) -> Iterator[dict[str, Any]]:
-    """Return what each object has beyond its upright box, which oriented boxes replace, in units of this width and height."""
     if found.masks is not None:
         for mask in found.masks:
             yield {"segments": _by_axis(_join(mask.parts) / size, decimals)}

@@ -75,7 +75,6 @@ _RAW_TYPES = (
 
 
 def _to_schema(description: dict[str, Any]) -> Schema:
-    """Convert the subset of JSON Schema that msgspec generates for parameters."""
     # msgspec describes `str | None` as anyOf, and an enumeration of strings without a type.
     kind: dict[str, Any] = next((kind for kind in description.get("anyOf", []) if kind.get("type") != "null"), {})
     fields = {"type": "string"} | kind | description
@@ -84,7 +83,6 @@ def _to_schema(description: dict[str, Any]) -> Schema:
 
 
 def _parameter_schemas(kinds: tuple[type[Parameters], ...]) -> dict[str, Schema]:
-    """Describe the parameters of all kinds. If two kinds differ in a parameter, its description combines both."""
     schemas: dict[str, Schema] = {}
     (_, components) = msgspec.json.schema_components(kinds)
     for kind in kinds:
@@ -174,10 +172,7 @@ def own_route(  # noqa: PLR0913 - the properties of a route
     contents: Mapping[str, Schema] | None = None,
     **options: Any,  # noqa: ANN401 - those of `ModelRoute`
 ) -> HTTPRouteHandler:
-    """Make a route of the gateway's own, with its parameters, its body, and the type of its response, also of others, described.
-
-    `also` says what the same response means with other statuses.
-    """
+    """Make a documented route of the gateway's own; `also` says what the same response means with other statuses."""
     handle.__name__ = path.partition("{")[0].strip("/").replace("/", "_")
     own = {"kinds": kinds, "contents": contents or {}, "describe_body": staticmethod(body)}
     operation_class = type("Operation", (ImageOperation,), own)

@@ -201,7 +201,6 @@ class EmbedParameters(EmbeddingParameters, frozen=True, forbid_unknown_fields=Tr
 
 
 def _split_ids(text: str) -> list[int]:
-    """Split comma-separated image ids. They must be distinct, so that each result belongs to one image."""
     try:
         ids = msgspec.convert([number.strip() for number in text.split(",")], list[_ImageId], strict=False)
     except msgspec.ValidationError as error:
@@ -233,7 +232,6 @@ _MASKS = Annotated[
 
 
 def _objects(task: Task, *fields: tuple[str, Any, Any]) -> TaskForm:
-    """Return the form of a task whose results are detections with something more; `fields` are its own parameters."""
     options: Any = {"namespace": {"task": task}, "frozen": True, "forbid_unknown_fields": True, "kw_only": True}
     single: Any = msgspec.defstruct(f"{task.title()}Parameters", fields, bases=(DetectParameters,), **options)
     several: Any = msgspec.defstruct(f"{task.title()}BatchParameters", fields, bases=(BatchParameters,), **options)
@@ -252,8 +250,6 @@ FORMS: dict[Task, TaskForm] = {
 
 
 class _CommonParameters(ModelParameters, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Parameters that all tasks share."""
-
     url: str | None = None
 
 
@@ -279,7 +275,6 @@ class PathModel:
         return self._kind_of(spec)
 
     def _kind_of(self, spec: ModelSpec) -> type[Any]:
-        """Return the parameters of a model's task; raise WrongTask if the model can only be asked as a step of a cascade."""
         head = spec.head
         if head.task not in FORMS:
             raise WrongTask(f"{spec.name} is a {head.noun}, which is asked with others; POST {head.route} does that")
@@ -313,6 +308,5 @@ class PathCascade(PathModel):
 
 @lru_cache(64)
 def _with_confidence(kind: Any, confidence: float) -> type[Any]:  # noqa: ANN401 - a type, which can be a key
-    """Return parameters of this kind with another default of the confidence."""
     field: Any = ("confidence", get_type_hints(kind, include_extras=True)["confidence"], confidence)
     return msgspec.defstruct(kind.__name__, [field], bases=(kind,), frozen=True, forbid_unknown_fields=True, kw_only=True)

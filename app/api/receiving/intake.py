@@ -1,11 +1,13 @@
 """Receive an inference request: its parameters, its body or the image at its URL, and its deadline."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
+from litestar import Request
 from litestar.types import HTTPScope
 
 from app.api.caller.check import admit_with_body
@@ -38,7 +40,28 @@ C = TypeVar("C", bound=Content)
 P = TypeVar("P", bound=Parameters)
 
 
-async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
+@asynccontextmanager
+async def receiving(  # noqa: PLR0913 - the parts of a request
+    request: Request[Any, Any, Any],
+    worker: WorkerResources,
+    kind: type[P] | PathModel,
+    parse: Callable[[bytes, str, type[P]], C],
+    in_path: Pairs = (),
+    *,
+    may_be_empty: bool = False,
+) -> AsyncIterator[tuple[RequestContext, C, P, CallContext]]:
+    """Receive a request, and interrupt the block when the client leaves.
+
+    Yields its context, the parsed body, the parameters, and the context of the calls. Those of a `PathModel` are found after the
+    body has been read, because only then does the server tell that the client has left. `parse` takes next to no time where
+    `body.needs_parsing` is false. Raises a GatewayError; before the body is read if parameters in the query are the cause.
+    """
+    context = context_of(request.scope)
+    with ClientWatch(request.receive, context.body_limits) as client:
+        yield context, *await _receive(client, request.scope, worker, in_path, kind, parse, may_be_empty=may_be_empty)
+
+
+async def _receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     client: ClientWatch,
     scope: HTTPScope,
     worker: WorkerResources,
@@ -46,15 +69,8 @@ async def receive(  # noqa: PLR0913, PLR0917 - the parts of a request
     kind: type[P] | PathModel,
     parse: Callable[[bytes, str, type[P]], C],
     *,
-    may_be_empty: bool = False,
+    may_be_empty: bool,
 ) -> tuple[C, P, CallContext]:
-    """Receive a request; return the parsed body, the parameters in path, query and body, and the context of the calls.
-
-    `pairs` are parameters in the path, `kind` those that it may have: of a `PathModel` they are found after the body has been read,
-    because only then does the server tell that the client has left. `parse` gets the body as it was before it was compressed, its
-    `Content-Type` header and `kind`; it takes next to no time where `body.needs_parsing` is false. An image that was fetched is
-    parsed as a body without that header. Raises a GatewayError; before the body is read if parameters in the query are the cause.
-    """
     context, pipeline = context_of(scope), worker.pipeline
     if scope["query_string"]:
         pairs = [*pairs, *(pair for pair in query_of(scope) if not (context.is_anonymous and pair == _NO_KEY))]
@@ -125,10 +141,7 @@ def _decode_and_parse(
 
 
 async def _fetch_image(url: str, fetcher: Fetcher, upload: Upload, deadline: Deadline, context: RequestContext) -> bytes:
-    """Fetch an image as a stage of a request, and count its bytes in `upload`.
-
-    Only the host of the URL is logged, because path and query may contain secrets.
-    """
+    """Only the host of the URL is logged, because path and query may contain secrets."""
     context.timing.begin(FETCH)
     address = fetcher.parse(url)
     context.log_fields["url_host"] = address.name

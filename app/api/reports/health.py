@@ -225,7 +225,6 @@ async def health(
 
 
 async def _spec(pipeline: Pipeline, context: RequestContext) -> ModelSpec | None:
-    """Return the spec of the default model; None if it cannot be used, with the reason in the log."""
     try:
         return await pipeline.spec(pipeline.default_reference)
     except GatewayError as error:
@@ -257,7 +256,6 @@ def _to_mb(nbytes: int) -> float:
 
 
 async def _examine_all(pool: TritonPool, model: str) -> list[ServerHealth]:
-    """Query all Tritons. A Triton is ready if the model is."""
     sent = sum(server.recent_images for server in pool.servers)
     return list(await asyncio.gather(*(_examine(server, pool, model, sent) for server in pool.servers)))
 
@@ -281,7 +279,6 @@ async def _examine(server: TritonBackend, pool: TritonPool, model: str, sent: fl
 
 
 async def _ask_version(client: TritonClient) -> str | None:
-    """Return a Triton's version; None if it does not respond."""
     with suppress(GatewayError):
         return (await client.read_server()).version
     return None

@@ -64,7 +64,6 @@ def _describe_cascade(name: str, cascade: Cascade) -> CascadeInfo:
 
 
 async def _describe(pipeline: Pipeline, name: str, state: ModelState | None, fault: Unloadable | None) -> ModelInfo:
-    """Describe a model. `state` is Triton's state; None for a model that Triton does not have."""
     if fault is not None:
         return ModelInfo(name, fault.state, detail=fault.reason)
     if state is None:

@@ -22,10 +22,10 @@ from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
-from app.api.receiving import body, intake
+from app.api.receiving import body
 from app.api.receiving.body import ParsedBody, decode_parameter
-from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON, body_type
+from app.api.receiving.intake import receiving
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
@@ -128,21 +128,16 @@ def search_route(
     check: Callable[[WorkerResources], object] = lambda _: None,
     **described: Any,  # noqa: ANN401 - of a route
 ) -> HTTPRouteHandler:
-    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received.
-
-    A body need have no image, and may be empty, if the parameters have a text.
-    """
+    """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received."""
     parse = parse_any if "text" in kind.__struct_fields__ else body.parse_body
     is_text = described.get("takes") == "text"
 
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         check(worker)
-        context = context_of(request.scope)
         if is_text:
-            context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
-        with ClientWatch(request.receive, context.body_limits) as client:
-            received = intake.receive(client, request.scope, worker, [], kind, parse, may_be_empty=parse is parse_any)
-            content, wanted, call = await received
+            context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
+        received = receiving(request, worker, kind, parse, may_be_empty=parse is parse_any)
+        async with received as (context, content, wanted, call):
             found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 

@@ -15,19 +15,16 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import Timed
 from app.api.answering.vectors import to_norm
 from app.api.batch.answer import BatchFailure, ImagesAnswer
+from app.api.batch.asking import Asking, open_batch
 from app.api.batch.body import MAX_IMAGES, parse_batch
 from app.api.batch.route import MEDIA_TYPES, describe_images
-from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import own_route
 from app.api.parameters.parse import Parameters
 from app.api.parameters.tasks import MAX_ID_LENGTH, ImageId, Url, check_printable
-from app.api.receiving import body, intake
-from app.api.receiving.body import decode_parameter
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.body import decode_parameter, parse_body
+from app.api.receiving.intake import receiving
 from app.api.search.asking import WorkerSearch
-from app.api.sight.image import Asking
-from app.api.sight.images import open_batch
 from app.errors import InvalidParameter
 from app.pipeline.call import CallContext
 from app.pipeline.pipeline import Pipeline
@@ -236,9 +233,7 @@ def _to_response(found: Ingested, **timed: Any) -> IngestResponse:  # noqa: ANN4
 
 async def ingest(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add an image to the index: with objects, faces, text, and vectors of it. The status is 201, or 200 if it was known."""
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestParameters, body.parse_body)
+    async with receiving(request, worker, _IngestParameters, parse_body) as (context, content, wanted, call):
         context.log_fields["image_bytes"] = len(content.image)
         given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
@@ -249,9 +244,7 @@ async def ingest(request: Request[Any, Any, Any], worker: Worker, search: Worker
 
 async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: WorkerSearch) -> ASGIResponse:
     """Add up to 64 images to the index, each of which succeeds or fails on its own. The deadline is that of the whole batch."""
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], _IngestBatchParameters, parse_batch)
+    async with receiving(request, worker, _IngestBatchParameters, parse_batch) as (context, content, wanted, call):
         images = len(content.images)
         ids = [image_id or str(uuid4()) for image_id in wanted.read_list("image_ids", images)]
         paths = wanted.read_list("image_paths", images)

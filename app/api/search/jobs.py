@@ -13,13 +13,11 @@ from litestar.response.base import ASGIResponse
 from msgspec import Meta
 
 from app.api.answering.responses import JsonResponse
-from app.api.context import context_of
 from app.api.dependencies import Worker
 from app.api.documentation.openapi import PROBLEMS, own_route
 from app.api.parameters.parse import Parameters
-from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody, parse_document
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving.intake import receiving
 from app.api.search.asking import AnyRequest, PageNumber, PageSize, WorkerSearch, ask, describe_text
 from app.api.search.ingest import IngestFlags, Sums, sum_up
 from app.errors import InvalidParameter, MalformedRequest
@@ -119,13 +117,9 @@ def _parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
 
 
 def _job_route(path: str, kind: type[W], begin: _Begin[W], scope: str, summary: str) -> HTTPRouteHandler:
-    """Make a route that adds the job whose options `begin` returns, and waits for its end as long as the client stays."""
-
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         """Add a job, which goes on if the client leaves; `GET /ingest/jobs/{id}` tells how far it has come."""
-        context = context_of(request.scope)
-        with ClientWatch(request.receive, context.body_limits) as client:
-            _, wanted, call = await intake.receive(client, request.scope, worker, [], kind, _parse, may_be_empty=True)
+        async with receiving(request, worker, kind, _parse, may_be_empty=True) as (context, _, wanted, call):
             given: Any = wanted
             options = await begin(search, wanted, call)
             named: Literal["directory", "reindex"] = "directory" if isinstance(options, DirectoryOptions) else "reindex"

@@ -11,13 +11,14 @@ from app.api.answering.native import objects
 from app.api.answering.schema import ImageSize
 from app.api.answering.vectors import to_norm, to_vector
 from app.api.batch.answer import Documents
+from app.api.batch.asking import Asking
+from app.api.batch.route import by_answers, images_route
 from app.api.context import RequestContext
 from app.api.dependencies import WorkerResources
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import Url
 from app.api.sight.faces import Face, to_faces
-from app.api.sight.image import Answer, Asking, image_route
-from app.api.sight.images import images_route
+from app.api.sight.image import Answer, image_route
 from app.api.sight.ocr import read_regions, texts_of
 from app.cascade.answers import expect_vector
 from app.cascade.definition import Cascade, Step
@@ -136,7 +137,6 @@ def _detector(worker: WorkerResources, wanted: _Parameters) -> str:
 
 
 def _choose(worker: WorkerResources, wanted: _Parameters) -> Cascade:
-    """Put the cascade together from the detector and the cascades `embedding`, `faces` and `ocr`."""
     steps = all_parts(
         worker,
         Step(model=_detector(worker, wanted), confidence=wanted.confidence),
@@ -172,7 +172,6 @@ def _to_answer(wanted: _Parameters, found: CascadeAnswer) -> AnalyzeAnswer:
 
 
 def _describe(answer: AnalyzeAnswer, found: CascadeAnswer, name: str) -> None:
-    """Add what a step has answered; raise its error if it has one."""
     step = found.require(name)
     match name:
         case "objects" if isinstance(result := step.results[0], Detections):
@@ -219,8 +218,7 @@ ROUTES = [
         DetectionHead.task,
         AnalyzeBatchParameters,
         Asking(_detector, _ask),
-        _to_answer,
-        AnalyzeDocument,
+        by_answers(_to_answer, AnalyzeDocument),
         response=AnalyzeDocument,
         summary="Find objects, faces and text in several images",
     ),

@@ -12,18 +12,18 @@ from msgspec import Meta
 from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, ModelUsed, Problem, Timed
 from app.api.answering.vectors import to_norm, to_vector
-from app.api.batch.answer import BatchFailure
+from app.api.batch.answer import BatchFailure, Placed
+from app.api.batch.asking import MODEL, Asking
+from app.api.batch.route import by_answers, images_route
 from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import describe_form, own_route
 from app.api.parameters.parse import Fraction, ModelParameters
 from app.api.parameters.tasks import EmbeddingParameters, Url
-from app.api.receiving import intake
 from app.api.receiving.body import ParsedBody, decode, decode_parameter, parse_document
-from app.api.receiving.client_watch import ClientWatch
 from app.api.receiving.content_type import JSON
-from app.api.sight.image import MODEL, Answer, Asking, Placed, image_route
-from app.api.sight.images import images_route
+from app.api.receiving.intake import receiving
+from app.api.sight.image import Answer, image_route
 from app.cascade.run import ask_about_boxes
 from app.errors import InvalidParameter, MalformedRequest, UnknownModel
 from app.pipeline.call import CallContext
@@ -140,7 +140,6 @@ def _to_document(
     total_images: int,
     **others: Any,  # noqa: ANN401 - fields of the response
 ) -> EmbedBatchResponse:
-    """Make the response, in which the images that failed are among the results."""
     fields = {name: others[name] for name in ("status", "total_time_ms", "request_id")}
     failed = {one.index: one for one in failures or ()}
     succeeded = iter(results)
@@ -185,10 +184,8 @@ async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: 
 
     The model is `embedding_text`, or the one that `model` names: its input is one BYTES, its output the vector.
     """
-    context = context_of(request.scope)
-    context.content_type = JSON  # whatever was declared, if anything: `receive` parses it in a thread
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], ModelParameters, _parse_text)
+    context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
+    async with receiving(request, worker, ModelParameters, _parse_text) as (context, content, wanted, call):
         if not 0 < len(content.image) <= _MAX_TEXT_BYTES:
             raise MalformedRequest(f"expected a text of 1 to {_MAX_TEXT_BYTES} bytes")
         if wanted.model is not None:
@@ -212,8 +209,7 @@ ROUTES = [
         "embedding",
         EmbeddingParameters,
         MODEL,
-        _to_result,
-        _to_document,
+        by_answers(_to_result, _to_document),
         response=EmbedBatchResponse,
         summary="Describe several images by vectors",
     ),

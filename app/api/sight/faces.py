@@ -17,18 +17,18 @@ from app.api.answering.responses import JsonResponse
 from app.api.answering.schema import ImageSize, Timed
 from app.api.answering.vectors import to_vector
 from app.api.batch.answer import ImagesAnswer
+from app.api.batch.asking import Asking, by_cascade, open_batch
 from app.api.batch.body import ParsedBatch, decode_text, parse_batch
 from app.api.batch.route import MEDIA_TYPES
-from app.api.context import RequestContext, context_of
+from app.api.context import RequestContext
 from app.api.dependencies import Worker, WorkerPipeline, WorkerResources
 from app.api.documentation.openapi import ENCODED, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
 from app.api.parameters.tasks import Url
-from app.api.receiving import intake, multipart
-from app.api.receiving.client_watch import ClientWatch
+from app.api.receiving import multipart
 from app.api.receiving.content_type import JSON, MULTIPART, media_type
-from app.api.sight.image import Answer, Asking, by_cascade, image_route
-from app.api.sight.images import open_batch
+from app.api.receiving.intake import receiving
+from app.api.sight.image import Answer, image_route
 from app.cascade.answers import expect_faces, expect_vector, to_fractions
 from app.cascade.definition import Cascade
 from app.cascade.named import named_cascade
@@ -193,9 +193,7 @@ def _describe_pair(fields: dict[str, Schema]) -> RequestBody:
 async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: WorkerPipeline) -> ASGIResponse:
     """Compare the largest face of `image1` with that of `image2`."""
     require_faces(worker)
-    context = context_of(request.scope)
-    with ClientWatch(request.receive, context.body_limits) as client:
-        content, wanted, call = await intake.receive(client, request.scope, worker, [], VerifyParameters, parse_pair)
+    async with receiving(request, worker, VerifyParameters, parse_pair) as (context, content, wanted, call):
         context.log_fields |= pipeline.log_fields(LARGEST.first(worker, wanted))
         answer: ImagesAnswer[CascadeAnswer, CascadeAnswer] = ImagesAnswer(len(_IMAGES), None, context, worker.metrics)
         await answer.run(await open_batch(worker, pipeline, content.images, wanted, call, LARGEST))
@@ -205,10 +203,7 @@ async def verify(request: Request[Any, Any, Any], worker: Worker, pipeline: Work
 
 
 def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestContext) -> VerifyResponse:
-    """Compare the largest faces of two images, which `LARGEST` has described.
-
-    Raise NoFace if an image has none, UnsupportedModel if descriptions of the model cannot be compared, or the error of a step.
-    """
+    """Compare the largest faces of two images, which `LARGEST` has described; raise NoFace, or UnsupportedModel."""
     (one, vector), (other, other_vector) = map(_largest, _IMAGES, found)
     distance = vector.spec.match_distance
     if distance is None:
@@ -226,7 +221,6 @@ def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestCo
 
 
 def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]:
-    """Return the face of an image that is described, and its vector; raise NoFace if there is none."""
     for index, vector in _vectors_of(found).items():
         return VerifiedImage(len(_faces_of(found).scores), index), vector
     raise NoFace(f"{name}: no face was found; a lower `confidence` finds less certain ones")
