@@ -16,7 +16,6 @@ API_VERSION = "v1"
 DOCS, SEARCH_DOCS = "/docs", "/search/docs"
 """Where the routes are described; and those of the process that searches beside workers, to whoever asks a worker."""
 VERSION = f"/{API_VERSION}"
-"""Additional prefix of the gateway's own routes."""
 UNMATCHED = "unmatched"
 """The route of paths that do not exist. Logs and metrics use it, because arbitrary paths would be unbounded."""
 

@@ -42,7 +42,6 @@ class BatchResult(msgspec.Struct, frozen=True):
 
     filename: str | None
     image_index: int
-    """Position in the request, from 0."""
     detections: list[Detection]
     num_detections: int
     status: Literal["success"]
@@ -71,7 +70,6 @@ class Documents(Timed, frozen=True, kw_only=True):
     results: Sequence[Any]
     failures: list[BatchFailure] | None
     status: Literal["success", "partial", "all_failed"]
-    """`success` if all images succeeded, `partial` if some did, `all_failed` if none did."""
 
 
 class BatchResponse(Documents, frozen=True, kw_only=True):
@@ -94,7 +92,6 @@ class ImagesAnswer(Generic[R, T]):
         self.converted: dict[int, T] = {}
         self.problems: dict[int, Problem] = {}
         self.model: ModelUsed | None = None
-        """The model that has found objects."""
         self._images = images
         self._convert = convert
         self._context = context

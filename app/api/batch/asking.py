@@ -23,7 +23,6 @@ class Asking(NamedTuple, Generic[P, R]):
     """How a route asks about an image."""
 
     first: Callable[[WorkerResources, P], str]
-    """Returns the reference of the model that is asked first."""
     ask: Callable[[WorkerResources, Pipeline, bytes, P, CallContext], Awaitable[R]]
 
 

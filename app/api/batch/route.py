@@ -75,7 +75,6 @@ class Writer(NamedTuple):
     encode: Callable[[int, Any], tuple[bytes, Mapping[str, int]]]
     """Encodes the result of the image with an index; also returns what it adds to the sums over the batch."""
     finish: Callable[[ImagesAnswer[Any, bytes]], bytes]
-    """Joins the encoded results."""
     encode_failure: Callable[[int, Problem], bytes] | None = None
     """Of a response in lines."""
 

@@ -51,7 +51,6 @@ class ApiKey(NamedTuple):
     scopes: frozenset[Scope]
     caller: Caller
     tenant: str = ""
-    """Whose indexed images it searches and adds to."""
 
 
 class KeysError(Exception):

@@ -44,7 +44,6 @@ from app.pipeline.call import MAX_DETECTIONS, CallContext, DetectOptions
 from app.pipeline.results import Detections
 
 _NAMED = 20
-"""Maximum number of objects named in `message`."""
 _FRIGATE_ROWS = 20
 """Maximum number of objects that Frigate's detector can take."""
 _MODULE = {"moduleId": "nereid", "moduleName": "Nereid", "processedBy": "localhost"}
@@ -56,7 +55,6 @@ class _Parameters(DialectParameters, frozen=True, kw_only=True):
     min_confidence: Fraction | Literal[""] = ""
     """Empty as if it were missing: 0.4."""
     url: str | None = None
-    """The URL of the image, if its field contains one. Not part of DeepStack."""
     classes: str | None = None
     """Names or ids, separated by commas. Not part of DeepStack; for Frigate, which drops all objects after an unknown label."""
     max_objects: Annotated[int, Meta(ge=1, le=MAX_DETECTIONS)] | None = None

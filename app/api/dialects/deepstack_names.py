@@ -34,9 +34,7 @@ from app.search.names import LEAST_QUALITY, PersonName, find_names
 from app.search.service import hash_content
 
 _REGISTERED = "deepstack-face-"
-"""What the ids of pictures begin with that were registered."""
 _UNKNOWN = "unknown"
-"""The name of whoever is not registered."""
 
 
 class _UserParameters(DialectParameters, frozen=True, kw_only=True):

@@ -48,10 +48,8 @@ class Dialect(NamedTuple):
     """The interface of another detection service."""
 
     name: str
-    """Name in the setting `dialects`."""
     handlers: Sequence[HTTPRouteHandler]
     write_error: Callable[[Problem], Any] = lambda problem: {"error": problem.detail}
-    """Converts a problem to the object that the response contains as JSON."""
     statuses: Mapping[int, int] = {}
     """Replacements of the gateway's error statuses that clients of the other service would not understand."""
     applies: Mapping[str, Callable[[HTTPScope], bool]] = {}

@@ -16,7 +16,6 @@ from app.pipeline.call import MAX_DETECTIONS
 from app.pipeline.tensors import Declared
 
 BYTES = "BYTES"
-"""Datatype of files and texts."""
 _LENGTH_BYTES = 4
 _MAX_LENGTH_DIGITS = 18
 # Other threads run between two pieces of long JSON.
@@ -74,7 +73,6 @@ class InferRequest(NamedTuple):
     """Whether each chosen output is binary; empty if none is chosen."""
     chosen: Parameters
     id: dict[str, str]
-    """The member `id` of the response, if the request has one."""
     parameters: Pairs = ()
     """There are none for `receiving`."""
 

@@ -64,9 +64,7 @@ Usual = Literal["best", "default"]
 
 class _ModelParameters(DialectParameters, frozen=True, kw_only=True):
     task: ClassVar[Task] = "detection"
-    """The task whose default model is used if the request names none."""
     model_id: str | None = None
-    """Name of a model, or `NAME/VERSION`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,9 +96,7 @@ class _V1Parameters(_ModelParameters, frozen=True, kw_only=True):
     class_agnostic_nms: bool = False
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     visualize_predictions: bool = False
-    """Whether the response has pictures; only the body can ask for them."""
     url: str | None = None
-    """The URL of the image."""
 
     @property
     def options(self) -> _Options:
@@ -118,12 +114,10 @@ class _V0Parameters(DialectParameters, frozen=True, kw_only=True):
     """A fraction below 1, otherwise a percentage."""
     keypoint_confidence: Fraction = 0.0
     overlap: Annotated[float, Meta(ge=0, le=100)] | None = None
-    """A fraction below 1, otherwise a percentage."""
     classes: str | None = None
     max_detections: Annotated[int, Meta(ge=1, le=2**63 - 1)] = MAX_DETECTIONS
     format: str = "json"
     url: str | None = msgspec.field(default=None, name="image")
-    """The URL of the image."""
 
     @property
     def options(self) -> _Options:

@@ -32,7 +32,6 @@ from app.pipeline.results import Embedding
 
 class _Parameters(DialectParameters, frozen=True, kw_only=True):
     generate_bounding_boxes: bool | None = None
-    """Whether the answer has the place of each line; None for the default of the path."""
     url: str | None = None
 
     @property

@@ -38,7 +38,6 @@ from app.pipeline.results import Classifications, Detections
 
 _IOU = 0.7
 _TOP = 5
-"""Number of classes in the answer of a classifier."""
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
 _CORNERS = (2, 1, 0, 3)
 _parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
@@ -57,10 +56,8 @@ class _Options(OptionsByModel):
 class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
     kind = _Options
     url: str | None = None
-    """The URL of the image, which `source` may contain."""
     confidence: Fraction = msgspec.field(default=0.25, name="conf")
     iou: Fraction | None = None
-    """Default: 0.7."""
     imgsz: Annotated[int, Meta(ge=32, le=1280)] | None = None
     """Ignored: models have a fixed input size."""
     normalize: bool = False

@@ -59,14 +59,12 @@ KEY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     ),
     "header": SecurityScheme("apiKey", "The same API key in another header.", name="X-API-Key", security_scheme_in="header"),
 }
-"""The two ways to send an API key."""
 ADMIN: dict[str, Any] = {
     "guards": [guard_origin],
     "opt": {"scope": "admin"},
     "security": [{name: ["admin"]} for name in KEY_SCHEMES],
     "responses": {status: PROBLEMS[status] for status in (400, 404, 422, 429)},
 }
-"""What routes that change models, or which ones are used, have in common."""
 
 _RAW_TYPES = (
     *(f"image/{name}" for name in ("jpeg", "png", "webp", "bmp", "gif", "avif", "heic", "tiff")),
@@ -143,7 +141,6 @@ class ImageOperation(ContentOperation):
     """Adds bodies and parameters, which Litestar cannot derive from a handler that takes the raw body."""
 
     describe_body: ClassVar[DescribeBody] = staticmethod(_describe_image)
-    """Describes the body with these parameters."""
     kinds: ClassVar[tuple[type[Parameters], ...]] = ()
 
     def __post_init__(self) -> None:

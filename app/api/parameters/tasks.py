@@ -28,7 +28,6 @@ CLASSIFICATIONS = (native.CLASSES_JSON,)
 _MAX_ID = 2**53
 """JavaScript represents integers up to this value exactly."""
 MAX_ID_LENGTH = 256
-"""Maximum length of the id of an image in the index."""
 ImageId = Annotated[
     str | None, Meta(description=f"Id of the image in the index, 1 to {MAX_ID_LENGTH} printable characters. Default: a new one.")
 ]
@@ -47,7 +46,6 @@ class DetectionParameters(ModelParameters, frozen=True, forbid_unknown_fields=Tr
 
     task: ClassVar[Task] = "detection"
     masks: ClassVar[Literal["polygon", "rle", "png", "none"]] = "polygon"
-    """How masks are encoded; parameters of a segmentation have a field for it."""
     repeatable = frozenset({"classes"})
 
     confidence: Annotated[
@@ -218,7 +216,6 @@ class TaskForm(NamedTuple):
     results: str
     """Name of the results; the log field with their number."""
     batch: type[BatchParameters] | None = None
-    """Parameters of requests for several images; None if there are none."""
 
 
 _MASKS = Annotated[

@@ -57,7 +57,6 @@ class ParsedBody(NamedTuple):
     """A parsed body."""
 
     image: bytes
-    """The encoded image; possibly empty."""
     parameters: Pairs
     """Name and value of each parameter in the body. The URL of an image is the parameter `url`."""
 

@@ -15,7 +15,6 @@ class Part(NamedTuple):
 
     name: str
     file_name: str | None
-    """The file name; None if the part is not a file."""
     content: bytes
 
     @property

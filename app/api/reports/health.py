@@ -80,16 +80,13 @@ class Health(msgspec.Struct, frozen=True):
     version: str
     api: Literal["healthy"]
     triton: Literal["healthy", "unhealthy"]
-    """Whether any Triton responds."""
     detail: str | None
     """Why no detection is possible; null if it is. `Triton unavailable` if none responds."""
     tritons: list[ServerHealth]
     model: str
     gpu: GpuHealth
     memory: dict[Literal["workers_mb"], list[float]]
-    """Resident memory of each worker of the host."""
     performance: dict[Literal["memory_mb", "optimizations"], float | dict[str, str]]
-    """Memory of all workers of the host, and the active optimizations."""
     limits: LimitsInForce
     workers: dict[Literal["running", "wanted"], int]
     """Workers of the host. Fewer run than are wanted while one cannot start; more do while one is renewed."""

@@ -22,11 +22,10 @@ from app.api.context import context_of
 from app.api.dependencies import Worker, WorkerResources
 from app.api.documentation.openapi import PROBLEMS, describe, describe_form, own_route
 from app.api.parameters.parse import Fraction, Parameters
-from app.api.receiving import body
-from app.api.receiving.body import ParsedBody, decode_parameter
-from app.api.receiving.content_type import JSON, body_type
+from app.api.receiving.body import ParsedBody, decode_parameter, parse_body, parse_document
+from app.api.receiving.content_type import JSON
 from app.api.receiving.intake import receiving
-from app.errors import InvalidParameter
+from app.errors import InvalidParameter, MalformedRequest
 from app.pipeline.call import CallContext
 from app.resilience.deadline import Deadline
 from app.search.engine import Filter, Hit, Page, SearchEngine, Vector, VectorIndex
@@ -35,7 +34,6 @@ from app.telemetry.timing import SEARCH
 
 AnyRequest = Request[Any, Any, Any]
 WorkerSearch = NamedDependency[Search]
-"""Asks the models of search and its database, by the worker's pipeline."""
 Document = dict[str, Any]
 RecordId = Annotated[str, PathParameter(max_length=64)]
 PageNumber = Annotated[int, QueryParameter(ge=0, le=10_000, description="From 0.")]
@@ -100,7 +98,6 @@ def words_of(text: str | None) -> str:
 P = TypeVar("P", bound=FilterParameters)
 T = TypeVar("T")
 Question = Callable[[SearchEngine, str], Awaitable[T]]
-"""Asks the engine about a tenant."""
 
 
 class Asked(NamedTuple, Generic[P]):
@@ -129,15 +126,14 @@ def search_route(
     **described: Any,  # noqa: ANN401 - of a route
 ) -> HTTPRouteHandler:
     """Make a route whose response has the fields that `find` returns; `check` may raise before the body is received."""
-    parse = parse_any if "text" in kind.__struct_fields__ else body.parse_body
     is_text = described.get("takes") == "text"
+    parse = without_image(_EXAMPLE) if is_text else parse_body
 
     async def handle(request: AnyRequest, worker: Worker, search: WorkerSearch) -> ASGIResponse:
         check(worker)
         if is_text:
             context_of(request.scope).content_type = JSON  # whatever was declared, if anything: it is parsed in a thread
-        received = receiving(request, worker, kind, parse, may_be_empty=parse is parse_any)
-        async with received as (context, content, wanted, call):
+        async with receiving(request, worker, kind, parse, may_be_empty=is_text) as (context, content, wanted, call):
             found = await find(Asked(search, context.tenant, content.image, wanted, call))
             context.log_fields["results"] = len(found["results"])
 
@@ -151,11 +147,16 @@ def search_route(
     return own_route(path, handle, response, "What was found, best first", kinds=(kind,), scope="search", **described)
 
 
-def parse_any(data: bytes, content_type: str, kind: type[Parameters]) -> ParsedBody:
-    """Parse a body that may be empty, JSON without an image, or anything with one."""
-    is_json = data and body_type(content_type, data) == JSON
-    image, pairs = body.parse_document(data, "image", kind, _EXAMPLE) if is_json else (data, [])
-    return body.parse_body(data, content_type, kind) if image else ParsedBody(b"", pairs)
+def without_image(example: str) -> Callable[[bytes, str, type[Parameters]], ParsedBody]:
+    """Return the parser of a body that is empty, or JSON as in the example."""
+
+    def parse(data: bytes, _: str, kind: type[Parameters]) -> ParsedBody:
+        image, pairs = parse_document(data, "image", kind, example) if data else (b"", [])
+        if image:
+            raise MalformedRequest(example)
+        return ParsedBody(b"", pairs)
+
+    return parse
 
 
 def show(what: str) -> dict[int, ResponseSpec]:

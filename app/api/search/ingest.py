@@ -111,7 +111,6 @@ class NearDuplicate(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest of the images that are nearly the same, and the group that an image is in with them."""
 
     image_id: str | UnsetType = UNSET
-    """In the answer to a batch."""
     action: _Action
     group_id: str | None
     similarity: float
@@ -140,13 +139,11 @@ class IngestResponse(Timed, frozen=True, kw_only=True):
     near_duplicate: NearDuplicate | None = None
     ocr: IngestedText | None = None
     existing_image_id: str | None = None
-    """Of the image that has the same content."""
     existing_image_path: str | None = None
     message: str | None = None
     error: None = None
     """Always null: present for clients of other gateways."""
     errors: list[str] | None = None
-    """Why parts were left out, such as those whose model is not there."""
 
 
 class DuplicateDetail(msgspec.Struct, frozen=True):
@@ -184,7 +181,6 @@ class IngestBatchResponse(Sums, frozen=True, kw_only=True):
     error_details: list[ErrorDetail] | None
     near_duplicate_details: list[NearDuplicate] | None
     image_ids: list[str]
-    """Of each image of the request."""
     total_time_ms: float
     request_id: str
 

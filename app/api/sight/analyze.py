@@ -64,7 +64,6 @@ class AnalyzedObject(msgspec.Struct):
     class_id: int
     class_name: str
     embedding: list[float] | None = None
-    """The vector of the object, of length 1, for `include_embedding`."""
 
 
 class AnalyzedText(msgspec.Struct, kw_only=True):
@@ -96,15 +95,12 @@ class AnalyzeAnswer(Answer, kw_only=True):
     errors: dict[str, PartFailure]
     """By part: `detections`, `embedding`, `faces`, `face_embeddings`, `ocr`."""
     detections: list[AnalyzedObject] | None = field(default_factory=list)
-    """By descending confidence."""
     num_detections: int = 0
     faces: list[Face] | None = field(default_factory=list)
     """By descending score; none unless the gateway is set up for faces."""
     num_faces: int = 0
     global_embedding: list[float] | None = None
-    """The vector of the image, of length 1, for `include_embedding`."""
     embedding_norm: float | None = None
-    """Length of the model's own vector."""
     ocr: AnalyzedText | None = None
     has_text: bool = False
     timing: dict[str, float] | None = None

@@ -75,9 +75,7 @@ class EmbeddedBox(msgspec.Struct, frozen=True):
     """The vector of a part of an image."""
 
     box: _Box
-    """That of the request."""
     embedding: list[float]
-    """Of length 1."""
 
 
 class EmbedBoxesResponse(Answer, kw_only=True):

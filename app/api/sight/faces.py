@@ -66,7 +66,6 @@ class Face(msgspec.Struct):
     landmarks: list[float]
     """x y of both eyes, the nose and the corners of the mouth, as fractions of the image; the left ones are first."""
     score: float
-    """Of the detector, from 0 to 1."""
     quality: float
     """How suitable the face is for telling whose it is, from 0 to 1: how certain, large and frontal it is."""
     embedding: list[float] | UnsetType | None = UNSET
@@ -100,7 +99,6 @@ class VerifyResponse(Timed, frozen=True, kw_only=True):
     """Whether the largest faces of two images are those of the same person."""
 
     match: bool
-    """Whether the similarity is at least the threshold."""
     similarity: float
     """1 for equal vectors, 0.6 at the distance for which the model was made, at least 0."""
     threshold: float

@@ -51,7 +51,6 @@ class TextRegion(msgspec.Struct, frozen=True):
     box_normalized: list[float]
     """x1 y1 x2 y2 of the upright box around it, as fractions of the image."""
     det_score: float
-    """Score of the place, from 0 to 1."""
     rec_score: float
     """Score of the text, from 0 to 1: the mean of the characters' scores."""
 
@@ -65,7 +64,6 @@ class OcrAnswer(Answer, kw_only=True):
     texts: list[str]
     regions: list[TextRegion]
     full_text: str
-    """The texts, one a line."""
     num_texts: int
 
     def totals(self) -> dict[str, int]:

@@ -31,7 +31,6 @@ ASSETS = {
     "icon.svg": "image/svg+xml",
     **dict.fromkeys(("astronaut.jpg", "chelsea.jpg", "coffee.jpg"), "image/jpeg"),
 }
-"""Content types of the page's files."""
 
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
