@@ -64,6 +64,11 @@ class RequestContext:
         self.after_answer: list[Callable[[], object]] = []
         self.log_fields: dict[str, Any] = {}
 
+    @property
+    def ending(self) -> dict[str, Any]:
+        """The fields `total_time_ms` and `request_id`, with which an answer ends."""
+        return {"total_time_ms": round(self.timing.total, 2), "request_id": self.request_id}
+
     def end_answer(self) -> None:
         """Begin what waits until the response has been sent."""
         while self.after_answer:

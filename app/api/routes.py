@@ -37,17 +37,11 @@ class ModelRoute(HTTPRouteHandler):
         scope: str = "detect",
         **options: Any,  # noqa: ANN401 - Litestar's options
     ) -> None:
-        """Describe a route.
+        """Describe a route, whose parameters `model` and `version` name the model.
 
-        Args:
-            path: The path in Litestar's syntax, or several. Their parameters `model` and `version` name the model.
-            task: The task whose default model is used if the request names none; None if the body has to name one.
-            takes: Content of the body: `image` is one image, `images` one or several, `text` none.
-            media_types: Supported types of the body; empty for all types of an image, a form or JSON.
-            key_in: Location of the API key: `header`; `query`: also the query; `body`: also the query and the body.
-            is_get: Whether the route also handles GET, which runs no model.
-            scope: The scope that an API key needs.
-            options: Options of Litestar's routes.
+        `task` is that of the default model; None if the body has to name one. `takes`: one image, one or several, or none. Of no
+        `media_types`, all of an image, a form or JSON are supported. The API key may also be in the query, with `body` in the body,
+        too. GET runs no model.
         """
         methods = [HttpMethod.POST, *([HttpMethod.GET] if is_get else [])]
         super().__init__(path, http_method=methods, status_code=200, **options)

@@ -207,33 +207,20 @@ class HeadMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Convert HEAD to GET, add HEAD to the response to OPTIONS, and pass everything else on unchanged."""
-        if scope["type"] == ScopeType.HTTP:
-            if scope["method"] == "HEAD":
-                scope["method"] = "GET"
-                send = _without_body(send)
-            elif scope["method"] == "OPTIONS":
-                send = _with_head_allowed(send)
-        await self.app(scope, receive, send)
+        method = scope["method"] if scope["type"] == ScopeType.HTTP else ""
+        if method == "HEAD":
+            scope["method"] = "GET"  # type: ignore[typeddict-unknown-key]
 
+        async def send_as_asked(message: Message) -> None:
+            if message["type"] == "http.response.start" and method == "OPTIONS":
+                message["headers"] = [
+                    (name, with_head(value.decode()).encode() if name == b"allow" else value) for name, value in message["headers"]
+                ]
+            elif message["type"] != "http.response.start" and method == "HEAD":
+                message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
+            await send(message)
 
-def _without_body(send: Send) -> Send:
-    async def send_without_body(message: Message) -> None:
-        if message["type"] != "http.response.start":
-            message = {"type": "http.response.body", "body": b"", "more_body": bool(message.get("more_body"))}
-        await send(message)
-
-    return send_without_body
-
-
-def _with_head_allowed(send: Send) -> Send:
-    async def send_with_head_allowed(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [
-                (name, with_head(value.decode()).encode() if name == b"allow" else value) for name, value in message["headers"]
-            ]
-        await send(message)
-
-    return send_with_head_allowed
+        await self.app(scope, receive, send_as_asked if method in {"HEAD", "OPTIONS"} else send)
 
 
 class DispatchMiddleware:

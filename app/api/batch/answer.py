@@ -150,8 +150,7 @@ class ImagesAnswer(Generic[R, T]):
             "processed_images": processed,
             "failed_images": len(self.problems),
             "status": "all_failed" if not processed else "partial" if self.problems else "success",
-            "total_time_ms": round(self._context.timing.total, 2),
-            "request_id": self._context.request_id,
+            **self._context.ending,
         }
 
     def document(self: "ImagesAnswer[R, bytes]", names: Sequence[str | None]) -> dict[str, Any]:

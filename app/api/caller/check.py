@@ -46,7 +46,7 @@ def require_key(connection: Connection, keys: ApiKeys | None, wanted: str, *, is
     context = context_of(connection.scope)
     if context.scopes is None:
         _identify(_key_headers(connection.scope, is_dialect=is_dialect), keys, context)
-    _require_scope(context, wanted)
+    require_scope(context, keys, wanted)
 
 
 def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
@@ -57,15 +57,15 @@ def require_any_key(scope: HTTPScope, keys: ApiKeys | None) -> None:
 
 def require_scope(context: RequestContext, keys: ApiKeys | None, wanted: str) -> None:
     """Raise Forbidden if a request that has been identified needs another scope, because of what it asks for."""
-    if keys is not None:
-        _require_scope(context, wanted)
+    if keys is not None and wanted not in (context.scopes or ()):
+        raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
 def admit_with_body(given: str | None, context: RequestContext, keys: ApiKeys | None, total_seconds: float) -> None:
     """Apply `require_key` to an anonymous request, whose body may contain a key; then its response has the time of others."""
     if keys is not None and context.is_anonymous:
         _identify([(b"x-api-key", given.encode())] if given else [], keys, context)
-        _require_scope(context, context.scope)
+        require_scope(context, keys, context.scope)
         context.is_anonymous = False
         context.body_limits = context.body_limits._replace(total_seconds=total_seconds)
 
@@ -76,11 +76,6 @@ def _identify(headers: list[tuple[bytes, bytes]], keys: ApiKeys, context: Reques
     context.log_fields["key"] = key.id
     context.caller = key.caller
     context.tenant = key.tenant
-
-
-def _require_scope(context: RequestContext, wanted: str) -> None:
-    if wanted not in (context.scopes or ()):
-        raise Forbidden(f"the API key does not have the scope {wanted!r}; its `scopes` in the file of keys can be extended")
 
 
 def _key_headers(scope: Any, *, is_dialect: bool) -> list[tuple[bytes, bytes]]:  # noqa: ANN401 - Litestar has two types

@@ -61,7 +61,6 @@ class _Options(OptionsByModel):
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[TaskResult]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections, classes, or a vector."""
         if isinstance(spec.head, EmbeddingHead | ClassificationHead):
             return TaskOptions[TaskResult](spec.head.task, self.model, self.confidence, self.max_detections).reader(spec)
         return super().reader(spec)

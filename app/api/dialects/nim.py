@@ -26,7 +26,7 @@ from app.api.parameters.parse import Fraction
 from app.api.receiving.body import parse_document
 from app.api.receiving.content_type import JSON, body_type
 from app.api.reports.models import list_models
-from app.api.routes import ModelRoute
+from app.api.routes import ModelRoute, route_of
 from app.errors import MalformedRequest, ModelNotReady, UnsupportedMediaType
 from app.model.reference import split_reference
 from app.pipeline.call import CallContext
@@ -71,18 +71,13 @@ async def infer(request: AnyRequest, worker: Worker, pipeline: WorkerPipeline) -
     return await answer_each(request, worker, pipeline, _Parameters, parse, respond)
 
 
-@get("/v1/health/live")
-async def live() -> dict[str, str]:
-    """Liveness probe, as `/livez`."""
-    return {"message": "Service is live.", "object": "health.response"}
-
-
-@get("/v1/health/ready")
-async def ready(worker: Worker) -> dict[str, str]:
-    """Readiness probe, as `/readyz`."""
-    if not await worker.is_ready():
+@get(["/v1/health/live", "/v1/health/ready"])
+async def health(request: AnyRequest, worker: Worker) -> dict[str, str]:
+    """Liveness probe and readiness probe, as `/livez` and `/readyz`."""
+    state = route_of(request.scope).rpartition("/")[2]
+    if state == "ready" and not await worker.is_ready():
         raise ModelNotReady("the service is not ready")
-    return {"message": "Service is ready.", "object": "health.response"}
+    return {"message": f"Service is {state}.", "object": "health.response"}
 
 
 @get("/v1/models")
@@ -116,6 +111,6 @@ def to_boxes_by_label(found: Detections) -> dict[str, list[dict[str, float]]]:
 
 DIALECT = Dialect(
     "nim",
-    [infer, live, ready, models, metadata],
+    [infer, health, models, metadata],
     applies={"/v1/models": lambda _: False},  # the gateway's own route gives the same response
 )

@@ -233,11 +233,14 @@ def _is_v0(scope: HTTPScope) -> bool:
     return scope["method"] == "POST" and not scope["path"].startswith("/predict/")
 
 
-_INFER = [
-    _infer_route("/infer/object_detection", "detection"),
-    _infer_route("/infer/instance_segmentation", "segmentation"),
-    _infer_route("/infer/keypoints_detection", "pose"),
-]
 DIALECT = Dialect(
-    "roboflow", [list_models, add_model, *_INFER, *roboflow_core.ROUTES, infer_v0], write_error, applies={_V0: _is_v0}
+    "roboflow",
+    [
+        *(list_models, add_model, infer_v0, *roboflow_core.ROUTES),
+        _infer_route("/infer/object_detection", "detection"),
+        _infer_route("/infer/instance_segmentation", "segmentation"),
+        _infer_route("/infer/keypoints_detection", "pose"),
+    ],
+    write_error,
+    applies={_V0: _is_v0},
 )

@@ -36,8 +36,6 @@ from app.model.spec import ModelSpec
 from app.pipeline.call import DetectOptions, Reader, TaskOptions
 from app.pipeline.results import Classifications, Detections
 
-_IOU = 0.7
-_TOP = 5
 # Of `Results.obb.xyxyxyxy`: bottom right, top right, top left and bottom left, if the box is not turned.
 _CORNERS = (2, 1, 0, 3)
 _parse = partial(parse_body, fields=(*FILE_FIELDS, "source"))
@@ -47,9 +45,8 @@ class _Options(OptionsByModel):
     __slots__ = ()
 
     def reader(self, spec: ModelSpec) -> Reader[Classifications | Detections]:  # type: ignore[override]  # the answer is only described
-        """Return the reader of detections, or of the best classes, whatever their scores."""
         if isinstance(spec.head, ClassificationHead):
-            return TaskOptions[Classifications]("classification", self.model, top_k=_TOP).reader(spec)
+            return TaskOptions[Classifications]("classification", self.model, top_k=5).reader(spec)
         return super().reader(spec)
 
 
@@ -65,7 +62,7 @@ class _Parameters(ConfidenceParameters, frozen=True, kw_only=True):
 
     @property
     def options(self) -> DetectOptions:
-        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=_IOU)
+        return super().options._replace(iou=self.iou, lowers_iou=True, default_iou=0.7)
 
 
 @ModelRoute(["/predict", "/api/models/{model:str}/predict", "/v1/predict/{model:str}"], key_in="query")
@@ -97,7 +94,10 @@ def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[st
     """Describe the result for an image; `shape` is height and width, `speed` in milliseconds, `functionTimeCall` in seconds."""
     found, timing, wanted = given.found, given.context.timing, given.wanted
     if isinstance(found, Classifications):
-        results = _describe_classes(found)
+        results = [
+            {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
+            for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
+        ]
     else:
         results = _describe_objects(found, wanted.decimals, is_normalized=wanted.normalize)
     stages = {"preprocess": "decode", "inference": "infer", "postprocess": "post"}
@@ -111,13 +111,6 @@ def to_prediction(given: ResponseInput[Classifications | Detections]) -> dict[st
             "version": {"nereid": __version__, "python": platform.python_version(), "model": found.version},
         },
     }
-
-
-def _describe_classes(found: Classifications) -> list[dict[str, Any]]:
-    return [
-        {"class": id_, "name": found.spec.class_name(id_), "confidence": score}
-        for id_, score in zip(found.class_ids.tolist(), to_scores(found.scores), strict=True)
-    ]
 
 
 def _describe_objects(found: Detections, decimals: int, *, is_normalized: bool) -> list[dict[str, Any]]:

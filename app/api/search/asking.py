@@ -138,8 +138,7 @@ def search_route(
             context.log_fields["results"] = len(found["results"])
 
             def describe() -> Timed:
-                took, total = (round(time, 2) for time in (context.timing.stages.get(SEARCH, 0.0), context.timing.total))
-                return response(**found, search_time_ms=took, total_time_ms=total, request_id=context.request_id)  # type: ignore[call-arg]
+                return response(**found, search_time_ms=round(context.timing.stages.get(SEARCH, 0.0), 2), **context.ending)
 
             return await respond_in_thread(describe, search.pipeline, call)
 

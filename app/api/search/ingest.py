@@ -234,7 +234,7 @@ async def ingest(request: Request[Any, Any, Any], worker: Worker, search: Worker
         given = {"path": wanted.image_path, "metadata": wanted.read_metadata()}
         found = await search.ingest(context.tenant, content.image, wanted.image_id, call, wanted.options, **given)  # type: ignore[arg-type]
     context.log_fields |= {"ingested": found.added.status, "objects": len(found.image.objects), "faces": len(found.image.faces)}
-    answer = _to_response(found, total_time_ms=round(context.timing.total, 2), request_id=context.request_id)
+    answer = _to_response(found, **context.ending)
     return JsonResponse(msgspec.json.encode(answer), 200 if answer.status == "duplicate" else _CREATED)
 
 
@@ -270,8 +270,7 @@ async def ingest_batch(request: Request[Any, Any, Any], worker: Worker, search: 
         error_details=errors or None,
         near_duplicate_details=[near for near, _ in kept if near] or None,
         image_ids=ids,
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
+        **context.ending,
     )
     return JsonResponse(msgspec.json.encode(document), _CREATED if document.processed else 200)
 

@@ -195,8 +195,7 @@ async def embed_text(request: Request[Any, Any, Any], worker: Worker, pipeline: 
         embedding_norm=to_norm(found.norm),
         text=content.image.decode(),
         model=ModelUsed.of(found),
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
+        **context.ending,
     )
     return JsonResponse(msgspec.json.encode(answer))
 

@@ -207,15 +207,8 @@ def compare(found: Sequence[CascadeAnswer], threshold: float, context: RequestCo
     if distance is None:
         raise UnsupportedModel(f"the config of {vector.spec.name} must say `match_distance`, the distance up to which faces match")
     alike = round(similarity(vector.vector, other_vector.vector, distance), 4)
-    return VerifyResponse(
-        match=alike >= threshold,
-        similarity=alike,
-        threshold=threshold,
-        image1=one,
-        image2=other,
-        total_time_ms=round(context.timing.total, 2),
-        request_id=context.request_id,
-    )
+    about: dict[str, Any] = {"similarity": alike, "threshold": threshold, "image1": one, "image2": other}
+    return VerifyResponse(match=alike >= threshold, **about, **context.ending)
 
 
 def _largest(name: str, found: CascadeAnswer) -> tuple[VerifiedImage, Embedding]:
